@@ -1,0 +1,40 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA := data/train.csv
+SAVE := out
+ARGS :=
+
+.PHONY: demo test lint format bench finetune-ddp clean
+
+# The environment: made once, and again when what it is made of changes.
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python finetune.py --dataset data/train.csv --language-col lang --target-cols hisco_1 hisco_2 \
+	  --encoder small --num-epochs 4 --log-interval 50 --save-path demo --overwrite
+	$(BIN)/histocoder predict --model demo --language en "wine and spirit merchant" "retired boot maker" "farmer and miller"
+	$(BIN)/histocoder predict --model demo --language da "husmand og væver"
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# All GPUs of this machine: make finetune-ddp DATA=my.csv SAVE=out ARGS="--target-cols hisco_1 --language en"
+finetune-ddp: $(VENV)/.installed
+	$(BIN)/torchrun --standalone --nproc_per_node=auto finetune.py --distributed --dataset $(DATA) --save-path $(SAVE) $(ARGS)
+
+clean:
+	rm -rf $(VENV) demo
