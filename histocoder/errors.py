@@ -1,0 +1,21 @@
+"""The two ways in which a run ends early on purpose."""
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend: ends the program with exit code 2 and this message, without a traceback."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop (Ctrl-C, SIGTERM) and has saved its state.
+
+    Parameters
+    ----------
+    message : str
+        What was saved, and how to go on.
+    signum : int
+        The signal that asked; the program exits with 128 + `signum`.
+    """
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum

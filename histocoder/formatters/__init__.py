@@ -1,0 +1,61 @@
+"""Code strings <-> token blocks: HISCO, OCC1950, and codes of any other system."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from histocoder.formatters.formatter import Formatter
+from histocoder.formatters.general import GeneralCodes
+from histocoder.formatters.hisco import HiscoCodes
+from histocoder.formatters.occ1950 import Occ1950Codes
+from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, FIRST_TOKEN, MISSING, PAD, SEP, UNK
+
+__all__ = [
+    "BOS",
+    "CODE_SEP",
+    "EOS",
+    "FIRST_TOKEN",
+    "FORMATTERS",
+    "MISSING",
+    "PAD",
+    "SEP",
+    "UNK",
+    "Formatter",
+    "build_formatter",
+    "formatter_from_config",
+]
+
+FORMATTERS = ("hisco", "occ1950", "general")
+
+
+def build_formatter(
+    name: str, *, num_blocks: int, block_size: int = 5, use_within_block_sep: bool = False
+) -> Formatter:
+    """Build a formatter by name.
+
+    Parameters
+    ----------
+    name : {"hisco", "occ1950", "general", "gpf"}
+        "gpf" is the reference's name of "general".
+    num_blocks : int
+        The largest number of codes of one description.
+    block_size, use_within_block_sep
+        For the general formatter only; see `GeneralCodes`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+    """
+    if name == "hisco":
+        return Formatter(HiscoCodes(), num_blocks=num_blocks)
+    if name == "occ1950":
+        return Formatter(Occ1950Codes(), num_blocks=num_blocks)
+    if name in ("general", "gpf"):
+        return Formatter(GeneralCodes(block_size, use_within_block_sep=use_within_block_sep), num_blocks=num_blocks)
+    raise ValueError(f"no formatter {name!r}; there are {', '.join(FORMATTERS)}")
+
+
+def formatter_from_config(config: dict[str, Any]) -> Formatter:
+    """Build the formatter that `Formatter.to_config` described."""
+    return build_formatter(**config)

@@ -1,0 +1,133 @@
+"""Columns of codes <-> arrays of token blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, PAD
+
+
+class CodeSystem(Protocol):
+    """What a classification has to say of a single code."""
+
+    name: str
+    block_size: int
+    vocab_size: int
+    missing_block: list[int] | None
+
+    def problem(self, code: str) -> str | None: ...
+    def length(self, code: str) -> int: ...
+    def to_block(self, code: str) -> list[int]: ...
+    def from_block(self, block: Sequence[int]) -> str | None: ...
+
+
+class Formatter:
+    """Turns code strings into target sequences and back, a column at a time.
+
+    A target is BOS, then `num_blocks` blocks of `block_size` tokens, then EOS; unused blocks are all PAD.
+
+    Parameters
+    ----------
+    system : CodeSystem
+        How a single code is written in tokens.
+    num_blocks : int
+        The largest number of codes of one description.
+
+    Examples
+    --------
+    >>> from histocoder.formatters import build_formatter
+    >>> formatter = build_formatter("occ1950", num_blocks=2)
+    >>> formatter.encode(["970&100"])
+    array([[ 2, 14, 12,  5,  6,  5,  5,  3]], dtype=int16)
+    >>> formatter.decode(formatter.encode(["100"])).tolist()
+    [['100', None]]
+    """
+
+    def __init__(self, system: CodeSystem, *, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a description holds one code or more, not {num_blocks}")
+        self.system = system
+        self.name = system.name
+        self.num_blocks = num_blocks
+        self.block_size = system.block_size
+        self.vocab_size = system.vocab_size
+        self.target_len = 2 + num_blocks * system.block_size
+
+    def to_config(self) -> dict[str, Any]:
+        """What `formatters.from_config` builds the same formatter from."""
+        return {
+            "name": self.name,
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "use_within_block_sep": getattr(self.system, "use_within_block_sep", False),
+        }
+
+    def encode(self, codes: Sequence[str | None]) -> np.ndarray:
+        """Encode descriptions' codes, each given as one string with "&" between codes.
+
+        Parameters
+        ----------
+        codes : sequence of str or None, of shape (n,)
+
+        Returns
+        -------
+        ndarray of int16, of shape (n, 2 + num_blocks * block_size)
+
+        Raises
+        ------
+        ValueError
+            Where a code does not fit, or a description has more than `num_blocks` codes.
+        """
+        split = pd.Series(list(codes), dtype=object).str.split(CODE_SEP, expand=True)
+        if split.shape[1] > self.num_blocks:
+            raise ValueError(f"a description has {split.shape[1]} codes, more than the {self.num_blocks} blocks")
+        return self.encode_columns([split[column] for column in split.columns])
+
+    def encode_columns(self, columns: Sequence[pd.Series | np.ndarray]) -> np.ndarray:
+        """Encode descriptions' codes, given as one column for each code; see `encode`.
+
+        Reading of a row stops at its first missing code.
+        """
+        num_rows = len(columns[0])
+        blocks = np.full((num_rows, self.num_blocks, self.block_size), PAD, dtype=np.int16)
+        reading = np.ones(num_rows, dtype=bool)
+        for i, column in enumerate(columns):
+            index, codes = pd.factorize(np.asarray(column, dtype=object))
+            if i == 0 and self.system.missing_block is not None:
+                blocks[index < 0, 0] = self.system.missing_block
+            reading &= (index >= 0) | (i == 0 and self.system.missing_block is not None)
+            table = np.array([self._block(str(code)) for code in codes], dtype=np.int16).reshape(-1, self.block_size)
+            rows = reading & (index >= 0)
+            blocks[rows, i] = table[index[rows]]
+        targets = np.empty((num_rows, self.target_len), dtype=np.int16)
+        targets[:, 0], targets[:, -1] = BOS, EOS
+        targets[:, 1:-1] = blocks.reshape(num_rows, -1)
+        return targets
+
+    def _block(self, code: str) -> list[int]:
+        if (problem := self.system.problem(code)) is not None:
+            raise ValueError(f"the code {code!r} {problem}")
+        return self.system.to_block(code)
+
+    def decode(self, targets: np.ndarray) -> np.ndarray:
+        """Decode target sequences into codes.
+
+        Parameters
+        ----------
+        targets : ndarray of int, of shape (n, 2 + num_blocks * block_size) or (n, 1 + num_blocks * block_size)
+            With BOS in front; EOS behind may be left out.
+
+        Returns
+        -------
+        ndarray of object, of shape (n, num_blocks)
+            Code strings; None for an unused block, a missing code, and tokens that stand for no code.
+        """
+        flat = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size].reshape(-1, self.block_size)
+        distinct, index = np.unique(flat, axis=0, return_inverse=True)
+        codes = np.empty(len(distinct), dtype=object)
+        codes[:] = [self.system.from_block(block) for block in distinct.tolist()]
+        return codes[index.ravel()].reshape(-1, self.num_blocks)

@@ -1,0 +1,77 @@
+"""Codes of any system: numbers, ASCII letters and punctuation, in blocks of a size of one's own."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+from histocoder.formatters.tokens import CODE_SEP, EOS, FIRST_TOKEN, MISSING
+
+WITHIN_BLOCK_SEP = ","
+_NUMBERS = [str(number) for number in range(-999, 1000)]
+_PUNCTUATION = [c for c in string.punctuation if c not in CODE_SEP + WITHIN_BLOCK_SEP]
+SYMBOLS = [*_NUMBERS, *string.ascii_letters, *_PUNCTUATION]
+_TOKENS = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(SYMBOLS)}
+
+
+class GeneralCodes:
+    """Codes of any system as blocks of `block_size` tokens; a shorter code is filled up with EOS.
+
+    Parameters
+    ----------
+    block_size : int
+        Tokens of the longest code.
+    use_within_block_sep : bool
+        Whether "," separates the tokens within a code, so that "1,10,2" is three tokens (as in PSTI); else each
+        character is a token.
+
+    Examples
+    --------
+    >>> GeneralCodes(block_size=3).to_block("A1")
+    [2030, 1005, 3]
+    >>> GeneralCodes(block_size=4, use_within_block_sep=True).to_block("1,10")
+    [1005, 1014, 3, 3]
+    """
+
+    name = "general"
+
+    def __init__(self, block_size: int = 5, *, use_within_block_sep: bool = False) -> None:
+        if block_size < 1:
+            raise ValueError(f"a block holds one token or more, not {block_size}")
+        self.block_size = block_size
+        self.use_within_block_sep = use_within_block_sep
+        self.vocab_size = FIRST_TOKEN + len(SYMBOLS)
+        self.missing_block: list[int] | None = self.to_block(MISSING)
+
+    def _split(self, code: str) -> list[str]:
+        return code.split(WITHIN_BLOCK_SEP) if self.use_within_block_sep else list(code)
+
+    def problem(self, code: str) -> str | None:
+        """Why `code` does not fit, or None where it does."""
+        symbols = self._split(code)
+        unknown = next((s for s in symbols if s not in _TOKENS), None)
+        if unknown == WITHIN_BLOCK_SEP:
+            return "has ',' in it (see --use-within-block-sep)"
+        if unknown is not None:
+            return f"has {unknown!r} in it, which is no number from -999 to 999, ASCII letter or punctuation"
+        if len(symbols) > self.block_size:
+            return f"has {len(symbols)} tokens, more than the block size of {self.block_size} (see --block-size)"
+        return None
+
+    def length(self, code: str) -> int:
+        """The number of tokens that `code` takes of its block."""
+        return len(self._split(code))
+
+    def to_block(self, code: str) -> list[int]:
+        """The `block_size` tokens of a valid code."""
+        tokens = [_TOKENS[symbol] for symbol in self._split(code)]
+        return tokens + [EOS] * (self.block_size - len(tokens))
+
+    def from_block(self, block: Sequence[int]) -> str | None:
+        """The code that a block of tokens stands for; None where it stands for none, or for a missing one."""
+        tokens = list(block)
+        tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+        if not tokens or min(tokens) < FIRST_TOKEN:
+            return None
+        code = (WITHIN_BLOCK_SEP if self.use_within_block_sep else "").join(SYMBOLS[t - FIRST_TOKEN] for t in tokens)
+        return None if code == MISSING else code
