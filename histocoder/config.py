@@ -1,0 +1,212 @@
+"""What a run is made of, checked where it is built."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from histocoder.errors import UserError
+
+FORMAT_VERSION = 1
+"""Version of the model's and the checkpoints' files; a newer one is refused by name."""
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise UserError(message)
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """How a user's table becomes training and validation data."""
+
+    dataset: str
+    """A CSV or Parquet file."""
+    target_cols: tuple[str, ...]
+    """Columns that hold codes, the first code's column first."""
+    input_col: str = "occ1"
+    """Column that holds descriptions."""
+    language: str = "unk"
+    """The language of all rows."""
+    language_col: str | None = None
+    """Column that holds each row's language, instead."""
+    block_size: int = 5
+    """Tokens of the longest code."""
+    use_within_block_sep: bool = False
+    """Whether "," separates the tokens within a code."""
+    zero_pad_codes: bool = False
+    """Whether codes of too few digits get their leading zeros back."""
+    allow_short_codes: bool = False
+    """Whether codes may be shorter than the block."""
+    drop_bad_labels: bool = False
+    """Whether rows whose labels do not fit are dropped and listed, instead of stopping the run."""
+    share_val: float = 0.1
+    """Share set aside for validation."""
+    split_by: str = "text"
+    """What is split: "text" (distinct descriptions) or "row"."""
+    seed: int = 42
+    """Seed of the split."""
+    key: str | None = None
+    """A file of the codes that there may be; None: those that there are."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.target_cols), "No target columns are given; name them with --target-cols COL [COL ...].")
+        _require(len(set(self.target_cols)) == len(self.target_cols), "A column stands twice in --target-cols.")
+        _require(self.input_col not in self.target_cols, f"{self.input_col!r} is both input and target column.")
+        _require(
+            self.language == "unk" or self.language_col is None,
+            "Give --language (one for all rows) or --language-col (one for each row), not both.",
+        )
+        _require(self.block_size >= 1, f"--block-size is {self.block_size}; it must be 1 or more.")
+        _require(
+            0 < self.share_val < 1, f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does."
+        )
+        _require(
+            not (self.zero_pad_codes and self.use_within_block_sep),
+            "--zero-pad-codes is for codes of digits; it can't go with --use-within-block-sep.",
+        )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model, what its classes mean, and how text reaches it; saved as config.json."""
+
+    encoder: dict[str, Any]
+    """Fields of the encoder's `CanineConfig`."""
+    formatter: dict[str, Any]
+    """See `Formatter.to_config`."""
+    vocab_size: int
+    """Tokens that the decoder knows."""
+    codes: tuple[str, ...]
+    """The code of each class of the flat head."""
+    target_cols: tuple[str, ...]
+    """The columns that held the codes."""
+    descriptions: dict[str, str] = field(default_factory=dict)
+    """What codes mean, where the key says so."""
+    languages: tuple[str, ...] = ()
+    """The languages of the training data."""
+    decoder_num_layers: int = 3
+    decoder_num_heads: int = 8
+    decoder_dim_feedforward: int | None = None
+    """None: the encoder's width."""
+    dropout: float = 0.0
+    """Of the decoder and before the flat head; the encoder has its own."""
+    max_len: int = 128
+    """Characters of the longest input, CLS, SEP and language included; the rest is cut off."""
+    mask_memory: bool = True
+    """Whether the decoder leaves padded positions out."""
+    pad_to: int | None = None
+    """Positions that every input is padded to; None trims each batch."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_len >= 16 and self.max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")
+        _require(0 <= self.dropout < 1, f"--dropout is {self.dropout:g}; it must be 0 or more and less than 1.")
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the flat head."""
+        return len(self.codes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `from_dict` reads them back."""
+        return {"model_type": "histocoder", "format_version": FORMAT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """Read what `to_dict` wrote.
+
+        Raises
+        ------
+        UserError
+            Where the values are no model's of this program, or those of a newer version of it.
+        """
+        _require(values.get("model_type") == "histocoder", "config.json is not that of a histocoder model.")
+        version = values.get("format_version", 0)
+        _require(
+            version <= FORMAT_VERSION,
+            f"The model has format version {version}; this histocoder reads up to {FORMAT_VERSION}. Update histocoder.",
+        )
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        for name in ("codes", "target_cols", "languages"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """How training descriptions are altered on the fly; see `data.augment`."""
+
+    augmentation_prob: float = 0.3
+    """Share of descriptions that are altered."""
+    num_transformations: int = 3
+    """Alterations of one description at most."""
+    unk_lang_prob: float = 0.25
+    """Share of descriptions whose language is withheld."""
+    word_freq_file: str | None = None
+    """CSV of words to insert (`word,freq`); by default the training descriptions' own."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("augmentation-prob", self.augmentation_prob), ("unk-lang-prob", self.unk_lang_prob)):
+            _require(0 <= value <= 1, f"--{name} is {value:g}; it must lie between 0 and 1.")
+        _require(self.num_transformations >= 0, "--num-transformations must be 0 or more.")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How the model is fitted."""
+
+    batch_size: int
+    """Rows of a step on each process."""
+    num_epochs: int
+    learning_rate: float
+    """Its peak."""
+    seq2seq_weight: float
+    """Weight of the sequence loss; the flat head's has the rest."""
+    weight_decay: float = 0.01
+    warmup_pct: float = 0.05
+    """Share of all steps in which the learning rate rises."""
+    max_grad_norm: float = 1.0
+    max_steps: int | None = None
+    """Steps of the whole run, whatever `num_epochs` says."""
+    seed: int = 42
+    log_interval: int = 100
+    eval_interval: int = 1000
+    save_interval: int | None = 1000
+    """None: no saves between."""
+    save_each_epoch: bool = False
+    keep_checkpoints: int = 2
+    num_greedy: int = 1024
+    """Validation rows that are decoded freely; all are scored with teacher forcing."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_epochs", "log_interval", "eval_interval", "keep_checkpoints"):
+            value = getattr(self, name)
+            _require(value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
+        for name in ("max_steps", "save_interval"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
+        for name in ("seq2seq_weight", "warmup_pct"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, f"--{name.replace('_', '-')} is {value:g}; it must lie between 0 and 1.")
+        _require(self.learning_rate > 0, f"--learning-rate is {self.learning_rate:g}; it must be more than 0.")
+        _require(self.max_grad_norm > 0, f"--max-grad-norm is {self.max_grad_norm:g}; it must be more than 0.")
+        _require(self.weight_decay >= 0, f"--weight-decay is {self.weight_decay:g}; it must be 0 or more.")
+        _require(self.seed >= 0, f"--seed is {self.seed}; it must be 0 or more.")
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How batches reach the device."""
+
+    num_workers: int = 0
+    """Processes that make batches; 0: the training process itself."""
+    prefetch_factor: int = 2
+    """Batches that each worker holds ready."""
+    pin_memory: bool | None = None
+    """None: where there is a GPU."""
+    persistent_workers: bool = False
+    """Whether workers live through all epochs."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
+        _require(self.prefetch_factor >= 1, f"--prefetch-factor is {self.prefetch_factor}; it must be 1 or more.")
