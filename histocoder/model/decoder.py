@@ -1,0 +1,222 @@
+"""A transformer decoder over code tokens, with a key-value cache for decoding step by step.
+
+Parameters carry the names that `torch.nn.TransformerDecoder` gives them, so published state dicts load as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MAX_TARGET_LEN = 128
+
+
+class Attention(nn.Module):
+    """Multi-head attention with the parameter names of `torch.nn.MultiheadAttention`."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"a width of {dim} can't be shared by {num_heads} heads")
+        self.num_heads = num_heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
+        self.out_proj = nn.Linear(dim, dim)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Queries of `x` (B, L, dim), of shape (B, heads, L, dim / heads)."""
+        dim = x.shape[-1]
+        return self._heads(F.linear(x, self.in_proj_weight[:dim], self.in_proj_bias[:dim]))
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
+        dim = x.shape[-1]
+        keys, values = F.linear(x, self.in_proj_weight[dim:], self.in_proj_bias[dim:]).chunk(2, dim=-1)
+        return self._heads(keys), self._heads(values)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
+        """Attention's output, of shape (B, L, dim)."""
+        mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, cross-attention and a feed-forward network, each followed by a layer norm."""
+
+    def __init__(self, dim: int, num_heads: int, dim_feedforward: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attn = Attention(dim, num_heads)
+        self.multihead_attn = Attention(dim, num_heads)
+        self.linear1 = nn.Linear(dim, dim_feedforward)
+        self.linear2 = nn.Linear(dim_feedforward, dim)
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.norm3 = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
+        """All positions at once: `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
+        mixed = self.self_attn.attend(self.self_attn.queries(x), *self.self_attn.keys_values(x), is_causal=True)
+        x = self.norm1(x + self.dropout(mixed))
+        return self._after_self_attention(x, *self.multihead_attn.keys_values(memory), memory_mask)
+
+    def step(self, x: Tensor, layer: LayerCache, memory_mask: Tensor | None) -> Tensor:
+        """One position: `x` (B, 1, dim), with the positions before it in `layer`."""
+        keys, values = layer.append(*self.self_attn.keys_values(x))
+        x = self.norm1(x + self.dropout(self.self_attn.attend(self.self_attn.queries(x), keys, values)))
+        return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
+
+    def _after_self_attention(self, x: Tensor, keys: Tensor, values: Tensor, memory_mask: Tensor | None) -> Tensor:
+        mixed = self.multihead_attn.attend(self.multihead_attn.queries(x), keys, values, attn_mask=memory_mask)
+        x = self.norm2(x + self.dropout(mixed))
+        return self.norm3(x + self.dropout(self.linear2(self.dropout(F.relu(self.linear1(x))))))
+
+
+@dataclass
+class LayerCache:
+    """Keys and values of one layer: of the memory, and of the positions decoded so far (B, heads, L, dim / heads)."""
+
+    memory_keys: Tensor
+    memory_values: Tensor
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one position; return all there are."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values = keys, values
+        else:
+            self.keys, self.values = torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
+        return self.keys, self.values
+
+
+@dataclass
+class DecoderCache:
+    """What decoding step by step carries from one position to the next."""
+
+    memory_mask: Tensor | None
+    """True where memory may be attended to, of shape (B, 1, 1, S)."""
+    layers: list[LayerCache]
+    length: int = field(default=0)
+    """Positions decoded so far."""
+
+
+class TokenEmbedding(nn.Module):
+    """Token embeddings scaled by the square root of their width (Vaswani et al. 2017, section 3.4)."""
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embeddings of `tokens` (B, L), of shape (B, L, dim)."""
+        return self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
+
+
+class PositionalEncoding(nn.Module):
+    """Sinusoidal positions (Vaswani et al. 2017, section 3.5)."""
+
+    pos_embedding: Tensor
+
+    def __init__(self, dim: int, max_len: int = MAX_TARGET_LEN) -> None:
+        super().__init__()
+        frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
+        angles = torch.arange(max_len).unsqueeze(1) * frequencies  # (max_len, dim / 2)
+        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+        self.register_buffer("pos_embedding", table.unsqueeze(1))  # (max_len, 1, dim), as in published state dicts
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """Add positions `start`, `start + 1`, … to `x` (B, L, dim)."""
+        return x + self.pos_embedding[start : start + x.shape[1], 0]
+
+
+class DecoderStack(nn.Module):
+    """Holds the layers under the name that published state dicts have them under."""
+
+    def __init__(self, layers: list[DecoderLayer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+
+class Decoder(nn.Module):
+    """Predicts each token of a target sequence from the tokens before it and the encoder's memory.
+
+    Parameters
+    ----------
+    vocab_size : int
+        Number of tokens.
+    dim : int
+        Width, that of the memory.
+    num_layers, num_heads, dim_feedforward : int
+        Sizes.
+    dropout : float
+        After attention and within the feed-forward network; never on logits.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        num_layers: int = 3,
+        num_heads: int = 8,
+        dim_feedforward: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.token_emb = TokenEmbedding(vocab_size, dim)
+        self.positional_encoding = PositionalEncoding(dim)
+        self.dropout = nn.Dropout(dropout)
+        self.decoder = DecoderStack(
+            [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
+        )
+        self.head = nn.Linear(dim, vocab_size)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+
+    def _embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        return self.dropout(self.positional_encoding(self.token_emb(tokens), start))
+
+    def forward(self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        """Predict all positions at once (teacher forcing).
+
+        Parameters
+        ----------
+        tokens : Tensor of int, of shape (B, L)
+            Target tokens, BOS first, without EOS.
+        memory : Tensor of shape (B, S, dim)
+            The encoder's output.
+        memory_mask : Tensor of bool, of shape (B, S), optional
+            True where memory may be attended to; everywhere by default.
+
+        Returns
+        -------
+        Tensor of shape (B, L, vocab_size)
+            Logits of the token that follows each position.
+        """
+        mask = None if memory_mask is None else memory_mask[:, None, None, :]
+        x = self._embed(tokens)
+        for layer in self.decoder.layers:
+            x = layer(x, memory, mask)
+        return self.head(x)
+
+    def start(self, memory: Tensor, memory_mask: Tensor | None = None) -> DecoderCache:
+        """Begin decoding step by step; for arguments see `forward`."""
+        layers = [LayerCache(*layer.multihead_attn.keys_values(memory)) for layer in self.decoder.layers]  # type: ignore[operator, union-attr]
+        return DecoderCache(None if memory_mask is None else memory_mask[:, None, None, :], layers)
+
+    def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """Predict what follows `tokens` (B,), the newest position; return logits of shape (B, vocab_size)."""
+        x = self._embed(tokens[:, None], cache.length)
+        for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
+            x = layer.step(x, layer_cache, cache.memory_mask)  # type: ignore[operator]
+        cache.length += 1
+        return self.head(x[:, 0])

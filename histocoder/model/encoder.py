@@ -1,0 +1,90 @@
+"""CANINE encoders: from the hub, from a folder, or one of two presets trained from scratch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import CanineConfig, CanineModel
+
+from histocoder.errors import UserError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # for tests: seconds on a laptop, no dropout, so that runs compare exactly
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "num_hash_buckets": 256,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    # for a laptop: minutes
+    "small": {
+        "hidden_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "intermediate_size": 384,
+        "num_hash_buckets": 1024,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.0,
+    },
+}
+
+
+def trimmed_length(length: int, max_len: int) -> int:
+    """The number of positions that a batch needs whose longest row has `length` tokens, CLS and SEP included.
+
+    CANINE reads characters in molecules of 4, drops the last molecule when it samples down, and looks two characters
+    ahead when it samples up: with one molecule to spare behind that, the encoding of real characters and the pooled
+    output are those of a row padded to any length.
+
+    Examples
+    --------
+    >>> [trimmed_length(n, 128) for n in (2, 3, 6, 7, 128)]
+    [8, 12, 12, 16, 128]
+    """
+    return min(max_len, 4 * (math.ceil((length + 2) / 4) + 1))
+
+
+def encoder_from_config(config: dict[str, Any]) -> CanineModel:
+    """Build an encoder with random weights from the fields of a `CanineConfig`."""
+    return CanineModel(CanineConfig(**config))
+
+
+def load_encoder(name: str, *, max_len: int) -> CanineModel:
+    """Load an encoder with its weights.
+
+    Parameters
+    ----------
+    name : str
+        A preset ("tiny", "small": random weights), a local folder, or a name on the Hugging Face hub.
+    max_len : int
+        Tokens of the longest input, CLS and SEP included.
+
+    Raises
+    ------
+    UserError
+        Where there is no such encoder, the hub can't be reached, or it has too few positions for `max_len`.
+    """
+    if name in PRESETS:
+        sizes = PRESETS[name]
+        # CANINE's table of positions has as many rows as it has hash buckets
+        buckets = max(sizes["num_hash_buckets"], max_len)
+        return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
+    if Path(name).exists() and not (Path(name) / "config.json").is_file():
+        raise UserError(f"The encoder folder {name} has no config.json; name a folder saved by transformers.")
+    try:
+        encoder = CanineModel.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"Could not load the encoder {name!r} ({reason}). Give a local folder with --encoder PATH, or train from "
+            "scratch with --encoder small."
+        ) from error
+    positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
+    if max_len > positions:
+        raise UserError(f"The encoder {name!r} has {positions} positions; set --max-len to that or less.")
+    return encoder

@@ -1,0 +1,101 @@
+"""The model: a CANINE encoder, a decoder over code tokens, and a flat head over the pooled encoding."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import CanineModel
+
+from histocoder.config import ModelConfig
+from histocoder.model.decoder import Decoder
+from histocoder.model.encoder import encoder_from_config
+
+
+class MixerOutput(NamedTuple):
+    """What `MixerModel.forward` returns."""
+
+    seq2seq_logits: Tensor
+    """Of shape (B, L, vocab_size): logits of the token that follows each target position."""
+    flat_logits: Tensor
+    """Of shape (B, num_classes): one logit for each code of the key."""
+
+
+class MixerModel(nn.Module):
+    """A CANINE encoder with two ways out: a sequence decoder and a flat linear head.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Sizes.
+    encoder : CanineModel, optional
+        With weights; by default one of `config.encoder`'s sizes with random weights.
+    """
+
+    def __init__(self, config: ModelConfig, encoder: CanineModel | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = encoder if encoder is not None else encoder_from_config(config.encoder)
+        dim = self.encoder.config.hidden_size
+        self.decoder = Decoder(
+            config.vocab_size,
+            dim,
+            num_layers=config.decoder_num_layers,
+            num_heads=config.decoder_num_heads,
+            dim_feedforward=config.decoder_dim_feedforward,
+            dropout=config.dropout,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.linear_decoder = nn.Linear(dim, config.num_classes)
+        # a new head starts from "one class in num_classes", not from even odds on each
+        nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
+        self._encoder_frozen = False
+
+    def freeze_encoder(self) -> None:
+        """Take the encoder out of training: no gradients, and no dropout in it from now on."""
+        self.encoder.requires_grad_(False)
+        self._encoder_frozen = True
+        self.encoder.eval()
+
+    def train(self, mode: bool = True) -> MixerModel:
+        """Switch training mode; a frozen encoder stays in evaluation mode."""
+        super().train(mode)
+        if self._encoder_frozen:
+            self.encoder.eval()
+        return self
+
+    def encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Encode a batch of descriptions.
+
+        Parameters
+        ----------
+        input_ids : Tensor of int, of shape (B, S)
+            Code points, CLS first, SEP last, 0 where padded; S by `trimmed_length`.
+
+        Returns
+        -------
+        memory : Tensor of shape (B, S, dim)
+        pooled : Tensor of shape (B, dim)
+        memory_mask : Tensor of bool, of shape (B, S), or None
+            What the decoder may attend to; None is all of it.
+        """
+        mask = input_ids.ne(0)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._encoder_frozen):
+            output = self.encoder(input_ids=input_ids, attention_mask=mask.float())
+        return output.last_hidden_state, output.pooler_output, mask if self.config.mask_memory else None
+
+    def forward(self, input_ids: Tensor, target_tokens: Tensor) -> MixerOutput:
+        """Encode, then predict both ways.
+
+        Parameters
+        ----------
+        input_ids : Tensor of int, of shape (B, S)
+            See `encode`.
+        target_tokens : Tensor of int, of shape (B, L)
+            Target sequences, BOS first, without EOS.
+        """
+        memory, pooled, memory_mask = self.encode(input_ids)
+        seq2seq_logits = self.decoder(target_tokens, memory, memory_mask)
+        return MixerOutput(seq2seq_logits, self.linear_decoder(self.dropout(pooled)))
