@@ -1,0 +1,131 @@
+"""The two losses and their mixture, normalised over whatever batch they are parts of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from histocoder.formatters.tokens import PAD
+
+
+class BlockLosses(NamedTuple):
+    """What `block_losses` returns."""
+
+    target: Tensor
+    """Of shape (B, num_blocks): each target block's smallest cross-entropy; 0 where there is no such block."""
+    unused: Tensor
+    """Of shape (B, num_blocks): each unused predicted block's cross-entropy to PAD; 0 where it is used."""
+
+
+def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> BlockLosses:
+    """Order-invariant cross-entropy of blocks, before any averaging over rows.
+
+    With k codes in a row's target, each target block takes the smallest cross-entropy that it has with one of the
+    first k predicted blocks (the mean over its positions); the other predicted blocks are pushed to PAD.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (B, L, vocab_size)
+        For the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS, which has no part in it.
+    targets : Tensor of int, of shape (B, 2 + num_blocks * block_size)
+        BOS, blocks, EOS; a row's codes come first, unused blocks are all PAD.
+    num_blocks : int
+
+    Returns
+    -------
+    BlockLosses
+        In fp32.
+
+    Notes
+    -----
+    The loss of OccCANINE (Dahl, Johansen and Vedel, "Breaking the HISCO Barrier", 2024).
+    """
+    codes = targets[:, 1:-1].unflatten(1, (num_blocks, -1)).long()  # (B, N, S)
+    logits = logits[:, : codes[0].numel()].unflatten(1, (num_blocks, -1)).float()  # (B, N, S, V)
+    log_probs = F.log_softmax(logits, dim=-1)
+    real = codes.ne(PAD)  # (B, N, S)
+    used = real.any(-1)  # (B, N)
+
+    # cross-entropy of every target block i with every predicted block j, at each position: (B, j, S, i)
+    index = codes.transpose(1, 2)[:, None].expand(-1, num_blocks, -1, -1)
+    weights = real / real.sum(-1, keepdim=True).clamp(min=1)  # (B, i, S)
+    pairs = (-log_probs.gather(-1, index) * weights.transpose(1, 2)[:, None]).sum(2).transpose(1, 2)  # (B, i, j)
+    target = pairs.masked_fill(~used[:, None, :], torch.inf).min(dim=-1).values
+    target = torch.where(used, target, 0.0)
+
+    unused = torch.where(used, 0.0, -log_probs[..., PAD].mean(-1))
+    return BlockLosses(target, unused)
+
+
+def block_order_invariant(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    num_blocks: int,
+    num_rows: int | None = None,
+    num_target_blocks: int | None = None,
+) -> Tensor:
+    """The block loss as one number; see `block_losses` for the arguments not named here.
+
+    Target blocks are averaged over all rows (a row without that block counts as 0) and then over the target blocks
+    that occur; unused blocks over all rows and blocks.
+
+    Parameters
+    ----------
+    num_rows, num_target_blocks : int, optional
+        Rows, and occurring target blocks, of the whole batch of which these rows are a part; by default this is the
+        whole batch. The parts' losses then add up to the whole batch's.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    target, unused = block_losses(logits, targets, num_blocks=num_blocks)
+    if num_rows is None:
+        num_rows = len(targets)
+    if num_target_blocks is None:
+        num_target_blocks = int(target_blocks(targets, num_blocks=num_blocks).max())
+    return target.sum() / (num_rows * max(num_target_blocks, 1)) + unused.sum() / (num_rows * num_blocks)
+
+
+def target_blocks(targets: Tensor, *, num_blocks: int) -> Tensor:
+    """The number of codes in each target of shape (B, 2 + num_blocks * block_size); of shape (B,)."""
+    return targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1).sum(-1)
+
+
+def multi_hot(class_ids: Tensor, num_classes: int) -> Tensor:
+    """Flat targets: 1.0 at each row's classes.
+
+    Parameters
+    ----------
+    class_ids : Tensor of int, of shape (B, num_blocks)
+        -1 where there is none.
+
+    Returns
+    -------
+    Tensor of shape (B, num_classes)
+    """
+    spare = torch.zeros(len(class_ids), num_classes + 1, device=class_ids.device)
+    return spare.scatter(1, torch.where(class_ids < 0, num_classes, class_ids).long(), 1.0)[:, :num_classes]
+
+
+def flat_bce(logits: Tensor, class_ids: Tensor, *, num_rows: int | None = None) -> Tensor:
+    """Binary cross-entropy of the flat head, averaged over rows and classes.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (B, num_classes)
+    class_ids : Tensor of int, of shape (B, num_blocks)
+        See `multi_hot`.
+    num_rows : int, optional
+        Rows of the whole batch; see `block_order_invariant`.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    total = F.binary_cross_entropy_with_logits(logits.float(), multi_hot(class_ids, logits.shape[1]), reduction="sum")
+    return total / ((num_rows or len(logits)) * logits.shape[1])
