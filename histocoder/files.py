@@ -1,0 +1,42 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from histocoder.errors import UserError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write; on success it takes the place of `path`, on failure nothing is left of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"Could not write {path}: {error.strerror or error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write to, with its parents.
+
+    Raises
+    ------
+    UserError
+        Where it is a file or can't be written to.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; name a folder to save to.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".writable.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"Can't write to {path}: {error.strerror or error}. Choose another folder.") from error
