@@ -1,0 +1,328 @@
+"""Processes that train together: the only module that imports `torch.distributed`.
+
+A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
+is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
+`accelerate launch`, and `srun`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from histocoder.errors import UserError
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.1
+_NOTICE_SECONDS = 30.0
+_GRACE_SECONDS = 8.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher says of this process."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    launched: bool = False
+    """Whether there is a launcher at all; it may have started one process only."""
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this is the process that writes, prints and logs."""
+        return self.rank == 0
+
+
+@dataclass
+class _Group:
+    store: dist.Store
+    control: dist.ProcessGroup
+    """CPU collectives beside the gradients' ones."""
+    calls: int = 0
+    """Of `run_on_primary`, counted alike on every rank."""
+
+
+_launch = Launch()
+_group: _Group | None = None
+
+
+def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | None = None) -> Launch:
+    """Read the launcher's environment.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        By default this process's. `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` as torchrun and others
+        set them, else those of a SLURM job step.
+    local_rank : int, optional
+        Of the `--local_rank` flag, as older launchers pass it; used where the environment has none.
+    """
+    env = os.environ if environ is None else environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        default = 0 if local_rank is None else local_rank
+        return Launch(
+            rank=int(env["RANK"]),
+            world_size=int(env["WORLD_SIZE"]),
+            local_rank=int(env.get("LOCAL_RANK", default)),
+            local_world_size=int(env.get("LOCAL_WORLD_SIZE", 1)),
+            launched=True,
+        )
+    if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return Launch(
+            rank=int(env["SLURM_PROCID"]),
+            world_size=int(env["SLURM_STEP_NUM_TASKS"]),
+            local_rank=int(env["SLURM_LOCALID"]),
+            local_world_size=_slurm_tasks_here(env),
+            launched=True,
+        )
+    return Launch()
+
+
+def _slurm_tasks_here(env: Mapping[str, str]) -> int:
+    """Tasks on this node, from lists such as "2(x3),1" (SLURM_STEP_TASKS_PER_NODE)."""
+    counts: list[int] = []
+    for part in env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]).split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts[min(int(env.get("SLURM_NODEID", 0)), len(counts) - 1)]
+
+
+def slurm_address(env: Mapping[str, str]) -> tuple[str, int]:
+    """The host of rank 0, and a port that all tasks of the job step derive alike.
+
+    Examples
+    --------
+    >>> slurm_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],fat1", "SLURM_JOB_ID": "41"})
+    ('gpu07', 20041)
+    """
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "127.0.0.1")
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
+    assert match is not None
+    return match[1] + (match[2] or ""), 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000
+
+
+def start(*, device: str = "auto", required: bool = False, local_rank: int | None = None) -> torch.device:
+    """Join the other processes, where a launcher started several, and choose this one's device.
+
+    Parameters
+    ----------
+    device : str
+        "auto", "cpu", "cuda" or "mps".
+    required : bool
+        Whether there must be a launcher (`--distributed`).
+    local_rank : int, optional
+        See `read_launch`.
+
+    Raises
+    ------
+    UserError
+        Where a launcher is required and there is none, or there are fewer GPUs than processes.
+    """
+    global _launch, _group
+    _launch = read_launch(local_rank=local_rank)
+    if required and not _launch.launched:
+        raise UserError(
+            "--distributed needs a launcher: torchrun --nproc_per_node=2 "
+            f"{os.path.basename(sys.argv[0])} --distributed …, with the number of GPUs in place of 2."
+        )
+    chosen = _choose_device(device)
+    if _launch.world_size == 1:
+        return chosen
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if "RANK" not in os.environ:  # srun sets neither ranks nor address as torch reads them
+        host, port = slurm_address(os.environ)
+        os.environ.setdefault("MASTER_ADDR", host)
+        os.environ.setdefault("MASTER_PORT", str(port))
+        os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
+    store, rank, world_size = next(iter(rendezvous("env://")))
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=world_size,
+        device_id=chosen if chosen.type == "cuda" else None,
+    )
+    _group = _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
+    return chosen
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cpu" if name == "mps" and _launch.world_size > 1 else name
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU here. Leave --device away, or check nvidia-smi.")
+    if name == "mps" and (_launch.world_size > 1 or not torch.backends.mps.is_available()):
+        raise UserError("--device mps is for one process on a Mac. Leave --device away.")
+    if name != "cuda":
+        return torch.device(name)
+    if _launch.local_world_size > torch.cuda.device_count():
+        raise UserError(
+            f"{_launch.local_world_size} processes were started here, but there are {torch.cuda.device_count()} GPUs. "
+            f"Start one process a GPU (--nproc_per_node={torch.cuda.device_count()}), or add --device cpu."
+        )
+    return torch.device("cuda", _launch.local_rank)
+
+
+def stop() -> None:
+    """Leave the other processes."""
+    global _group
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _group = None
+
+
+def rank() -> int:
+    """Which process this is, from 0."""
+    return _launch.rank
+
+
+def world_size() -> int:
+    """How many processes there are."""
+    return _launch.world_size
+
+
+def is_primary() -> bool:
+    """Whether this is the process that writes, prints and logs."""
+    return _launch.is_primary
+
+
+def wrap(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model as training sees it: gradients are averaged over all processes. Freeze before wrapping."""
+    if _group is None:
+        return model
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def reduce_sum(values: Tensor) -> Tensor:
+    """The sum of `values` over all processes, on each of them."""
+    if _group is not None:
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def gather(values: Tensor) -> list[Tensor]:
+    """Every process's CPU `values`, which all have one shape, in order of rank."""
+    if _group is None:
+        return [values]
+    gathered = [torch.empty_like(values) for _ in range(world_size())]
+    dist.all_gather(gathered, values, group=_group.control)
+    return gathered
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if _group is not None:
+        dist.barrier(group=_group.control)
+
+
+class Ballot:
+    """Asks in every step whether any process wants to stop, without waiting for the answer in that step.
+
+    Each call hands in this process's vote and returns the outcome of the votes before, which is the same on all.
+    """
+
+    def __init__(self) -> None:
+        self._votes: Tensor | None = None
+        self._work: Any = None
+
+    def cast(self, vote: int) -> int:
+        """Hand in `vote` (0: go on); return the largest vote of the step before."""
+        if _group is None:
+            return vote
+        outcome = 0
+        if self._votes is not None:
+            self._work.wait()
+            outcome = int(self._votes)
+        self._votes = torch.tensor(vote)
+        self._work = dist.all_reduce(self._votes, op=dist.ReduceOp.MAX, group=_group.control, async_op=True)
+        return outcome
+
+    def close(self) -> None:
+        """Take in the last vote, so that no collective is left open."""
+        if self._votes is not None:
+            self._work.wait()
+            self._votes = None
+
+
+def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
+    """Let rank 0 work while the others wait for it, outside any collective and without a deadline.
+
+    Parameters
+    ----------
+    work : callable
+    doing : str
+        What the waiting processes wait for.
+
+    Returns
+    -------
+    The result on rank 0; None on the others.
+
+    Raises
+    ------
+    UserError
+        On every process, with rank 0's message, where rank 0 failed.
+    """
+    if _group is None:
+        return work()
+    _group.calls += 1
+    key = f"primary/{_group.calls}"
+    if is_primary():
+        try:
+            result = work()
+        except UserError as error:
+            _group.store.set(key, f"!{error}")
+            raise
+        except BaseException as error:
+            _group.store.set(key, f"!rank 0 failed while {doing} ({type(error).__name__}); its own output says more.")
+            raise
+        _group.store.set(key, "done")
+        return result
+    answer = _wait_for(key, doing)
+    if answer.startswith("!"):
+        raise UserError(answer[1:])
+    return None
+
+
+def _wait_for(key: str, doing: str) -> str:
+    assert _group is not None
+    started = noticed = time.monotonic()
+    while not _group.store.check([key]):
+        time.sleep(_POLL_SECONDS)
+        now = time.monotonic()
+        if now - noticed > _NOTICE_SECONDS:
+            noticed = now
+            print(f"rank {rank()} waits for rank 0 ({doing}), {now - started:.0f} s", file=sys.stderr, flush=True)
+    return _group.store.get(key).decode()
+
+
+def leave(message: str, status: int) -> None:
+    """End this process with a message that is seen once, however many processes end with it.
+
+    Rank 0 prints it and ends. The others give it the time to, since a launcher ends all processes with the first;
+    one that is still there then was alone in failing, and prints the message itself.
+    """
+    launch = read_launch()
+    if not launch.is_primary:
+        time.sleep(_GRACE_SECONDS)
+        message = f"rank {launch.rank}: {message}"
+    print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(status)  # no clean-up may wait here for processes that are gone
