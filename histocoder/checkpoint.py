@@ -1,0 +1,281 @@
+"""Models and training states on disk: written aside and renamed, checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from histocoder.config import FORMAT_VERSION, ModelConfig
+from histocoder.errors import UserError
+from histocoder.files import replacing
+from histocoder.model import MixerModel
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+OPTIMIZER_FILE, RNG_FILE, STATE_FILE, MANIFEST_FILE = "optimizer.pt", "rng.safetensors", "state.json", "manifest.json"
+CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
+_STEP_PREFIX = "step-"
+
+
+@dataclass
+class TrainState:
+    """How far a run has come."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """The epoch at hand, from 0."""
+    batch: int = 0
+    """Global batches of it that are done."""
+    best_val_loss: float = float("inf")
+
+
+def save_model(folder: Path, model: MixerModel) -> None:
+    """Write `config.json` and `model.safetensors` into a folder, each whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / WEIGHTS_FILE) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+    with replacing(folder / CONFIG_FILE) as temporary:
+        text = json.dumps(model.config.to_dict(), indent=2, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Read `config.json` of a model's folder; raises UserError where it is none."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise UserError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
+    return ModelConfig.from_dict(_read_json(path))
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read `model.safetensors` of a model's folder; raises UserError where it is missing or damaged."""
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise UserError(f"{folder} holds no model: it has no {WEIGHTS_FILE}.")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged ({error}).") from error
+
+
+def load_model(folder: Path) -> MixerModel:
+    """Load a model, on the CPU and in evaluation mode.
+
+    Parameters
+    ----------
+    folder : Path
+        With `config.json` and `model.safetensors`: a run's, a checkpoint's, or one's own copy of the two files.
+
+    Raises
+    ------
+    UserError
+        Where it holds no model, a damaged one, or one of a newer format version.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no model folder {folder}.")
+    model = MixerModel(read_model_config(folder))
+    model.load_state_dict(read_weights(folder))
+    return model.eval()
+
+
+def save_checkpoint(
+    folder: Path,
+    state: TrainState,
+    model: MixerModel,
+    *,
+    optimizer: dict[str, Any],
+    scheduler: dict[str, Any],
+    rng: dict[str, Tensor],
+    settings: dict[str, Any],
+    keep: int,
+) -> Path:
+    """Write what a resume needs into `folder/checkpoints/step-…`, and delete all but the newest `keep`.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    state : TrainState
+    model : MixerModel
+        Unwrapped.
+    optimizer, scheduler : dict
+        State dicts.
+    rng : dict of str to Tensor
+        The random states of all ranks, one row each.
+    settings : dict
+        What a resumed run must agree on.
+    keep : int
+
+    Returns
+    -------
+    Path
+        The checkpoint's folder.
+    """
+    parent = folder / CHECKPOINTS_FOLDER
+    final = parent / f"{_STEP_PREFIX}{state.step:07d}"
+    temporary = parent / f".{final.name}.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_model(temporary, model)
+        torch.save({"optimizer": optimizer, "scheduler": scheduler}, temporary / OPTIMIZER_FILE)
+        save_file(rng, temporary / RNG_FILE)
+        record = {"format_version": FORMAT_VERSION, **asdict(state), "settings": settings}
+        (temporary / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+        (temporary / MANIFEST_FILE).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+        for path in (*temporary.iterdir(), temporary):
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(temporary, final)
+        _sync(parent)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        raise UserError(f"Could not save the checkpoint {final}: {error}. Older checkpoints are untouched.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """A run's checkpoints by step, the newest last."""
+    found = (folder / CHECKPOINTS_FOLDER).glob(f"{_STEP_PREFIX}*")
+    return sorted((p for p in found if (p / MANIFEST_FILE).is_file()), key=lambda p: int(p.name[len(_STEP_PREFIX) :]))
+
+
+def find_checkpoint(folder: Path, resume: str) -> Path | None:
+    """The checkpoint that a run goes on from.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    resume : str
+        "auto" (the newest, if any), "never", or the path of a checkpoint or of a run.
+
+    Raises
+    ------
+    UserError
+        Where a path is given that holds no checkpoint.
+    """
+    if resume == "never":
+        return None
+    if resume == "auto":
+        return next(reversed(list_checkpoints(folder)), None)
+    path = Path(resume)
+    if (path / MANIFEST_FILE).is_file():
+        return path
+    newest = next(reversed(list_checkpoints(path)), None)
+    if newest is None:
+        raise UserError(f"--resume {resume}: no checkpoint is there. Name a folder checkpoints/step-…, or a run's.")
+    return newest
+
+
+@dataclass
+class Checkpoint:
+    """What `load_checkpoint` returns."""
+
+    state: TrainState
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    rng: dict[str, Tensor]
+    settings: dict[str, Any]
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and verify its checksums.
+
+    Raises
+    ------
+    UserError
+        Where a file is missing or damaged (it is named), or the format is newer than this program.
+    """
+    for name, digest in _read_json(path / MANIFEST_FILE).items():
+        if not (path / name).is_file() or _sha256(path / name) != digest:
+            raise UserError(
+                f"The checkpoint file {path / name} is missing or damaged. Delete {path} to go on from an older one."
+            )
+    record = _read_json(path / STATE_FILE)
+    if (version := record.pop("format_version")) > FORMAT_VERSION:
+        raise UserError(f"{path} has format version {version}, newer than {FORMAT_VERSION}; update histocoder.")
+    settings = record.pop("settings")
+    saved = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    return Checkpoint(
+        state=TrainState(**record),
+        weights=read_weights(path),
+        optimizer=saved["optimizer"],
+        scheduler=saved["scheduler"],
+        rng=load_file(path / RNG_FILE),
+        settings=settings,
+    )
+
+
+def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
+    """Weights to begin with, and the code of each of their classes where it is known.
+
+    Parameters
+    ----------
+    path : Path
+        A run's or a model's folder, a checkpoint's, or a file in the reference's form (`last.bin`).
+
+    Raises
+    ------
+    UserError
+        Where there are no weights, or anything but tensors is in the file.
+    """
+    if path.is_dir():
+        return read_weights(path), read_model_config(path).codes
+    if not path.is_file():
+        raise UserError(f"--initial-checkpoint: there is no {path}.")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        weights = {str(name): tensor for name, tensor in saved["model"].items()}
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"--initial-checkpoint: {path} holds no weights that can be read ({reason}).") from error
+    key = saved.get("key")
+    codes = tuple(sorted(key, key=key.__getitem__)) if isinstance(key, dict) else None
+    return weights, codes
+
+
+def clear_run(folder: Path) -> None:
+    """Delete what training has left in a run's folder; prepared data and other files stay."""
+    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (CONFIG_FILE, WEIGHTS_FILE, "logs.csv", "wandb_run_id"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} can't be read ({error}).") from error
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,355 @@
+"""Fits a model: epochs, steps, validation, saves; readable from top to bottom."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import get_linear_schedule_with_warmup
+
+from histocoder import distributed, losses
+from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_model
+from histocoder.config import LoaderConfig, TrainConfig
+from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.samplers import BucketSampler
+from histocoder.errors import Interrupted, UserError
+from histocoder.model import MixerModel, MixerOutput
+from histocoder.signals import StopSignals
+from histocoder.tracking import NullRun, Progress, Tracker
+from histocoder.validation import validate
+
+
+def fit(
+    model: MixerModel,
+    train_data: OccupationDataset,
+    val_data: OccupationDataset,
+    config: TrainConfig,
+    *,
+    loader: LoaderConfig,
+    device: torch.device,
+    folder: Path,
+    settings: dict[str, Any],
+    checkpoint: Checkpoint | None = None,
+    tracker: Tracker | None = None,
+) -> dict[str, float]:
+    """Train a model, on this process or together with others, and save it.
+
+    Parameters
+    ----------
+    model : MixerModel
+        Already frozen as far as it is to be; on the CPU.
+    train_data, val_data : OccupationDataset
+        All rows, on every rank.
+    config : TrainConfig
+    loader : LoaderConfig
+    device : torch.device
+    folder : Path
+        The run's; rank 0 writes there.
+    settings : dict
+        What a resumed run must agree on; kept in each checkpoint.
+    checkpoint : Checkpoint, optional
+        To go on from; its weights are loaded into the model.
+    tracker : Tracker, optional
+
+    Returns
+    -------
+    dict
+        The last validation's numbers.
+
+    Raises
+    ------
+    Interrupted
+        Where the run was asked to stop; its state is saved.
+    UserError
+        Where the batch is larger than the data, or a file can't be written.
+    """
+    run = _Run.begin(model, train_data, val_data, config, loader, device, folder, settings, tracker or NullRun())
+    if checkpoint is not None:
+        run.restore(checkpoint)
+    run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
+    with StopSignals() as signals:
+        run.stop_requested = lambda: signals.signum
+        while run.state.step < run.total_steps:
+            train_epoch(run)
+    run.progress.close()
+    results = run.results or run.validate()
+    distributed.run_on_primary(lambda: save_model(folder, model), doing="saving the model")
+    return results
+
+
+def train_epoch(run: _Run) -> None:
+    """Go through what is left of the epoch at hand."""
+    state, config = run.state, run.config
+    run.model.train()
+    run.sampler.set_position(state.epoch, state.batch)
+    for batch in run.train_loader:
+        loss, grad_norm = train_step(run, batch.to(run.device))
+        state.step += 1
+        state.batch += 1
+        run.meter.add(loss, grad_norm, rows=batch.num_rows)
+        run.results = None
+        is_last = state.step == run.total_steps
+        if state.step % config.log_interval == 0 or is_last:
+            run.log_training()
+        run.advance(loss)
+        if state.step % config.eval_interval == 0 or is_last:
+            run.validate()
+        end_of_epoch = config.save_each_epoch and state.batch == len(run.sampler)
+        if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
+            run.save()
+        if is_last:
+            break
+        if signum := run.ballot.cast(run.stop_requested()):
+            run.interrupt(signum)
+    else:
+        state.epoch, state.batch = state.epoch + 1, 0
+    run.ballot.close()
+
+
+def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
+    """One optimizer step; returns this rank's part of the loss, and the norm of all gradients."""
+    output = run.trainee(batch.input_ids, batch.targets[:, :-2])
+    loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
+    (loss * distributed.world_size()).backward()  # ranks' gradients are averaged, their losses add up
+    grad_norm = nn.utils.clip_grad_norm_(run.parameters, run.config.max_grad_norm, foreach=True)
+    run.optimizer.step()
+    run.scheduler.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    return loss.detach(), grad_norm.detach()
+
+
+def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weight: float) -> Tensor:
+    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * BCE`."""
+    block = losses.block_order_invariant(
+        output.seq2seq_logits,
+        batch.targets,
+        num_blocks=num_blocks,
+        num_rows=batch.num_rows,
+        num_target_blocks=batch.num_target_blocks,
+    )
+    flat = losses.flat_bce(output.flat_logits, batch.class_ids, num_rows=batch.num_rows)
+    return seq2seq_weight * block + (1 - seq2seq_weight) * flat
+
+
+@dataclass
+class _Meter:
+    """Sums what was trained since it was last read, on the device."""
+
+    loss: Tensor | float = 0.0
+    grad_norm: Tensor | float = 0.0
+    steps: int = 0
+    rows: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
+        """One step more."""
+        self.loss, self.grad_norm = self.loss + loss, self.grad_norm + grad_norm
+        self.steps, self.rows = self.steps + 1, self.rows + rows
+
+    def read(self) -> dict[str, float]:
+        """Means over the steps and over all ranks, and begin anew."""
+        loss = distributed.reduce_sum(torch.as_tensor(self.loss).double().cpu())
+        means = {
+            "train_loss": float(loss) / self.steps,
+            "grad_norm": float(self.grad_norm) / self.steps,
+            "samples_per_sec": self.rows / (time.monotonic() - self.started),
+        }
+        self.__init__()  # type: ignore[misc]
+        return means
+
+
+@dataclass
+class _Run:
+    """What an epoch works with."""
+
+    config: TrainConfig
+    model: MixerModel
+    trainee: nn.Module
+    """The model, wrapped for distributed training where there are other processes."""
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    sampler: BucketSampler
+    train_loader: DataLoader
+    val_data: OccupationDataset
+    num_blocks: int
+    total_steps: int
+    device: torch.device
+    folder: Path
+    settings: dict[str, Any]
+    tracker: Tracker
+    state: TrainState = field(default_factory=TrainState)
+    meter: _Meter = field(default_factory=_Meter)
+    ballot: distributed.Ballot = field(default_factory=distributed.Ballot)
+    stop_requested: Callable[[], int] = lambda: 0
+    results: dict[str, float] | None = None
+    """The validation of the step at hand."""
+    saved_step: int | None = None
+    progress: Progress = field(default_factory=lambda: Progress(0, show=False))
+
+    @classmethod
+    def begin(
+        cls,
+        model: MixerModel,
+        train_data: OccupationDataset,
+        val_data: OccupationDataset,
+        config: TrainConfig,
+        loader: LoaderConfig,
+        device: torch.device,
+        folder: Path,
+        settings: dict[str, Any],
+        tracker: Tracker,
+    ) -> _Run:
+        """Put the model on its device, wrap it, and set up optimizer, schedule and batches."""
+        world_size = distributed.world_size()
+        global_batch = config.batch_size * world_size
+        if global_batch > len(train_data):
+            processes = "" if world_size == 1 else f" × {world_size} processes"
+            raise UserError(
+                f"A batch of {config.batch_size}{processes} is larger than the {len(train_data):,} rows to train on; "
+                f"set --batch-size to {max(len(train_data) // world_size, 1)} or less."
+            )
+        model.to(device)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(
+            parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type in ("cpu", "cuda")
+        )
+        sampler = BucketSampler(
+            train_data.texts.lengths,
+            train_data.num_target_blocks,
+            batch_size=global_batch,
+            seed=config.seed,
+            num_replicas=world_size,
+            rank=distributed.rank(),
+        )
+        total_steps = config.max_steps or config.num_epochs * len(sampler)
+        scheduler = get_linear_schedule_with_warmup(optimizer, round(config.warmup_pct * total_steps), total_steps)
+        train_loader = DataLoader(
+            train_data,
+            sampler=sampler,
+            batch_size=None,
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+            persistent_workers=loader.persistent_workers and loader.num_workers > 0,
+            pin_memory=device.type == "cuda" if loader.pin_memory is None else loader.pin_memory,
+            worker_init_fn=_leave_signals_to_the_parent,
+            generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
+        )
+        return cls(
+            config=config,
+            model=model,
+            trainee=distributed.wrap(model, device),
+            parameters=parameters,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            sampler=sampler,
+            train_loader=train_loader,
+            val_data=val_data,
+            num_blocks=model.config.formatter["num_blocks"],
+            total_steps=total_steps,
+            device=device,
+            folder=folder,
+            settings=settings,
+            tracker=tracker,
+        )
+
+    def advance(self, loss: Tensor) -> None:
+        """Move the bar; the loss is read from a CPU only, where that makes no one wait."""
+        self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
+
+    def log_training(self) -> None:
+        """Read the losses since the last time, and pass them on."""
+        values: dict[str, float] = {
+            **self.meter.read(),
+            "lr": float(self.scheduler.get_last_lr()[0]),
+            "epoch": float(self.state.epoch + 1),
+        }
+        self.tracker.log(self.state.step, values)
+        self.progress.line(
+            self.state.step, {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
+        )
+
+    def validate(self) -> dict[str, float]:
+        """Validate, pass the numbers on, and keep the model if it is the best so far."""
+        started = time.monotonic()
+        self.results = validate(
+            self.model,
+            self.val_data,
+            num_blocks=self.num_blocks,
+            batch_size=self.config.batch_size,
+            seq2seq_weight=self.config.seq2seq_weight,
+            num_greedy=self.config.num_greedy,
+            device=self.device,
+        )
+        self.tracker.log(self.state.step, self.results)
+        self.progress.say(
+            f"validation at step {self.state.step}: loss {self.results['val_loss']:.4g}; accuracy in %: "
+            f"decoded {self.results['greedy_seq_acc']:.1f}, flat {self.results['flat_acc']:.1f}, "
+            f"teacher-forced {self.results['seq_acc']:.1f} (tokens {self.results['token_acc']:.1f})"
+        )
+        if self.results["val_loss"] < self.state.best_val_loss:
+            self.state.best_val_loss = self.results["val_loss"]
+            best = self.folder / BEST_FOLDER
+            distributed.run_on_primary(lambda: save_model(best, self.model), doing="saving the best model")
+        self.meter.started += time.monotonic() - started  # rows/s are of training alone
+        return self.results
+
+    def save(self) -> None:
+        """Write a checkpoint, unless this step has one."""
+        if self.saved_step == self.state.step:
+            return
+        self.saved_step = self.state.step
+        started = time.monotonic()
+        rng = {"cpu": torch.stack(distributed.gather(torch.get_rng_state()))}
+        if self.device.type == "cuda":
+            rng["cuda"] = torch.stack(distributed.gather(torch.cuda.get_rng_state(self.device)))
+        distributed.run_on_primary(
+            lambda: save_checkpoint(
+                self.folder,
+                self.state,
+                self.model,
+                optimizer=self.optimizer.state_dict(),
+                scheduler=self.scheduler.state_dict(),
+                rng=rng,
+                settings=self.settings,
+                keep=self.config.keep_checkpoints,
+            ),
+            doing="saving a checkpoint",
+        )
+        self.meter.started += time.monotonic() - started
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to where a checkpoint was saved."""
+        self.model.load_state_dict(checkpoint.weights)
+        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self.scheduler.load_state_dict(checkpoint.scheduler)
+        self.state = checkpoint.state
+        self.saved_step = self.state.step
+        rank = distributed.rank()
+        if rank < len(checkpoint.rng["cpu"]):  # with more processes than before, the new ones keep their seeds
+            torch.set_rng_state(checkpoint.rng["cpu"][rank])
+        if self.device.type == "cuda" and rank < len(checkpoint.rng.get("cuda", ())):
+            torch.cuda.set_rng_state(checkpoint.rng["cuda"][rank], self.device)
+
+    def interrupt(self, signum: int) -> None:
+        """Save and leave, all ranks in the same step."""
+        self.ballot.close()
+        self.save()
+        self.progress.close()
+        raise Interrupted(
+            f"{signal.Signals(signum).name}: saved at step {self.state.step} of {self.total_steps}. The same command "
+            "goes on from there.",
+            signum,
+        )
+
+
+def _leave_signals_to_the_parent(_worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
