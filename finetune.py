@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Fine-tune a model on your own CSV and classification.
+
+Examples
+--------
+python finetune.py --dataset my.csv --target-cols hisco_1 --language en --save-path out
+torchrun --nproc_per_node=4 finetune.py --distributed --dataset my.csv --target-cols hisco_1 --save-path out
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from histocoder import assemble, cli, distributed
+from histocoder.config import PrepareConfig
+from histocoder.data.examples import read_examples
+from histocoder.data.key import read_key
+from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
+from histocoder.errors import UserError
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = cli.Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
+    group = parser.add_argument_group("table")
+    group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes")
+    group.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes, the first code's first")
+    group.add_argument(
+        "--save-path", default="./Finetuned/", metavar="DIR", help="the run's folder (default: ./Finetuned/)"
+    )
+    group.add_argument(
+        "--language", default="unk", metavar="LANG", help="of all rows, such as en (default: unk, unknown)"
+    )
+    group.add_argument("--language-col", metavar="COL", help="column of each row's language, instead of --language")
+    group.add_argument(
+        "--block-size", type=int, default=5, metavar="N", help="characters of the longest code (default: 5)"
+    )
+    group.add_argument(
+        "--use-within-block-sep",
+        action="store_true",
+        help="',' separates the tokens within a code, as in PSTI's 1,10,2",
+    )
+    group.add_argument("--share-val", type=float, default=0.1, metavar="P", help="share to validate on (default: 0.1)")
+    group.add_argument(
+        "--split-by", choices=("text", "row"), default="text", help="set aside descriptions or rows (default: text)"
+    )
+    group.add_argument(
+        "--key", metavar="CSV", help="the codes there may be: system_code,code (default: those in the data)"
+    )
+    group.add_argument("--prepare-only", action="store_true", help="check and split the table, and stop")
+    cli.add_data_arguments(parser)
+    cli.add_model_arguments(parser)
+    cli.add_training_arguments(parser, num_epochs=5, batch_size=128, seq2seq_weight=0.1)
+    cli.add_run_arguments(parser, save_interval=1000)
+    args = parser.parse()
+    if args.dataset is None or args.target_cols is None:
+        raise UserError("Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.")
+    return args
+
+
+def main() -> None:
+    """Prepare the table, build the model, fit it."""
+    args = parse_args()
+    device = distributed.start(device=args.device, required=args.distributed, local_rank=args.local_rank)
+    assemble.train_config_of(args)  # mistakes in flags are named before any work
+    config = PrepareConfig(
+        dataset=args.dataset,
+        target_cols=tuple(args.target_cols),
+        input_col=args.input_col,
+        language=args.language,
+        language_col=args.language_col,
+        block_size=args.block_size,
+        use_within_block_sep=args.use_within_block_sep,
+        zero_pad_codes=args.zero_pad_codes,
+        allow_short_codes=args.allow_codes_shorter_than_block_size,
+        drop_bad_labels=args.drop_bad_labels,
+        share_val=args.share_val,
+        split_by=args.split_by,
+        seed=args.seed,
+        key=args.key,
+    )
+    folder = Path(args.save_path)
+
+    def prepare_folder() -> None:
+        prepare(config, folder, overwrite=args.overwrite)
+        assemble.open_folder(folder, args)
+
+    distributed.run_on_primary(prepare_folder, doing="preparing the data")
+    if args.prepare_only:
+        return
+    formatter, key = formatter_of(config), read_key(folder / KEY_FILE)
+    train_examples, val_examples = (
+        read_examples([folder / name], config.target_cols, formatter, key=key) for name in (TRAIN_FILE, VAL_FILE)
+    )
+    assemble.train(
+        args,
+        train_examples,
+        val_examples,
+        formatter=formatter,
+        key=key,
+        target_cols=config.target_cols,
+        folder=folder,
+        device=device,
+    )
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

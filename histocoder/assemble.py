@@ -1,0 +1,287 @@
+"""From arguments and examples to a fitted model: what both scripts do once their data are read."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from histocoder import distributed
+from histocoder.checkpoint import (
+    CONFIG_FILE,
+    Checkpoint,
+    clear_run,
+    find_checkpoint,
+    initial_weights,
+    load_checkpoint,
+    read_model_config,
+)
+from histocoder.cli import FINETUNE_LEARNING_RATE, SCRATCH_LEARNING_RATE
+from histocoder.config import AugmentConfig, LoaderConfig, ModelConfig, TrainConfig
+from histocoder.data.augment import Augmenter, WordList
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.examples import Examples
+from histocoder.data.key import Key
+from histocoder.data.table import read_table
+from histocoder.engine import fit
+from histocoder.errors import UserError
+from histocoder.files import replacing
+from histocoder.formatters import Formatter
+from histocoder.model import PRESETS, MixerModel, load_encoder
+from histocoder.tracking import CsvLog, NullRun, Tee, Tracker, WandbRun
+
+
+def say(text: str) -> None:
+    """Print a line, on rank 0."""
+    if distributed.is_primary():
+        print(text, flush=True)
+
+
+def open_folder(folder: Path, args: argparse.Namespace) -> None:
+    """Rank 0's part: empty a run's folder where that is asked for, and write `args.yaml`."""
+    if args.overwrite or args.resume == "never":
+        clear_run(folder)
+    with replacing(folder / "args.yaml") as temporary:
+        values = {
+            name: value for name, value in vars(args).items() if name not in ("config", "local_rank", "overwrite")
+        }
+        temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def train(
+    args: argparse.Namespace,
+    train_examples: Examples,
+    val_examples: Examples,
+    *,
+    formatter: Formatter,
+    key: Key,
+    target_cols: Sequence[str],
+    folder: Path,
+    device: torch.device,
+) -> None:
+    """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
+    train_config = train_config_of(args)
+    augment = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
+    loader = LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers)
+    settings = _settings(args, train_examples, formatter, key)
+    checkpoint_path = find_checkpoint(folder, args.resume)
+    checkpoint = None if checkpoint_path is None else load_checkpoint(checkpoint_path)
+    if checkpoint is not None:
+        _refuse_other_settings(checkpoint, settings, folder)
+
+    torch.manual_seed(args.seed)
+    languages = tuple(sorted({*train_examples.langs, "unk"}))
+    if checkpoint_path is not None:
+        model = MixerModel(read_model_config(checkpoint_path))
+    else:
+        model = build_model(args, formatter=formatter, key=key, target_cols=target_cols, languages=languages)
+    if args.freeze_encoder:
+        model.freeze_encoder()
+    torch.manual_seed(args.seed + 1 + distributed.rank())  # dropout differs from rank to rank
+
+    words = (
+        read_word_list(augment.word_freq_file) if augment.word_freq_file else WordList.from_texts(train_examples.texts)
+    )
+    augmenter = Augmenter(
+        words,
+        augmentation_prob=augment.augmentation_prob,
+        num_transformations=augment.num_transformations,
+        unk_lang_prob=augment.unk_lang_prob,
+    )
+    train_data, val_data = (
+        OccupationDataset(
+            examples.texts,
+            examples.langs,
+            examples.codes,
+            formatter=formatter,
+            classes=key.codes,
+            max_len=model.config.max_len,
+            augmenter=noise,
+            seed=args.seed,
+        )
+        for examples, noise in ((train_examples, augmenter), (val_examples, None))
+    )
+    start_step = checkpoint.state.step if checkpoint is not None else 0
+    _print_banner(args, model, train_data, val_data, device)
+    if checkpoint is not None:
+        say(f"Going on from step {start_step} ({checkpoint_path}).")
+    tracker = _tracker(args, folder, start_step)
+    try:
+        fit(
+            model,
+            train_data,
+            val_data,
+            train_config,
+            loader=loader,
+            device=device,
+            folder=folder,
+            settings=settings,
+            checkpoint=checkpoint,
+            tracker=tracker,
+        )
+    finally:
+        tracker.close()
+    say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def train_config_of(args: argparse.Namespace) -> TrainConfig:
+    """The training configuration that the arguments describe; raises UserError where it makes no sense."""
+    from_scratch = args.encoder in PRESETS and args.initial_checkpoint is None
+    return TrainConfig(
+        batch_size=args.batch_size,
+        num_epochs=args.num_epochs,
+        learning_rate=args.learning_rate or (SCRATCH_LEARNING_RATE if from_scratch else FINETUNE_LEARNING_RATE),
+        seq2seq_weight=args.seq2seq_weight,
+        weight_decay=args.weight_decay,
+        warmup_pct=args.warmup_pct,
+        max_grad_norm=args.max_grad_norm,
+        max_steps=args.max_steps,
+        seed=args.seed,
+        log_interval=args.log_interval,
+        eval_interval=args.eval_interval,
+        save_interval=args.save_interval,
+        save_each_epoch=args.save_each_epoch,
+        keep_checkpoints=args.keep_checkpoints,
+    )
+
+
+def build_model(
+    args: argparse.Namespace,
+    *,
+    formatter: Formatter,
+    key: Key,
+    target_cols: Sequence[str],
+    languages: tuple[str, ...],
+) -> MixerModel:
+    """A new model, with the weights of `--encoder` or `--initial-checkpoint`."""
+    config = ModelConfig(
+        encoder={},
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size,
+        codes=key.codes,
+        target_cols=tuple(target_cols),
+        descriptions=key.descriptions,
+        languages=languages,
+        decoder_dim_feedforward=args.decoder_dim_feedforward,
+        dropout=args.dropout,
+        max_len=args.max_len,
+    )
+    if args.initial_checkpoint is None:
+        if args.only_encoder:
+            raise UserError("--only-encoder says what to take of --initial-checkpoint; give that as well.")
+        # on rank 0 first, so that one process alone downloads
+        encoder = distributed.run_on_primary(lambda: load_encoder(args.encoder, max_len=args.max_len), doing="loading")
+        encoder = encoder or load_encoder(args.encoder, max_len=args.max_len)
+        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder)
+    return _from_initial_checkpoint(args, config)
+
+
+def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> MixerModel:
+    path = Path(args.initial_checkpoint)
+    weights, codes = initial_weights(path)
+    if path.is_dir():
+        encoder_config = read_model_config(path).encoder
+    elif args.encoder in PRESETS or Path(args.encoder).exists():
+        encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()
+    else:
+        encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
+    if not args.only_encoder:
+        if codes is not None and codes != config.codes:
+            raise UserError(_describe_other_codes(path, codes, config.codes))
+        config = replace(config, vocab_size=len(weights["decoder.head.weight"]))
+    model = MixerModel(replace(config, encoder=encoder_config))
+    try:
+        if args.only_encoder:
+            prefix = "encoder."
+            model.encoder.load_state_dict({k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)})
+        else:
+            model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[1:2] or [str(error)]
+        raise UserError(
+            f"--initial-checkpoint: the weights in {path} do not fit this model ({reason[0].strip()}). "
+            "Check --encoder, or take the encoder alone with --only-encoder."
+        ) from error
+    return model
+
+
+def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> str:
+    missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    parts = [
+        f"{len(codes):,} {what} ({', '.join(codes[:3])}{', …' if len(codes) > 3 else ''})"
+        for codes, what in ((missing, "are only in these data"), (extra, "only in the checkpoint"))
+        if codes
+    ]
+    return (
+        f"--initial-checkpoint: the codes of {path} are others than these data's: "
+        f"{'; '.join(parts) or 'the same ones in another order'}. Name its key with --key, or "
+        "take the encoder alone with --only-encoder."
+    )
+
+
+def read_word_list(path: str) -> WordList:
+    """Read words and their frequencies from a CSV file with the columns `word` and `freq`."""
+    table = read_table(path, ("word", "freq"))
+    words, counts = (table.columns[name].to_pylist() for name in ("word", "freq"))
+    try:
+        return WordList({word: float(count) for word, count in zip(words, counts, strict=True) if word is not None})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--fn-word-freq {path}: a frequency is missing or no number ({error}).") from error
+
+
+def _settings(args: argparse.Namespace, examples: Examples, formatter: Formatter, key: Key) -> dict[str, Any]:
+    return {
+        "rows to train on": len(examples),
+        "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
+        "formatter": formatter.to_config(),
+        "--encoder": args.encoder,
+        "--freeze-encoder": args.freeze_encoder,
+        "--max-len": args.max_len,
+        "--seed": args.seed,
+        "rows a step (--batch-size × processes)": args.batch_size * distributed.world_size(),
+    }
+
+
+def _refuse_other_settings(checkpoint: Checkpoint, settings: dict[str, Any], folder: Path) -> None:
+    changed = [name for name in settings if checkpoint.settings.get(name) != settings[name]]
+    if changed:
+        differences = "; ".join(
+            f"{name}: {checkpoint.settings.get(name)} then, {settings[name]} now" for name in changed
+        )
+        raise UserError(
+            f"The run in {folder} can't go on with other settings ({differences}). Use those of then, or "
+            "begin anew with --resume never."
+        )
+
+
+def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker:
+    if not distributed.is_primary():
+        return NullRun()
+    trackers: list[Tracker] = [CsvLog(folder, start_step=start_step)]
+    if args.log_wandb:
+        name = args.run_name or folder.resolve().name
+        trackers.append(WandbRun(folder, project=args.wandb_project_name, name=name, config=vars(args)))
+    return Tee(*trackers)
+
+
+def _print_banner(
+    args: argparse.Namespace,
+    model: MixerModel,
+    train_data: OccupationDataset,
+    val_data: OccupationDataset,
+    device: torch.device,
+) -> None:
+    total = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    processes = distributed.world_size()
+    say(f"encoder   {args.encoder}, {total / 1e6:.1f} million parameters, {trained / 1e6:.1f} of them trained")
+    rows = f"{len(train_data):,} rows to train on, {len(val_data):,} to validate on"
+    say(f"data      {rows}, {model.config.num_classes:,} codes")
+    say(f"machine   {device.type}, {processes} process{'es' if processes > 1 else ''}")
+    say(f"batch     {args.batch_size} × {processes} = {args.batch_size * processes} rows a step")

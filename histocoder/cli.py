@@ -1,0 +1,201 @@
+"""What both scripts share of the command line: the parser, argument groups, and how a program ends."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from histocoder import distributed
+from histocoder.errors import Interrupted, UserError
+from histocoder.model import PRESETS
+
+DEFAULT_ENCODER = "google/canine-s"
+FINETUNE_LEARNING_RATE, SCRATCH_LEARNING_RATE = 2e-5, 1e-3
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are the user's in one sentence, and that reads `--config`."""
+
+    def __init__(self, description: str, *, config: bool = True, **kwargs: Any) -> None:
+        super().__init__(
+            description=description,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=118),
+            **kwargs,
+        )
+        if config:
+            self.add_argument(
+                "--config", metavar="YAML", help="flags from a file, such as a run's args.yaml; those given here win"
+            )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")
+
+    def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        """Parse flags, on top of those of `--config`."""
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        first.add_argument("--config")
+        path = first.parse_known_args(argv)[0].config
+        if path is not None:
+            self.set_defaults(**self._read_config(path))
+        return self.parse_args(argv)
+
+    def _read_config(self, path: str) -> dict[str, Any]:
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"--config {path} can't be read: {error}") from error
+        if not isinstance(values, dict):
+            raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
+        values = {str(name).replace("-", "_"): value for name, value in values.items()}
+        known = [action.dest for action in self._actions if action.dest not in ("help", "config")]
+        for name in values:
+            if name not in known and name != "config":
+                near = difflib.get_close_matches(name, known, n=1)
+                raise UserError(f"--config {path}: no flag {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        values.pop("config", None)
+        return values
+
+
+def add_data_arguments(parser: Parser) -> None:
+    """Flags for what the data look like."""
+    group = parser.add_argument_group("data")
+    group.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
+    group.add_argument("--drop-bad-labels", action="store_true", help="leave out rows whose labels do not fit")
+    group.add_argument("--zero-pad-codes", action="store_true", help="give codes of digits their leading zeros back")
+    group.add_argument(
+        "--allow-codes-shorter-than-block-size",
+        action="store_true",
+        help="take codes shorter than --block-size as meant",
+    )
+
+
+def add_model_arguments(parser: Parser) -> None:
+    """Flags for the model and what it starts from."""
+    group = parser.add_argument_group("model")
+    presets = ", ".join(PRESETS)
+    group.add_argument(
+        "--encoder",
+        default=DEFAULT_ENCODER,
+        metavar="NAME|PATH",
+        help=f"CANINE from the hub or a folder, or trained from scratch: {presets} (default: {DEFAULT_ENCODER})",
+    )
+    group.add_argument(
+        "--initial-checkpoint",
+        metavar="PATH",
+        help="weights to start from: a run's folder, or the reference's .bin file",
+    )
+    group.add_argument("--only-encoder", action="store_true", help="take only the encoder of --initial-checkpoint")
+    group.add_argument("--freeze-encoder", action="store_true", help="train the decoder and the flat head only")
+    group.add_argument("--max-len", type=int, default=128, metavar="N", help="characters of an input (default: 128)")
+    group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of decoder and heads (default: 0)")
+    group.add_argument(
+        "--decoder-dim-feedforward", type=int, metavar="N", help="decoder's inner width (default: the encoder's width)"
+    )
+
+
+def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, seq2seq_weight: float) -> None:
+    """Flags for fitting; the defaults that differ between the scripts are arguments."""
+    group = parser.add_argument_group("training")
+    group.add_argument("--num-epochs", type=int, default=num_epochs, metavar="N", help=f"(default: {num_epochs})")
+    group.add_argument("--max-steps", type=int, metavar="N", help="end after so many steps (default: by --num-epochs)")
+    group.add_argument(
+        "--batch-size",
+        type=int,
+        default=batch_size,
+        metavar="N",
+        help=f"rows a step and process (default: {batch_size})",
+    )
+    group.add_argument(
+        "--learning-rate",
+        type=float,
+        metavar="LR",
+        help=f"its peak (default: {FINETUNE_LEARNING_RATE:g}; {SCRATCH_LEARNING_RATE:g} from scratch)",
+    )
+    group.add_argument(
+        "--seq2seq-weight",
+        type=float,
+        default=seq2seq_weight,
+        metavar="W",
+        help=f"weight of the decoder's loss; the flat head's has 1 - W (default: {seq2seq_weight:g})",
+    )
+    group.add_argument(
+        "--warmup-pct", type=float, default=0.05, metavar="P", help="share of warm-up steps (default: 0.05)"
+    )
+    group.add_argument("--weight-decay", type=float, default=0.01, metavar="D", help="AdamW's (default: 0.01)")
+    group.add_argument(
+        "--max-grad-norm", type=float, default=1.0, metavar="N", help="gradients are clipped to (default: 1)"
+    )
+    group.add_argument(
+        "--seed", type=int, default=42, metavar="N", help="of split, batches, noise, weights (default: 42)"
+    )
+    group = parser.add_argument_group("augmentation, of training descriptions on the fly")
+    group.add_argument("--augmentation-prob", type=float, default=0.3, metavar="P", help="share altered (default: 0.3)")
+    group.add_argument(
+        "--num-transformations", type=int, default=3, metavar="N", help="edits of one description at most (default: 3)"
+    )
+    group.add_argument(
+        "--unk-lang-prob", type=float, default=0.25, metavar="P", help="share with language withheld (default: 0.25)"
+    )
+    group.add_argument("--fn-word-freq", metavar="CSV", help="words to insert: word,freq (default: the data's own)")
+
+
+def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
+    """Flags for saving, logging and the machine."""
+    group = parser.add_argument_group("saving and logging")
+    group.add_argument(
+        "--save-interval", type=int, default=save_interval, metavar="N", help=f"steps (default: {save_interval})"
+    )
+    group.add_argument("--save-each-epoch", action="store_true", help="save at the end of each epoch as well")
+    group.add_argument(
+        "--keep-checkpoints", type=int, default=2, metavar="N", help="the newest N are kept (default: 2)"
+    )
+    group.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="checkpoint to go on from (default: auto, the newest)",
+    )
+    group.add_argument("--overwrite", action="store_true", help="throw away what an earlier run left in the folder")
+    group.add_argument("--log-interval", type=int, default=100, metavar="N", help="steps (default: 100)")
+    group.add_argument("--eval-interval", type=int, default=1000, metavar="N", help="steps (default: 1000)")
+    group.add_argument("--log-wandb", action="store_true", help="log to Weights & Biases as well")
+    group.add_argument(
+        "--wandb-project-name", default="histco-v2-mixer", metavar="NAME", help="(default: histco-v2-mixer)"
+    )
+    group.add_argument("--run-name", metavar="NAME", help="the run's name in W&B (default: its folder's)")
+    group = parser.add_argument_group("machine")
+    group.add_argument(
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda", "mps"),
+        help="(default: auto, a GPU if there is one)",
+    )
+    group.add_argument("--distributed", action="store_true", help="insist on a launcher, such as torchrun")
+    group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    group.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load data (default: 0)")
+    group.add_argument("--prefetch-factor", type=int, default=2, metavar="N", help="batches a worker (default: 2)")
+    group.add_argument(
+        "--pin-memory",
+        action=argparse.BooleanOptionalAction,
+        help="page-locked batches (default: where there is a GPU)",
+    )
+    group.add_argument("--persistent-workers", action="store_true", help="keep workers from epoch to epoch")
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
+    try:
+        main()
+    except UserError as error:
+        distributed.leave(f"error: {error}", 2)
+    except Interrupted as error:
+        distributed.leave(str(error), 128 + error.signum)
+    except KeyboardInterrupt:
+        distributed.leave("Interrupted.", 130)
+    distributed.stop()
