@@ -102,7 +102,9 @@ def add_model_arguments(parser: Parser) -> None:
 def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, seq2seq_weight: float) -> None:
     """Flags for fitting; the defaults that differ between the scripts are arguments."""
     group = parser.add_argument_group("training")
-    group.add_argument("--num-epochs", type=int, default=num_epochs, metavar="N", help=f"(default: {num_epochs})")
+    group.add_argument(
+        "--num-epochs", type=int, default=num_epochs, metavar="N", help=f"passes over the data (default: {num_epochs})"
+    )
     group.add_argument("--max-steps", type=int, metavar="N", help="end after so many steps (default: by --num-epochs)")
     group.add_argument(
         "--batch-size",
@@ -115,7 +117,7 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         "--learning-rate",
         type=float,
         metavar="LR",
-        help=f"its peak (default: {FINETUNE_LEARNING_RATE:g}; {SCRATCH_LEARNING_RATE:g} from scratch)",
+        help=f"peak of the learning rate (default: {FINETUNE_LEARNING_RATE:g}; {SCRATCH_LEARNING_RATE:g} from scratch)",
     )
     group.add_argument(
         "--seq2seq-weight",
@@ -127,7 +129,7 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
     group.add_argument(
         "--warmup-pct", type=float, default=0.05, metavar="P", help="share of warm-up steps (default: 0.05)"
     )
-    group.add_argument("--weight-decay", type=float, default=0.01, metavar="D", help="AdamW's (default: 0.01)")
+    group.add_argument("--weight-decay", type=float, default=0.01, metavar="D", help="of AdamW (default: 0.01)")
     group.add_argument(
         "--max-grad-norm", type=float, default=1.0, metavar="N", help="gradients are clipped to (default: 1)"
     )
@@ -149,7 +151,11 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
     """Flags for saving, logging and the machine."""
     group = parser.add_argument_group("saving and logging")
     group.add_argument(
-        "--save-interval", type=int, default=save_interval, metavar="N", help=f"steps (default: {save_interval})"
+        "--save-interval",
+        type=int,
+        default=save_interval,
+        metavar="N",
+        help=f"steps between checkpoints (default: {save_interval})",
     )
     group.add_argument("--save-each-epoch", action="store_true", help="save at the end of each epoch as well")
     group.add_argument(
@@ -162,11 +168,15 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
         help="checkpoint to go on from (default: auto, the newest)",
     )
     group.add_argument("--overwrite", action="store_true", help="throw away what an earlier run left in the folder")
-    group.add_argument("--log-interval", type=int, default=100, metavar="N", help="steps (default: 100)")
-    group.add_argument("--eval-interval", type=int, default=1000, metavar="N", help="steps (default: 1000)")
+    group.add_argument(
+        "--log-interval", type=int, default=100, metavar="N", help="steps between lines of the log (default: 100)"
+    )
+    group.add_argument(
+        "--eval-interval", type=int, default=1000, metavar="N", help="steps between validations (default: 1000)"
+    )
     group.add_argument("--log-wandb", action="store_true", help="log to Weights & Biases as well")
     group.add_argument(
-        "--wandb-project-name", default="histco-v2-mixer", metavar="NAME", help="(default: histco-v2-mixer)"
+        "--wandb-project-name", default="histco-v2-mixer", metavar="NAME", help="W&B project (default: histco-v2-mixer)"
     )
     group.add_argument("--run-name", metavar="NAME", help="the run's name in W&B (default: its folder's)")
     group = parser.add_argument_group("machine")
@@ -174,12 +184,14 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
         "--device",
         default="auto",
         choices=("auto", "cpu", "cuda", "mps"),
-        help="(default: auto, a GPU if there is one)",
+        help="where to compute (default: auto, a GPU if there is one)",
     )
     group.add_argument("--distributed", action="store_true", help="insist on a launcher, such as torchrun")
     group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     group.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load data (default: 0)")
-    group.add_argument("--prefetch-factor", type=int, default=2, metavar="N", help="batches a worker (default: 2)")
+    group.add_argument(
+        "--prefetch-factor", type=int, default=2, metavar="N", help="batches that a worker holds ready (default: 2)"
+    )
     group.add_argument(
         "--pin-memory",
         action=argparse.BooleanOptionalAction,

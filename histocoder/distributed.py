@@ -324,5 +324,7 @@ def leave(message: str, status: int) -> None:
         time.sleep(_GRACE_SECONDS)
         message = f"rank {launch.rank}: {message}"
     print(message, file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(status)  # no clean-up may wait here for processes that are gone
+    if launch.world_size > 1:
+        sys.stdout.flush()
+        os._exit(status)  # no clean-up may wait here for processes that are gone
+    sys.exit(status)

@@ -6,13 +6,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import get_linear_schedule_with_warmup
 
 from histocoder import distributed, losses
 from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_model
@@ -125,6 +126,13 @@ def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
     return loss.detach(), grad_norm.detach()
 
 
+def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
+    """The share of the peak learning rate: up over the warm-up, then down to 0 at the end."""
+    if step < warmup_steps:
+        return step / warmup_steps
+    return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
+
+
 def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weight: float) -> Tensor:
     """This rank's part of the global batch's loss: `w * block loss + (1 - w) * BCE`."""
     block = losses.block_order_invariant(
@@ -175,7 +183,7 @@ class _Run:
     """The model, wrapped for distributed training where there are other processes."""
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scheduler: LambdaLR
     sampler: BucketSampler
     train_loader: DataLoader
     val_data: OccupationDataset
@@ -230,7 +238,8 @@ class _Run:
             rank=distributed.rank(),
         )
         total_steps = config.max_steps or config.num_epochs * len(sampler)
-        scheduler = get_linear_schedule_with_warmup(optimizer, round(config.warmup_pct * total_steps), total_steps)
+        warmup = round(config.warmup_pct * total_steps)
+        scheduler = LambdaLR(optimizer, partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps))
         train_loader = DataLoader(
             train_data,
             sampler=sampler,

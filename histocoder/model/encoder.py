@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
-
-from transformers import CanineConfig, CanineModel
+from typing import TYPE_CHECKING, Any
 
 from histocoder.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import CanineModel
 
 PRESETS: dict[str, dict[str, Any]] = {
     # for tests: seconds on a laptop, no dropout, so that runs compare exactly
@@ -51,6 +52,8 @@ def trimmed_length(length: int, max_len: int) -> int:
 
 def encoder_from_config(config: dict[str, Any]) -> CanineModel:
     """Build an encoder with random weights from the fields of a `CanineConfig`."""
+    from transformers import CanineConfig, CanineModel  # here and below: it takes seconds, and --help needs none of it
+
     return CanineModel(CanineConfig(**config))
 
 
@@ -69,6 +72,8 @@ def load_encoder(name: str, *, max_len: int) -> CanineModel:
     UserError
         Where there is no such encoder, the hub can't be reached, or it has too few positions for `max_len`.
     """
+    from transformers import CanineModel
+
     if name in PRESETS:
         sizes = PRESETS[name]
         # CANINE's table of positions has as many rows as it has hash buckets

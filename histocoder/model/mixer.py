@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import CanineModel
 
 from histocoder.config import ModelConfig
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import encoder_from_config
+
+if TYPE_CHECKING:
+    from transformers import CanineModel
 
 
 class MixerOutput(NamedTuple):
