@@ -73,5 +73,8 @@ class GeneralCodes:
         tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
         if not tokens or min(tokens) < FIRST_TOKEN:
             return None
-        code = (WITHIN_BLOCK_SEP if self.use_within_block_sep else "").join(SYMBOLS[t - FIRST_TOKEN] for t in tokens)
+        symbols = [SYMBOLS[token - FIRST_TOKEN] for token in tokens]
+        if not self.use_within_block_sep and any(len(symbol) > 1 for symbol in symbols):
+            return None  # numbers of several digits are tokens only where a separator keeps them apart
+        code = (WITHIN_BLOCK_SEP if self.use_within_block_sep else "").join(symbols)
         return None if code == MISSING else code

@@ -1,0 +1,92 @@
+"""What tests share: small tables, and the scripts run in processes of their own, each with a deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("tests")
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+DEADLINE = 120.0
+"""Seconds that any process of a test may take."""
+
+TITLES = {
+    "farmer": "61110",
+    "shoemaker": "80110",
+    "baker": "77610",
+    "tailor": "79100",
+    "weaver": "75400",
+    "miner": "71105",
+    "soldier": "58340",
+    "carpenter": "95410",
+}
+NOTES = ["", " (deceased)", " (retired)", "'s apprentice", " and dealer", ", journeyman", " of the parish", " master"]
+
+
+def shared(path: str) -> Path:
+    """A reference file that stands beside the project; the test is skipped where it is absent."""
+    found = SHARED / path
+    if not found.exists():
+        pytest.skip(f"no {path} beside the project")
+    return found
+
+
+def write_table(path: Path, *, two_codes: bool = False, copies: int = 1) -> Path:
+    """A table of 64 descriptions (times `copies`) with their codes; every fifth has a second code if asked for."""
+    header = "occ1,lang,hisco_1,hisco_2" if two_codes else "occ1,hisco_1"
+    lines = [header]
+    codes = list(TITLES.values())
+    for i, note in enumerate(NOTES * copies):
+        for j, (title, code) in enumerate(TITLES.items()):
+            second = codes[(j + 1) % len(codes)] if (i + j) % 5 == 0 else ""
+            text = f'"{title}{note}{"" if i < len(NOTES) else f" no {i}"}"'
+            lines.append(f"{text},en,{code},{second}" if two_codes else f"{text},{code}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A CSV of 64 descriptions, one code each."""
+    return write_table(tmp_path / "table.csv")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment, without network, with one thread, so that bits compare."""
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "WANDB_", "TORCHELASTIC"))
+    }
+    return {**env, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", **extra}
+
+
+def run(*args: object, check: bool = True, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script of the project, in a process of its own."""
+    command = [sys.executable, *map(str, args)]
+    result = subprocess.run(
+        command, cwd=ROOT, env=env or environment(), capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    if check and result.returncode != 0:
+        raise AssertionError(f"{args} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}")
+    return result
+
+
+def torchrun(*args: object, processes: int = 2, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a script on several gloo processes of this machine."""
+    launcher = ("-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1")
+    return run(*launcher, f"--master_port={free_port()}", *args, check=check)
+
+
+def free_port() -> int:
+    """A port on loopback that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,120 @@
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import CanineTokenizer
+
+from histocoder.data.augment import Augmenter, WordList, row_rng
+from histocoder.data.dataset import OccupationDataset, TokenizedTexts
+from histocoder.data.samplers import BucketSampler
+from histocoder.formatters import build_formatter
+
+TOKENIZER = CanineTokenizer()
+FORMATTER = build_formatter("general", num_blocks=2)
+TEXTS = ["wine and spirit merchant", "husmand og væver", "dräng", "γεωργός", "x" * 300, "shoe maker 🥿"]
+LANGS = ["en", "da", "se", "gr", "unk", "en"]
+CODES = pd.DataFrame(
+    {"a": ["41025", "61220", "62105", "?", "-1", "80110"], "b": [None, "75400", None, None, None, None]}
+)
+CLASSES = ("-1", "41025", "61220", "62105", "75400", "80110")
+
+
+def dataset(augmenter: Augmenter | None = None, seed: int = 0) -> OccupationDataset:
+    return OccupationDataset(
+        TEXTS, LANGS, CODES, formatter=FORMATTER, classes=CLASSES, max_len=128, augmenter=augmenter, seed=seed
+    )
+
+
+def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list[int]]:
+    """The token ids of each row, by row."""
+    sampler = BucketSampler(data.texts.lengths, data.num_target_blocks, batch_size=4, seed=0, **kwargs)
+    sampler.set_position(epoch, 0)
+    found = {}
+    for batch in map(data.__getitem__, sampler):
+        found.update(
+            {row: [i for i in ids.tolist() if i] for row, ids in zip(batch.rows, batch.input_ids, strict=True)}
+        )
+    return found
+
+
+@given(st.lists(st.text(min_size=0, max_size=40).filter(lambda t: "\0" not in t), min_size=1, max_size=5))
+def test_token_ids_are_canines(texts: list[str]):
+    tokenized = TokenizedTexts(texts, max_len=24)
+    for row, text in enumerate(texts):
+        points = [ord(character) for character in text][:22]
+        ids = tokenized.ids[tokenized.offsets[row] : tokenized.offsets[row + 1]].tolist()
+        assert ids == [0xE000, *points, 0xE001]
+        if len(text) <= 22 and text.isascii():
+            assert ids == TOKENIZER(text)["input_ids"]
+
+
+def test_a_batch_holds_language_separator_and_description():
+    ids = batches(dataset())
+    assert "".join(map(chr, ids[1][1:-1])) == "da[SEP]husmand og væver"
+    assert len(ids[4]) == 128  # cut, with SEP at its end
+    assert ids[4][0] == 0xE000 and ids[4][-1] == 0xE001
+
+
+def test_labels_of_a_batch():
+    data = dataset()
+    assert data.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
+    assert data.num_target_blocks.tolist() == [1, 2, 1, 1, 1, 1]
+    assert FORMATTER.decode(data.targets)[:2].tolist() == [["41025", None], ["61220", "75400"]]
+
+
+def test_a_missing_code_is_no_class_and_an_unknown_one_is_an_error():
+    with pytest.raises(ValueError, match="'99999'"):
+        OccupationDataset(
+            ["a"], ["en"], pd.DataFrame({"a": ["99999"]}), formatter=FORMATTER, classes=CLASSES, max_len=128
+        )
+
+
+def augmenter(**changes) -> Augmenter:
+    settings = {"augmentation_prob": 0.7, "num_transformations": 3, "unk_lang_prob": 0.5, **changes}
+    return Augmenter(WordList.from_texts(TEXTS), **settings)
+
+
+def test_noise_depends_on_seed_epoch_and_row_alone():
+    data = dataset(augmenter())
+    two_ranks = {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
+    assert batches(data) == two_ranks
+    assert batches(data, epoch=0) != batches(data, epoch=1)
+    assert batches(data) != batches(dataset(augmenter(), seed=1))
+
+
+def test_noise_is_the_same_in_workers():
+    data = dataset(augmenter())
+    sampler = BucketSampler(data.texts.lengths, data.num_target_blocks, batch_size=2, seed=0)
+    loaders = (torch.utils.data.DataLoader(data, sampler=sampler, batch_size=None, num_workers=n) for n in (0, 2))
+    for alone, in_worker in zip(*loaders, strict=True):
+        assert torch.equal(alone.input_ids, in_worker.input_ids)
+        assert torch.equal(alone.targets, in_worker.targets)
+
+
+def test_shares_of_altered_rows():
+    noise = augmenter(augmentation_prob=0.3, unk_lang_prob=0.25)
+    seen = [noise("wine and spirit merchant", "en", row_rng(0, 0, row)) for row in range(4000)]
+    withheld = sum(lang == "unk" for _, lang in seen) / len(seen)
+    altered = sum(text != "wine and spirit merchant" for text, _ in seen) / len(seen)
+    assert withheld == pytest.approx(0.25, abs=0.03)
+    assert 0.25 < altered <= 0.32  # an edit may leave the text as it was
+
+
+@given(st.text(max_size=30), st.integers(0, 1000))
+def test_noise_takes_any_text(text: str, row: int):
+    noise = augmenter(augmentation_prob=1.0)
+    first, second = (noise(text, "en", row_rng(1, 2, row)) for _ in range(2))
+    assert first == second
+
+
+def test_no_noise_at_zero():
+    noise = augmenter(augmentation_prob=0.0, unk_lang_prob=0.0)
+    assert all(noise("cook", "en", row_rng(0, 0, row)) == ("cook", "en") for row in range(100))
+
+
+def test_words_are_drawn_by_frequency():
+    words = WordList({"often": 9.0, "rarely": 1.0, "never": 0.0})
+    drawn = [words.draw(row_rng(0, 0, row)) for row in range(2000)]
+    assert drawn.count("often") / 2000 == pytest.approx(0.9, abs=0.03)
+    assert "never" not in drawn

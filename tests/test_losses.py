@@ -1,0 +1,95 @@
+import itertools
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import shared
+
+from histocoder.formatters import PAD, build_formatter
+from histocoder.losses import block_order_invariant, flat_bce, multi_hot, target_blocks
+
+FORMATTER = build_formatter("hisco", num_blocks=4)
+ROWS = ["61110", "61110&41025", "-1&-2&-3", "99910", "12345&54321&11111&22222"]
+TARGETS = torch.from_numpy(FORMATTER.encode(ROWS)).long()
+LOGITS = torch.randn(len(ROWS), 20, FORMATTER.vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+
+
+def loop_over_blocks(logits: torch.Tensor, targets: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """The definition, one block pair at a time."""
+    blocks = targets[:, 1:-1].reshape(len(targets), num_blocks, -1)
+    guesses = logits.reshape(len(targets), num_blocks, -1, logits.shape[-1])
+    by_block: dict[int, torch.Tensor] = {}
+    unused = torch.zeros(())
+    for row in range(len(targets)):
+        k = sum(bool((block != PAD).any()) for block in blocks[row])
+        for i, j in itertools.product(range(num_blocks), range(num_blocks)):
+            if i < k and j == 0:
+                losses = [F.cross_entropy(guesses[row, g], blocks[row, i], ignore_index=PAD) for g in range(k)]
+                by_block[i] = by_block.get(i, torch.zeros(())) + torch.stack(losses).min()
+        for j in range(k, num_blocks):
+            unused = unused + F.cross_entropy(guesses[row, j], torch.full_like(blocks[row, 0], PAD))
+    return sum(by_block.values(), torch.zeros(())) / len(targets) / len(by_block) + unused / len(targets) / num_blocks
+
+
+def test_block_loss_is_its_definition():
+    torch.testing.assert_close(
+        block_order_invariant(LOGITS, TARGETS, num_blocks=4), loop_over_blocks(LOGITS, TARGETS, 4)
+    )
+
+
+def test_block_loss_by_hand():
+    formatter = build_formatter("occ1950", num_blocks=2)
+    targets = torch.from_numpy(formatter.encode(["100"])).long()
+    even = torch.zeros(1, 6, formatter.vocab_size)  # each token's probability is 1 / 15
+    # the target block costs log 15; the unused one log 15, over two blocks
+    expected = torch.log(torch.tensor(15.0)) * 1.5
+    torch.testing.assert_close(block_order_invariant(even, targets, num_blocks=2), expected)
+
+
+def test_block_loss_agrees_with_the_reference():
+    for case in json.loads(shared("reference/occcanine/expected.json").read_text())["loss_cases"]:
+        logits = torch.tensor(case["yhat"], requires_grad=True)
+        loss = block_order_invariant(logits, torch.tensor(case["target"]), num_blocks=case["num_blocks"])
+        loss.backward()
+        assert loss.item() == pytest.approx(case["loss"], abs=1e-5)
+        assert logits.grad is not None
+        assert logits.grad.abs().sum().item() == pytest.approx(case["grad_abs_sum"], rel=1e-5)
+
+
+def test_block_loss_is_unchanged_under_permutation_of_codes():
+    permuted = torch.from_numpy(FORMATTER.encode(["&".join(reversed(row.split("&"))) for row in ROWS])).long()
+    torch.testing.assert_close(
+        block_order_invariant(LOGITS, TARGETS, num_blocks=4), block_order_invariant(LOGITS, permuted, num_blocks=4)
+    )
+
+
+def test_parts_of_a_batch_add_up_to_it():
+    whole = {"num_rows": len(ROWS), "num_target_blocks": 4}
+    class_ids = torch.tensor([[0, -1], [1, 2], [3, -1], [0, 4], [2, -1]])
+    flat_logits = torch.randn(len(ROWS), 5, generator=torch.Generator().manual_seed(2))
+    parts = [slice(0, 2), slice(2, 5)]
+    block = sum(block_order_invariant(LOGITS[p], TARGETS[p], num_blocks=4, **whole) for p in parts)
+    flat = sum(flat_bce(flat_logits[p], class_ids[p], num_rows=len(ROWS)) for p in parts)
+    torch.testing.assert_close(block, block_order_invariant(LOGITS, TARGETS, num_blocks=4))
+    torch.testing.assert_close(flat, flat_bce(flat_logits, class_ids))
+
+
+def test_gradients_are_finite_where_a_row_has_no_code():
+    targets = TARGETS.clone()
+    targets[0, 1:-1] = PAD
+    logits = LOGITS.clone().requires_grad_()
+    block_order_invariant(logits, targets, num_blocks=4).backward()
+    assert logits.grad is not None and torch.isfinite(logits.grad).all()
+
+
+def test_flat_loss_is_mean_binary_cross_entropy():
+    class_ids = torch.tensor([[0, 2], [1, -1], [-1, -1]])
+    hot = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 0, 0]])
+    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(multi_hot(class_ids, 3), hot)
+    torch.testing.assert_close(flat_bce(logits, class_ids), F.binary_cross_entropy_with_logits(logits, hot))
+
+
+def test_target_blocks_counts_codes():
+    assert target_blocks(TARGETS, num_blocks=4).tolist() == [1, 2, 3, 1, 4]

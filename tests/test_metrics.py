@@ -1,0 +1,62 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from histocoder.formatters import build_formatter
+from histocoder.metrics import exact_set, flat_exact_set, token_matches
+
+OCC = build_formatter("occ1950", num_blocks=2)
+GENERAL = build_formatter("general", num_blocks=2, block_size=4)
+
+
+def tokens(formatter, codes: str) -> torch.Tensor:
+    return torch.from_numpy(formatter.encode([codes]))[:, 1:-1].long()
+
+
+@pytest.mark.parametrize(
+    ("truth", "guess", "right"),
+    [
+        ("100&200", "100&200", True),
+        ("100&200", "200&100", True),
+        ("100", "100&200", False),  # one too many
+        ("100&200", "100", False),
+        ("100", "100&100", True),  # a set
+        ("100", "200", False),
+    ],
+)
+def test_exact_set_is_of_sets(truth: str, guess: str, right: bool):
+    assert exact_set(tokens(OCC, truth), tokens(OCC, guess), num_blocks=2).item() is right
+
+
+@given(st.lists(st.sampled_from(["1", "22", "333", "4444"]), min_size=1, max_size=2), st.data())
+def test_exact_set_agrees_with_sets_of_decoded_codes(truth: list[str], data: st.DataObject):
+    guess = data.draw(st.lists(st.sampled_from(["1", "22", "333", "4444"]), min_size=1, max_size=2))
+    right = exact_set(tokens(GENERAL, "&".join(truth)), tokens(GENERAL, "&".join(guess)), num_blocks=2)
+    assert right.item() is (set(truth) == set(guess))
+
+
+def test_nothing_counts_behind_a_blocks_end():
+    truth = tokens(GENERAL, "22")
+    guess = truth.clone()
+    guess[0, 3] = 77  # behind the code's EOS
+    guess[0, 6] = 77  # in a block that begins with PAD
+    assert exact_set(truth, guess, num_blocks=2).all()
+
+
+def test_token_matches_by_hand():
+    correct, real = token_matches(tokens(OCC, "100&205"), tokens(OCC, "105&105"), num_blocks=2)
+    assert (correct.tolist(), real.tolist()) == ([4], [6])
+    correct, real = token_matches(tokens(OCC, "100"), tokens(OCC, "999&100"), num_blocks=2)
+    assert (correct.tolist(), real.tolist()) == ([0], [3])  # with one code, only the first block is held against it
+
+
+def test_token_matches_does_not_depend_on_order():
+    correct, real = token_matches(tokens(OCC, "100&205"), tokens(OCC, "205&100"), num_blocks=2)
+    assert correct.tolist() == real.tolist() == [6]
+
+
+def test_flat_exact_set_needs_every_class_and_no_other():
+    class_ids = torch.tensor([[0, 2], [0, 2], [0, 2], [-1, -1]])
+    logits = torch.tensor([[3.0, -3, 3], [3, 3, 3], [3, -3, -3], [-3, -3, -3]])
+    assert flat_exact_set(logits, class_ids).tolist() == [True, False, False, True]

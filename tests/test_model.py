@@ -1,0 +1,170 @@
+import json
+
+import pytest
+import torch
+from conftest import shared
+from torch import nn
+
+from histocoder.checkpoint import initial_weights
+from histocoder.config import ModelConfig
+from histocoder.decoding.greedy import greedy
+from histocoder.errors import UserError
+from histocoder.formatters import BOS, build_formatter
+from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
+
+FORMATTER = build_formatter("hisco", num_blocks=2)
+
+
+def tiny_model(**changes) -> MixerModel:
+    torch.manual_seed(1)
+    encoder = load_encoder("tiny", max_len=64)
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=FORMATTER.to_config(),
+        vocab_size=FORMATTER.vocab_size,
+        codes=("a", "b", "c"),
+        target_cols=("hisco_1", "hisco_2"),
+        max_len=64,
+        **changes,
+    )
+    return MixerModel(config, encoder).eval()
+
+
+def some_ids(lengths: list[int], width: int) -> torch.Tensor:
+    ids = torch.randint(97, 123, (len(lengths), width), generator=torch.Generator().manual_seed(0))
+    for row, length in enumerate(lengths):
+        ids[row, 0], ids[row, length - 1] = 0xE000, 0xE001
+        ids[row, length:] = 0
+    return ids
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("longest", range(3, 62))
+def test_a_trimmed_batch_is_encoded_as_a_padded_one(longest: int):
+    model = tiny_model()
+    lengths = [longest, max(longest - 3, 2)]
+    ids = some_ids(lengths, 64)
+    trimmed = ids[:, : trimmed_length(longest, 64)]
+    memory, pooled, _ = model.encode(ids)
+    short_memory, short_pooled, _ = model.encode(trimmed)
+    torch.testing.assert_close(short_pooled, pooled, atol=1e-5, rtol=0)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_trimming_rule_has_nothing_to_spare():
+    model = tiny_model()
+    changed = 0
+    for longest in range(3, 40):
+        ids = some_ids([longest], 64)
+        memory = model.encode(ids)[0][:, :longest]
+        shorter = model.encode(ids[:, : trimmed_length(longest, 64) - 4])[0][:, :longest]
+        changed += not torch.allclose(shorter, memory, atol=1e-5)
+    assert changed == len(range(3, 40))
+
+
+@torch.no_grad()
+def test_logits_do_not_depend_on_padding():
+    model = tiny_model()
+    ids, targets = some_ids([20, 9], 64), torch.from_numpy(FORMATTER.encode(["61110", "-1&41025"])).long()[:, :-2]
+    padded, trimmed = model(ids, targets), model(ids[:, : trimmed_length(20, 64)], targets)
+    torch.testing.assert_close(trimmed.seq2seq_logits, padded.seq2seq_logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(trimmed.flat_logits, padded.flat_logits, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_decoder_agrees_with_torchs_own():
+    torch.manual_seed(0)
+    ours = Decoder(18, 32, num_layers=2, num_heads=4).eval()
+    theirs = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 32, dropout=0.0, batch_first=True), 2).eval()
+    state = {k.removeprefix("decoder."): v for k, v in ours.state_dict().items() if k.startswith("decoder.")}
+    theirs.load_state_dict(state)
+    tokens, memory = torch.randint(0, 18, (3, 7)), torch.randn(3, 5, 32)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
+    hidden = theirs(
+        ours.positional_encoding(ours.token_emb(tokens)),
+        memory,
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(7),
+        memory_key_padding_mask=~mask,
+        tgt_is_causal=True,
+    )
+    torch.testing.assert_close(ours(tokens, memory, mask), ours.head(hidden), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_cached_decoding_is_uncached_decoding():
+    model = tiny_model()
+    memory, _, mask = model.encode(some_ids([20, 9, 3], 32))
+    tokens, probabilities = greedy(model.decoder, memory, mask, num_tokens=10)
+    oracle = torch.full((3, 1), BOS)
+    for position in range(10):
+        logits = model.decoder(oracle, memory, mask)[:, -1]
+        torch.testing.assert_close(probabilities[:, position], logits.softmax(-1).max(-1).values)
+        oracle = torch.cat([oracle, logits.argmax(-1, keepdim=True)], dim=1)
+    assert torch.equal(tokens, oracle)
+
+
+def test_dropout_leaves_logits_alone():
+    model = tiny_model(dropout=0.5).train()
+    torch.nn.init.zeros_(model.decoder.head.weight)
+    torch.nn.init.ones_(model.decoder.head.bias)
+    out = model(some_ids([20], 32), torch.full((1, 4), BOS))
+    assert torch.equal(out.seq2seq_logits, torch.ones_like(out.seq2seq_logits))
+
+
+def test_a_frozen_encoder_gets_no_gradient_and_no_dropout():
+    model = tiny_model()
+    model.encoder.char_embeddings.dropout.p = 0.9
+    model.freeze_encoder()
+    model.train()
+    ids = some_ids([20], 32)
+    assert torch.equal(model.encode(ids)[1], model.encode(ids)[1])
+    model(ids, torch.full((1, 4), BOS)).flat_logits.sum().backward()
+    assert all(p.grad is None for p in model.encoder.parameters())
+    assert model.linear_decoder.weight.grad is not None
+
+
+def test_published_weights_give_the_references_outputs():
+    expected = json.loads(shared("reference/occcanine/expected.json").read_text())
+    weights, codes = initial_weights(shared("reference/occcanine/last.bin"))
+    assert codes is not None and len(codes) == expected["num_classes_flat"]
+    config = ModelConfig(
+        encoder=expected["canine_config"],
+        formatter=build_formatter("hisco", num_blocks=5).to_config(),
+        vocab_size=len(weights["decoder.head.weight"]),
+        codes=codes,
+        target_cols=(),
+        mask_memory=False,
+    )
+    model = MixerModel(config).eval()
+    model.load_state_dict(weights)
+    ids, targets = torch.tensor(expected["input_ids"]), torch.tensor(expected["targets_seq2seq"])
+    with torch.no_grad():
+        memory, pooled, mask = model.encode(ids)
+        output = model(ids, targets[:, :-1])
+        tokens, probabilities = greedy(model.decoder, memory, mask, num_tokens=26)
+    close = {"atol": 1e-4, "rtol": 0}
+    torch.testing.assert_close(pooled, torch.tensor(expected["pooled"]), **close)
+    torch.testing.assert_close(memory.sum(-1), torch.tensor(expected["memory_sum"]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(output.flat_logits, torch.tensor(expected["flat_logits"]), **close)
+    torch.testing.assert_close(
+        output.seq2seq_logits[:3], torch.tensor(expected["teacher_forced_logits_first3"]), **close
+    )
+    assert torch.equal(tokens, torch.tensor(expected["greedy_tokens"]))
+    torch.testing.assert_close(probabilities, torch.tensor(expected["greedy_token_probs"])[:, 1:], **close)
+
+
+def test_encoder_from_a_folder(tmp_path):
+    encoder = load_encoder("tiny", max_len=64)
+    encoder.save_pretrained(tmp_path / "canine")
+    again = load_encoder(str(tmp_path / "canine"), max_len=64)
+    assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), again.parameters(), strict=True))
+    with pytest.raises(UserError, match="256 positions"):
+        load_encoder(str(tmp_path / "canine"), max_len=512)
+
+
+def test_unreachable_hub_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"--encoder PATH.*--encoder small"):
+        load_encoder("google/no-such-canine", max_len=128)

@@ -1,0 +1,210 @@
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import shared, write_table
+
+from histocoder.config import PrepareConfig
+from histocoder.data.examples import read_examples
+from histocoder.data.key import read_key
+from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import formatter_of, prepare
+from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+
+
+def config(table: Path, **changes) -> PrepareConfig:
+    return PrepareConfig(**{"dataset": str(table), "target_cols": ("hisco_1",), "language": "en", **changes})
+
+
+def prepared(table: Path, folder: Path, **changes) -> dict[str, pd.DataFrame]:
+    prepare(config(table, **changes), folder, say=lambda _: None)
+    names = ("data_train", "data_val", "key", "rejected")
+    return {name: pd.read_csv(folder / f"{name}.csv", dtype=str, keep_default_na=False) for name in names}
+
+
+def test_files_of_preparing(table: Path, tmp_path: Path):
+    files = prepared(table, tmp_path / "out")
+    assert list(files["data_train"].columns) == ["occ1", "lang", "hisco_1"]
+    assert len(files["data_train"]) + len(files["data_val"]) == 64
+    assert set(files["data_train"]["lang"]) == {"en"}
+    assert files["key"].to_dict("list") == {
+        "system_code": sorted({"61110", "80110", "77610", "79100", "75400", "71105", "58340", "95410"}),
+        "code": [str(i) for i in range(8)],
+    }
+    assert len(files["rejected"]) == 0
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_split_is_by_distinct_description_and_seeded(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    table.write_text("occ1,hisco_1\n" + "".join(f"title {i % 50},{10000 + i % 3}\n" for i in range(500)))
+    files = prepared(table, tmp_path / "a", share_val=0.2)
+    train, val = set(files["data_train"]["occ1"]), set(files["data_val"]["occ1"])
+    assert not train & val and len(val) == 10
+    again, other = (
+        prepared(table, tmp_path / "b", share_val=0.2),
+        prepared(table, tmp_path / "c", share_val=0.2, seed=1),
+    )
+    assert files["data_val"].equals(again["data_val"]) and not files["data_val"].equals(other["data_val"])
+    by_row = prepared(table, tmp_path / "d", share_val=0.2, split_by="row")
+    assert len(by_row["data_val"]) == 100 and set(by_row["data_val"]["occ1"]) & set(by_row["data_train"]["occ1"])
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
+def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str):
+    table = tmp_path / "t.csv"
+    rows = [
+        ("husmand og væver", "61220"),
+        ("dräng, piga", "62105"),
+        ('say "x"; y', "41025"),
+        ("nan", "-1"),
+        ("NULL", "-1"),
+    ]
+    lines = [f'"{text.replace(chr(34), chr(34) * 2)}"{separator}{code}' for text, code in rows]
+    table.write_bytes(("\r\n".join([f"occ1{separator}hisco_1", *lines]) + "\r\n").encode(encoding))
+    heard: list[str] = []
+    prepare(config(table, share_val=0.2), tmp_path / "out", say=heard.append)
+    written = pd.concat(
+        pd.read_csv(tmp_path / "out" / f"data_{part}.csv", dtype=str, na_filter=False) for part in ("train", "val")
+    )
+    assert sorted(written["occ1"]) == sorted(text for text, _ in rows)
+    assert any("cp1252" in line for line in heard) == (encoding == "cp1252")
+
+
+def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
+    frame = pd.read_csv(table)  # codes as integers
+    frame.loc[0, "hisco_1"] = None  # then as floats
+    pq.write_table(pa.Table.from_pandas(frame), tmp_path / "t.parquet")
+    from_parquet = prepared(tmp_path / "t.parquet", tmp_path / "a")
+    frame["hisco_1"] = frame["hisco_1"].astype("Int64")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    from_csv = prepared(tmp_path / "t.csv", tmp_path / "b")
+    assert from_parquet["data_train"].equals(from_csv["data_train"])
+    assert "?" not in set(from_csv["key"]["system_code"])
+
+
+def test_blank_cells_are_missing_and_no_class(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    table.write_text("occ1,a,b,c\nx,11111,  ,33333\ny,,22222,\nz,?,,\nw,44444,55555,\n")
+    files = prepared(table, tmp_path / "out", target_cols=("a", "b", "c"), share_val=0.25)
+    rows = pd.concat([files["data_train"], files["data_val"]]).set_index("occ1")[["a", "b", "c"]]
+    assert rows.loc["x"].tolist() == ["11111", "", ""]  # behind a gap nothing is read
+    assert rows.loc["y"].tolist() == ["?", "22222", ""]
+    assert rows.loc["z"].tolist() == ["?", "", ""]
+    assert files["key"]["system_code"].tolist() == ["11111", "22222", "44444", "55555"]
+
+
+def test_short_codes_stop_with_count_lines_and_ways_out(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    table.write_text('occ1,hisco_1\na,61110\n"b\nc",2000\nd,-1\n\ne,4215\n')
+    with pytest.raises(UserError, match=r"2 codes .*line 3, '2000'; line 7, '4215'.*--zero-pad-codes.*--allow-codes"):
+        prepared(table, tmp_path / "out")
+    assert not (tmp_path / "out" / "prepared.json").exists()
+    assert set(prepared(table, tmp_path / "a", zero_pad_codes=True)["key"]["system_code"]) == {
+        "61110",
+        "02000",
+        "04215",
+        "-1",
+    }
+    assert set(prepared(table, tmp_path / "b", allow_short_codes=True)["key"]["system_code"]) == {
+        "61110",
+        "2000",
+        "4215",
+        "-1",
+    }
+
+
+def test_bad_labels_stop_or_are_listed(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    table.write_text("occ1,hisco_1\na,61110\nb,611101\nc,væver\nd,41025\n,41025\n")
+    with pytest.raises(UserError, match=r"2 rows .*line 3, hisco_1: '611101' has 6 tokens.*line 4.*--drop-bad-labels"):
+        prepared(table, tmp_path / "out")
+    rejected = prepared(table, tmp_path / "out", drop_bad_labels=True)["rejected"]
+    assert rejected["line"].tolist() == ["3", "4", "6"]
+    assert rejected["reason"].str.contains("6 tokens|'v'|æ|no description").all()
+    assert rejected["hisco_1"].tolist() == ["611101", "væver", "41025"]
+
+
+def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_path: Path):
+    heard: list[str] = []
+    prepare(config(table), tmp_path / "out", say=heard.append)
+    before = (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns
+    prepare(config(table), tmp_path / "out", say=heard.append)
+    assert "Using the data prepared" in heard[-1]
+    assert (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match=r"share_val: 0.1 there, 0.2 now.*--overwrite"):
+        prepare(config(table, share_val=0.2), tmp_path / "out")
+    write_table(table, copies=2)
+    with pytest.raises(UserError, match=r"dataset: 'table.csv \(SHA-256 .*--overwrite"):
+        prepare(config(table), tmp_path / "out")
+    prepare(config(table), tmp_path / "out", overwrite=True, say=heard.append)
+    record = json.loads((tmp_path / "out" / "prepared.json").read_text())
+    assert sum(record["rows"].values()) == 128
+
+
+def test_preparing_is_vectorised_over_distinct_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = write_table(tmp_path / "t.csv", copies=40)
+    formatter = formatter_of(config(table))
+    calls = []
+    problem = type(formatter.system).problem
+    monkeypatch.setattr(type(formatter.system), "problem", lambda self, code: calls.append(code) or problem(self, code))
+    read_examples([table], ["hisco_1"], formatter)
+    assert len(calls) <= 2 * 8  # once in checking and once in encoding each of the 8 codes, of 2,560 rows
+
+
+def test_the_real_file(tmp_path: Path):
+    table = shared("data/english_occupations.csv")
+    with pytest.raises(UserError, match=r"278 codes are shorter"):
+        prepared(table, tmp_path / "out")
+    files = prepared(table, tmp_path / "out", zero_pad_codes=True)
+    known = set(pd.read_csv(shared("reference/hisco_codes.csv"), dtype=str)["hisco"])
+    assert len(files["data_train"]) + len(files["data_val"]) == 8124
+    assert set(files["key"]["system_code"]) <= known
+
+
+def test_prepared_codes_encode_and_decode(table: Path, tmp_path: Path):
+    prepare(config(table), tmp_path / "out", say=lambda _: None)
+    formatter = formatter_of(config(table))
+    key = read_key(tmp_path / "out" / "key.csv")
+    examples = read_examples([tmp_path / "out" / "data_train.csv"], ["hisco_1"], formatter, key=key)
+    targets = formatter.encode_columns([examples.codes["hisco_1"]])
+    assert formatter.decode(targets)[:, 0].tolist() == examples.codes["hisco_1"].tolist()
+
+
+def test_mixer_files_of_codes_and_of_indices_agree(tmp_path: Path):
+    (tmp_path / "key.csv").write_text("system_code,code,desc\n61110,1,Farmer\n-1,0,\n41025,2,Merchant\n")
+    (tmp_path / "codes.csv").write_text("occ1,lang,hisco_1,hisco_2\na,en,61110,41025\nb,da,-1,\n")
+    (tmp_path / "indices.csv").write_text("occ1,lang,code1,code2,code3\na,en,1,2.0, \nb,da,0,,\n")
+    key, formatter = read_key(tmp_path / "key.csv"), build_formatter("hisco", num_blocks=5)
+    assert key.codes == ("-1", "61110", "41025") and key.descriptions == {"61110": "Farmer", "41025": "Merchant"}
+    columns = [f"hisco_{i}" for i in range(1, 6)]
+    frames = [
+        read_examples([tmp_path / name], columns, formatter, key=key).codes for name in ("codes.csv", "indices.csv")
+    ]
+    assert frames[0].equals(frames[1]) and frames[0].shape == (2, 5)
+    with pytest.raises(UserError, match="--key"):
+        read_examples([tmp_path / "indices.csv"], columns, formatter)
+    (tmp_path / "bad.csv").write_text("occ1,lang,code1\na,en,1\nb,en,7\n")
+    with pytest.raises(UserError, match=r"line 3, code1: '7'"):
+        read_examples([tmp_path / "bad.csv"], columns, formatter, key=key)
+
+
+def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
+    (tmp_path / "key.csv").write_text("hisco,index,title\n61110,0,Farmer\n41025,1,Merchant\n")
+    (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\na,en,61110\nb,en,99999\n")
+    key, formatter = read_key(tmp_path / "key.csv"), build_formatter("hisco", num_blocks=5)
+    with pytest.raises(UserError, match=r"line 3, hisco_1: '99999' is not in the key"):
+        read_examples([tmp_path / "t.csv"], ["hisco_1"], formatter, key=key)
+    kept = read_examples([tmp_path / "t.csv"], ["hisco_1"], formatter, key=key, rules=LabelRules(drop_bad=True))
+    assert len(kept) == 1 and re.search("1 rows", kept.notices[-1])
+
+
+def test_the_reference_key_is_read():
+    key = read_key(shared("reference/hisco_codes.csv"))
+    assert len(key.codes) == 1919 and key.codes[2] == "-1" and key.descriptions["01110"]

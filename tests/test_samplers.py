@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from histocoder.data.samplers import BucketSampler, SequentialSampler
+from histocoder.model import trimmed_length
+
+
+def sampler(n: int, *, batch_size: int, num_replicas: int = 1, rank: int = 0, seed: int = 7) -> BucketSampler:
+    rng = np.random.default_rng(3)
+    lengths, blocks = rng.integers(5, 60, n), rng.integers(1, 4, n)
+    return BucketSampler(lengths, blocks, batch_size=batch_size, seed=seed, num_replicas=num_replicas, rank=rank)
+
+
+@given(n=st.integers(8, 200), batch_size=st.integers(1, 8), world=st.integers(1, 5), epoch=st.integers(0, 3))
+def test_every_row_once_an_epoch_whatever_the_number_of_ranks(n: int, batch_size: int, world: int, epoch: int):
+    ranks = [sampler(n, batch_size=batch_size, num_replicas=world, rank=rank) for rank in range(world)]
+    for one in ranks:
+        one.set_position(epoch, 0)
+    shares = [list(one) for one in ranks]
+    assert {len(steps) for steps in shares} == {len(ranks[0])}  # equal step counts
+    seen = np.concatenate([share.rows for steps in shares for share in steps if share.weight])
+    assert sorted(seen) == list(range(n))
+    assert all(len(share.rows) for steps in shares for share in steps)
+
+
+def test_global_batches_do_not_depend_on_the_number_of_ranks():
+    one, (first, second) = (
+        sampler(50, batch_size=8),
+        (sampler(50, batch_size=8, num_replicas=2, rank=r) for r in (0, 1)),
+    )
+    for whole, a, b in zip(one, first, second, strict=True):
+        assert set(whole.rows) == {*a.rows, *b.rows}
+        assert (whole.num_rows, whole.num_target_blocks) == (a.num_rows, a.num_target_blocks)
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    def rows(seed: int, epoch: int) -> list[list[int]]:
+        return [batch.tolist() for batch in sampler(50, batch_size=8, seed=seed).global_batches(epoch)]
+
+    assert rows(1, 0) == rows(1, 0)
+    assert rows(1, 0) != rows(1, 1) and rows(1, 0) != rows(2, 0)
+
+
+def test_an_epoch_goes_on_where_it_was_left():
+    whole, rest = sampler(50, batch_size=8), sampler(50, batch_size=8)
+    rest.set_position(0, 3)
+    assert [s.rows.tolist() for s in rest] == [s.rows.tolist() for s in list(whole)[3:]]
+
+
+def test_buckets_compute_fewer_positions_than_random_batches():
+    lengths = np.random.default_rng(0).geometric(0.05, 2000).clip(4, 120)
+    bucketed = BucketSampler(lengths, np.ones(2000, int), batch_size=32, seed=0).global_batches(0)
+    shuffled = np.random.default_rng(0).permutation(2000)
+    random_batches = [shuffled[i : i + 32] for i in range(0, 2000, 32)]
+
+    def positions(batches: list[np.ndarray]) -> int:
+        return sum(len(batch) * trimmed_length(int(lengths[batch].max()), 128) for batch in batches)
+
+    needed = sum(trimmed_length(int(length), 128) for length in lengths)
+    assert positions(bucketed) < 1.1 * needed < 0.6 * positions(random_batches)
+
+
+@pytest.mark.parametrize(("n", "world"), [(7, 2), (1, 3), (20, 1), (9, 4)])
+def test_validation_counts_each_row_once(n: int, world: int):
+    lengths = np.random.default_rng(0).integers(5, 60, n)
+    shares = [s for r in range(world) for s in SequentialSampler(lengths, batch_size=4, num_replicas=world, rank=r)]
+    assert sorted(np.concatenate([share.rows for share in shares])) == list(range(n))
