@@ -343,9 +343,9 @@ class _Run:
         self.saved_step = self.state.step
         rank = distributed.rank()
         if rank < len(checkpoint.rng["cpu"]):  # with more processes than before, the new ones keep their seeds
-            torch.set_rng_state(checkpoint.rng["cpu"][rank])
+            torch.set_rng_state(checkpoint.rng["cpu"][rank].clone())  # a view would be read beyond its end
         if self.device.type == "cuda" and rank < len(checkpoint.rng.get("cuda", ())):
-            torch.cuda.set_rng_state(checkpoint.rng["cuda"][rank], self.device)
+            torch.cuda.set_rng_state(checkpoint.rng["cuda"][rank].clone(), self.device)
 
     def interrupt(self, signum: int) -> None:
         """Save and leave, all ranks in the same step."""

@@ -167,6 +167,8 @@ def _read_csv(path: Path, columns: Sequence[str]) -> Table:
             ),
         )
     except pa.ArrowInvalid as error:
+        if "Empty CSV" in str(error):
+            raise UserError(f"{path} has a header but no rows.") from error
         if not ragged:
             reason = "a quotation mark is opened and not closed" if "straddling" in str(error) else str(error)
             raise UserError(f"{path} is not a well-formed CSV file: {reason}.") from error

@@ -1,0 +1,180 @@
+"""A user's mistakes: exit code 2, a sentence or two, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import environment, run, torchrun, write_table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import finetune
+import train_mixer
+from histocoder.cli import run_script
+
+BASE = {
+    "--dataset": "table.csv",
+    "--target-cols": "hisco_1",
+    "--encoder": "tiny",
+    "--save-path": "out",
+    "--batch-size": "8",
+    "--max-steps": "1",
+}
+
+CASES = [
+    ({"--dataset": "tabel.csv"}, r"no file tabel.csv. Did you mean table.csv"),
+    ({"--dataset": None}, r"--dataset my.csv --target-cols"),
+    ({"--target-cols": "hisco"}, r"no column 'hisco'; it has: occ1, hisco_1. Did you mean 'hisco_1'"),
+    ({"--input-col": "occ"}, r"no column 'occ'"),
+    ({"--dataset": "empty.csv"}, r"is empty"),
+    ({"--dataset": "header.csv"}, r"has a header but no rows"),
+    ({"--dataset": "ragged.csv"}, r"line 3: 3 fields"),
+    ({"--dataset": "nul.csv"}, r"NUL byte in line 2"),
+    ({"--dataset": "utf16.csv"}, r"UTF-16"),
+    ({"--dataset": "unlabelled.csv"}, r"no code at all"),
+    ({"--dataset": "one_class.csv"}, r"only one code \(61110\)"),
+    ({"--dataset": "one_text.csv"}, r"one distinct description"),
+    ({"--dataset": "short.csv"}, r"1 codes are shorter"),
+    ({"--share-val": "0"}, r"--share-val is 0"),
+    ({"--share-val": "1"}, r"--share-val is 1"),
+    ({"--share-val": "x"}, r"invalid float value: 'x'"),
+    ({"--language": "en", "--language-col": "lang"}, r"not both"),
+    ({"--batch-size": "100000"}, r"larger than the 58 rows.*--batch-size to 58"),
+    ({"--batch-size": "0"}, r"--batch-size is 0"),
+    ({"--learning-rate": "-1"}, r"--learning-rate"),
+    ({"--max-len": "30"}, r"multiple of 4"),
+    ({"--save-path": "table.csv"}, r"is a file"),
+    ({"--save-path": "table.csv/out"}, r"table.csv"),
+    ({"--save-path": "/proc/out"}, r"Can't write to /proc/out: .*Choose another folder"),
+    ({"--encoder": "google/canine-x"}, r"Could not load the encoder.*--encoder PATH.*--encoder small"),
+    ({"--encoder": "."}, r"no config.json"),
+    ({"--distributed": ""}, r"needs a launcher: torchrun --nproc_per_node=2"),
+    ({"--device": "cuda"}, r"no GPU here"),
+    ({"--resume": "nowhere"}, r"no checkpoint is there"),
+    ({"--initial-checkpoint": "nowhere"}, r"there is no nowhere"),
+    ({"--initial-checkpoint": "table.csv"}, r"no weights that can be read"),
+    ({"--only-encoder": ""}, r"--initial-checkpoint"),
+    ({"--config": "nowhere.yaml"}, r"--config nowhere.yaml can't be read"),
+    ({"--fn-word-freq": "table.csv"}, r"no column 'word'"),
+    ({"--key": "table.csv"}, r"needs the columns system_code and code"),
+    ({"--bach-size": "8"}, r"[Uu]nrecognized arguments: --bach-size"),
+    ({"--zero-pad-codes": "", "--use-within-block-sep": ""}, r"can't go with"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    write_table(tmp_path / "table.csv")
+    contents = {
+        "empty": b"",
+        "header": b"occ1,hisco_1\n",
+        "ragged": b"occ1,hisco_1\na,61110\nb,61110,x\n",
+        "nul": b"occ1,hisco_1\na\0,61110\n",
+        "utf16": "occ1,hisco_1\na,61110\n".encode("utf-16"),
+        "unlabelled": b"occ1,hisco_1\na,\nb, \n",
+        "one_class": b"occ1,hisco_1\na,61110\nb,61110\n",
+        "one_text": b"occ1,hisco_1\na,61110\na,41025\n",
+        "short": b"occ1,hisco_1\na,61110\nb,2000\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.csv").write_bytes(content)
+    return tmp_path
+
+
+def ends_in_a_sentence(script, flags: dict[str, str | None], monkeypatch, capsys) -> str:
+    argv = [part for name, value in flags.items() if value is not None for part in (name, value) if part]
+    monkeypatch.setattr(sys, "argv", ["script.py", *argv])
+    with pytest.raises(SystemExit) as ended:
+        run_script(script.main)
+    message = capsys.readouterr().err.strip()
+    assert ended.value.code == 2, message
+    assert message.startswith("error: ") and "\n" not in message and "Traceback" not in message
+    return message
+
+
+@pytest.mark.parametrize(("changes", "message"), CASES, ids=lambda value: str(value)[:40])
+def test_finetune(folder: Path, changes: dict[str, str], message: str, monkeypatch, capsys):
+    before = {path.name for path in folder.iterdir()}
+    said = ends_in_a_sentence(finetune, {**BASE, **changes}, monkeypatch, capsys)
+    assert re.search(message, said), said
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*")} - before
+    assert not any(".tmp" in name or "model.safetensors" in name or "checkpoints" in name for name in left)
+    if "out/data_train.csv" in left:  # what was prepared is whole, and used by the next run
+        assert "out/prepared.json" in left
+
+
+MIXER = {"--train-data": "table.csv", "--val-data": "table.csv", "--save-dir": "out", "--encoder": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--val-data": None}, r"--train-data a.csv --val-data v.csv"),
+        ({"--formatter": "general"}, r"needs the columns of codes"),
+        ({"--formatter": "isco"}, r"invalid choice: 'isco'"),
+        ({"--formatter": "occ1950"}, r"no column 'occ1950_1'"),
+        ({"--formatter": "occ1950", "--target-col-naming": "hisco"}, r"takes 2 columns of codes at most"),
+        ({"--train-data": "short.csv"}, r"1 codes are shorter than the block of 5, such as line 3, '2000'"),
+        ({"--batch-size": "512"}, r"larger than the 64 rows"),
+        ({"--key": "short.csv"}, r"needs the columns"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_train_mixer(folder: Path, changes: dict[str, str], message: str, monkeypatch, capsys):
+    said = ends_in_a_sentence(train_mixer, {**MIXER, **changes}, monkeypatch, capsys)
+    assert re.search(message, said), said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_is_not_writable(folder: Path, monkeypatch, capsys):
+    (folder / "out").mkdir()
+    (folder / "out").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert "Can't write" in ends_in_a_sentence(finetune, BASE, monkeypatch, capsys)
+
+
+def test_as_a_program(tmp_path: Path):
+    result = run("finetune.py", "--dataset", tmp_path / "none.csv", "--target-cols", "a", check=False)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and "error: There is no file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--target-cols", "hisco"),  # found by rank 0, which prepares
+        ("--target-cols", "hisco_1", "--batch-size", "4000"),  # found by every rank
+        ("--target-cols", "hisco_1", "--bach-size", "8"),  # found before the ranks have met
+    ],
+)
+def test_on_every_rank_at_once(tmp_path: Path, flags: tuple[str, ...]):
+    table = write_table(tmp_path / "table.csv")
+    started = time.monotonic()
+    args = ("finetune.py", "--dataset", table, "--save-path", tmp_path / "out", "--encoder", "tiny", *flags)
+    result = torchrun(*args, check=False)
+    assert result.returncode != 0 and time.monotonic() - started < 60
+    assert result.stderr.count("error: ") == 1 and "exitcode  : 2" in result.stderr
+    assert 'File "' not in result.stderr.split("torch/distributed")[0]  # no traceback of ours
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    import torch
+
+    from histocoder import distributed
+    from histocoder.errors import UserError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        with pytest.raises(UserError, match=r"2 processes .* 1 GPUs.*--nproc_per_node=1"):
+            distributed.start()
+    finally:
+        monkeypatch.setattr(distributed, "_launch", distributed.Launch())

@@ -1,0 +1,41 @@
+import pytest
+
+from histocoder.distributed import Launch, read_launch, slurm_address
+
+
+@pytest.mark.parametrize(
+    ("environ", "local_rank", "launch"),
+    [
+        ({}, None, Launch()),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+            None,
+            Launch(rank=5, world_size=8, local_rank=1, local_world_size=4, launched=True),
+        ),
+        # an older launcher says the local rank by flag alone
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 1, Launch(rank=1, world_size=2, local_rank=1, launched=True)),
+        (
+            {
+                "SLURM_STEP_NUM_TASKS": "6",
+                "SLURM_PROCID": "4",
+                "SLURM_LOCALID": "1",
+                "SLURM_NODEID": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "1,3(x1),2",
+            },
+            None,
+            Launch(rank=4, world_size=6, local_rank=1, local_world_size=2, launched=True),
+        ),
+        # plain python in an allocation of several tasks, without srun
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None, Launch()),
+    ],
+)
+def test_launchers(environ: dict[str, str], local_rank: int | None, launch: Launch):
+    assert read_launch(environ, local_rank=local_rank) == launch
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("node1", "node1"), ("node[3-5,9]", "node3"), ("a01,a02", "a01"), ("gpu-[007,009],fat", "gpu-007")],
+)
+def test_master_of_a_slurm_step(nodes: str, host: str):
+    assert slurm_address({"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "40123"}) == (host, 20123)

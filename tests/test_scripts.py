@@ -1,0 +1,270 @@
+"""The real scripts, in processes of their own: alone, under torchrun, interrupted, resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import DEADLINE, ROOT, environment, free_port, run, shared, torchrun, write_table
+from safetensors.torch import load_file
+
+TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1")
+
+
+def finetune(table: Path, out: Path, *extra: object) -> tuple[object, ...]:
+    return ("finetune.py", "--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *TINY, *extra)
+
+
+def logs(out: Path, column: str) -> list[float]:
+    with (out / "logs.csv").open(newline="") as file:
+        return [float(row[column]) for row in csv.DictReader(file) if row[column]]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(
+            weights(other)[name], tensor, atol=tolerance, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_a_run_and_its_files(table: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    extra = ("--batch-size", 8, "--max-steps", 9, "--save-interval", 3, "--eval-interval", 4, "--language", "en")
+    result = run(*finetune(table, out, *extra))
+    assert "step 9/9" in result.stdout and "validation at step 9" in result.stdout
+    assert not result.stderr
+    assert {p.name for p in out.iterdir()} == {
+        *("data_train.csv", "data_val.csv", "key.csv", "rejected.csv", "prepared.json", "args.yaml"),
+        *("config.json", "model.safetensors", "checkpoints", "best", "logs.csv"),
+    }
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]
+    assert logs(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
+    assert len(logs(out, "val_loss")) == 3 and logs(out, "lr")[-1] == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["formatter"] == {"name": "general", "num_blocks": 1, "block_size": 5, "use_within_block_sep": False}
+    assert config["languages"] == ["en", "unk"] and len(config["codes"]) == 8
+    assert not any(name.startswith("module.") for name in weights(out))
+
+    again = run(*finetune(table, out, *extra))
+    assert "Using the data prepared" in again.stdout and "Going on from step 9" in again.stdout
+
+    table_of_codes = run("-m", "histocoder", "predict", "--model", out, "--language", "en", "farmer", "nan").stdout
+    assert "farmer" in table_of_codes and "prob_1" in table_of_codes
+
+
+def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
+    run(*finetune(table, tmp_path / "a", "--batch-size", 8, "--max-steps", 4, "--augmentation-prob", 0.5))
+    args = yaml.safe_load((tmp_path / "a" / "args.yaml").read_text())
+    assert args["augmentation_prob"] == 0.5 and args["seed"] == 42
+    run("finetune.py", "--config", tmp_path / "a" / "args.yaml", "--save-path", tmp_path / "b")
+    assert_same_weights(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "c.yaml").write_text("dataset: t.csv\nbach_size: 8\n")
+    refused = run("finetune.py", "--config", tmp_path / "c.yaml", check=False)
+    assert refused.returncode == 2 and "'batch_size'" in refused.stderr
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
+def test_two_ranks_do_what_one_process_does(tmp_path: Path, launcher: str):
+    table = write_table(tmp_path / "t.csv", two_codes=True, copies=2)  # 128 rows; some batches have one code a row only
+    common = (
+        *("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 20, "--eval-interval", 10),
+        *("--share-val", 0.13, *TINY, "--dataset", table),  # an odd number of rows to validate on
+    )
+    run("finetune.py", *common, "--save-path", tmp_path / "one", "--batch-size", 8)
+    two = ("finetune.py", "--distributed", *common, "--save-path", tmp_path / "two", "--batch-size", 4)
+    if launcher == "torchrun":
+        torchrun(*two)
+    else:
+        run("-m", "torch.distributed.launch", "--nproc_per_node=2", f"--master_port={free_port()}", *two)
+    for column in ("train_loss", "val_loss", "val_loss_linear", "val_loss_seq2seq"):
+        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-5)
+    for column in ("token_acc", "seq_acc", "flat_acc", "greedy_seq_acc"):
+        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-3)
+    assert json.loads((tmp_path / "one" / "prepared.json").read_text())["rows"]["val"] % 2 == 1
+    assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
+
+
+def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
+    extra = ("--freeze-encoder", "--eval-interval", 3)
+    run(*finetune(table, tmp_path / "one", *extra, "--batch-size", 8, "--max-steps", 6))
+    torchrun(*finetune(table, tmp_path / "two", *extra, "--batch-size", 4, "--max-steps", 6))
+    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    start = tmp_path / "start"
+    run(*finetune(table, start, "--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1))  # a first step at rate 0
+    for name, tensor in weights(tmp_path / "two").items():
+        assert torch.equal(tensor, weights(start)[name]) == (name.startswith("encoder.") or "pos_embedding" in name), (
+            name
+        )
+
+
+def interrupted(args: tuple[object, ...], *, at_step: int, signum: int, launcher: tuple[str, ...] = ()) -> int:
+    """Start a run, send a signal once it has done some steps, and return how it ended."""
+    command = [sys.executable, *launcher, *map(str, args)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    started = time.monotonic()
+    try:
+        for line in process.stdout:
+            assert time.monotonic() - started < DEADLINE
+            if line.startswith(f"step {at_step}/"):
+                os.killpg(process.pid, signum) if signum == signal.SIGINT else process.send_signal(signum)
+                break
+        process.stdout.read()
+        return process.wait(timeout=DEADLINE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path, signum: int):
+    table = write_table(tmp_path / "t.csv", copies=2)
+    extra = ("--batch-size", 8, "--max-steps", 40, "--eval-interval", 10, "--save-interval", 7, "--dropout", 0.1)
+    run(*finetune(table, tmp_path / "whole", *extra))
+    args = finetune(table, tmp_path / "parts", *extra)
+    assert interrupted(args, at_step=17, signum=signum) == 128 + signum  # in the second epoch
+    saved = max(int(p.name[5:]) for p in (tmp_path / "parts" / "checkpoints").iterdir())
+    assert 17 <= saved < 40
+    rest = run(*args)
+    assert f"Going on from step {saved}" in rest.stdout and f"step {saved + 1}/40" in rest.stdout
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    for column in ("step", "train_loss", "val_loss", "lr", "grad_norm"):
+        assert logs(tmp_path / "whole", column) == logs(tmp_path / "parts", column), column
+
+
+def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
+    table = write_table(tmp_path / "t.csv", copies=2)
+    extra = ("--batch-size", 4, "--max-steps", 40, "--dropout", 0.1)
+    torchrun(*finetune(table, tmp_path / "whole", *extra))
+    args = finetune(table, tmp_path / "parts", *extra)
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
+    assert interrupted(args, at_step=17, signum=signal.SIGINT, launcher=launcher) != 0
+    rest = torchrun(*args)
+    assert "Going on from step" in rest.stdout
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
+    run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2))
+    other = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4), check=False)
+    assert other.returncode == 2 and "8 then, 4 now" in other.stderr and "--resume never" in other.stderr
+    anew = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
+    assert "Going on" not in anew.stdout and logs(tmp_path / "out", "step")[0] == 1
+
+
+def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path):
+    run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2))
+    path = tmp_path / "out" / "checkpoints" / "step-0000002" / "optimizer.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    result = run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 4), check=False)
+    assert result.returncode == 2 and "optimizer.pt is missing or damaged" in result.stderr
+
+
+def test_workers_change_nothing(table: Path, tmp_path: Path):
+    extra = ("--batch-size", 8, "--max-steps", 18)
+    run(*finetune(table, tmp_path / "none", *extra))
+    run(*finetune(table, tmp_path / "two", *extra, "--num-workers", 2, "--persistent-workers", "--prefetch-factor", 3))
+    assert_same_weights(tmp_path / "none", tmp_path / "two")
+
+
+def mixer_files(folder: Path) -> tuple[Path, Path]:
+    return write_table(folder / "train.csv", two_codes=True), write_table(folder / "val.csv", two_codes=True)
+
+
+def test_train_mixer_under_two_ranks(tmp_path: Path):
+    train, val = mixer_files(tmp_path)
+    common = ("train_mixer.py", "--train-data", train, train, "--val-data", val, *TINY, "--max-steps", 6)
+    run(*common, "--save-dir", tmp_path / "one", "--batch-size", 8)
+    torchrun(*common, "--save-dir", tmp_path / "two", "--batch-size", 4)
+    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    config = json.loads((tmp_path / "two" / "config.json").read_text())
+    assert config["formatter"]["name"] == "hisco" and config["formatter"]["num_blocks"] == 5
+
+
+def test_train_mixer_reads_indices_with_a_key(tmp_path: Path):
+    train, val = mixer_files(tmp_path)
+    key = ["-1", "58340", "61110", "71105", "75400", "77610", "79100", "80110", "95410"]
+    (tmp_path / "key.csv").write_text("system_code,code\n" + "".join(f"{code},{i}\n" for i, code in enumerate(key)))
+    for path in (train, val):
+        text = path.read_text().replace("hisco_", "code")
+        for i, code in enumerate(key):
+            text = text.replace(code, str(i))
+        path.with_suffix(".index.csv").write_text(text)
+    common = ("train_mixer.py", *TINY, "--batch-size", 8, "--max-steps", 3, "--key", tmp_path / "key.csv")
+    run(*common, "--train-data", train, "--val-data", val, "--save-dir", tmp_path / "codes")
+    indexed = (path.with_suffix(".index.csv") for path in (train, val))
+    run(*common, "--train-data", next(indexed), "--val-data", next(indexed), "--save-dir", tmp_path / "indices")
+    assert_same_weights(tmp_path / "codes", tmp_path / "indices")
+    assert len(weights(tmp_path / "codes")["linear_decoder.bias"]) == len(key)
+
+
+def test_initial_checkpoint(table: Path, tmp_path: Path):
+    run(*finetune(table, tmp_path / "first", "--batch-size", 8, "--max-steps", 2))
+    still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1)  # one step at rate 0: nothing is learnt
+    run(*finetune(table, tmp_path / "whole", *still, "--initial-checkpoint", tmp_path / "first"))
+    assert_same_weights(tmp_path / "first", tmp_path / "whole")
+
+    other = write_table(tmp_path / "other.csv", two_codes=True)
+    other.write_text(other.read_text().replace("58340", "11111"))
+    args = finetune(other, tmp_path / "encoder", *still, "--initial-checkpoint", tmp_path / "first")
+    refused = run(*args, check=False)
+    assert refused.returncode == 2 and "11111" in refused.stderr and "--only-encoder" in refused.stderr
+    run(*args, "--only-encoder")
+    for name, tensor in weights(tmp_path / "first").items():
+        if name.startswith("encoder."):
+            assert torch.equal(weights(tmp_path / "encoder")[name], tensor)
+
+
+def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
+    expected = json.loads(shared("reference/occcanine/expected.json").read_text())
+    from transformers import CanineConfig, CanineModel
+
+    CanineModel(CanineConfig(**expected["canine_config"])).save_pretrained(tmp_path / "sizes")
+    start = ("--initial-checkpoint", shared("reference/occcanine/last.bin"), "--only-encoder")
+    run(
+        *("finetune.py", "--dataset", table, "--target-cols", "hisco_1", "--save-path", tmp_path / "out"),
+        *("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1, "--encoder", tmp_path / "sizes", *start),
+    )
+    published = torch.load(shared("reference/occcanine/last.bin"), weights_only=True)["model"]
+    for name, tensor in weights(tmp_path / "out").items():
+        if name.startswith("encoder."):
+            assert torch.equal(published[name], tensor)
+
+
+def test_wandb_offline_keeps_its_run_and_is_not_imported_unasked(table: Path, tmp_path: Path):
+    extra = ("--batch-size", 8, "--max-steps", 2, "--log-wandb", "--run-name", "a name")
+    run(*finetune(table, tmp_path / "out", *extra))
+    run_id = (tmp_path / "out" / "wandb_run_id").read_text().strip()
+    run(*finetune(table, tmp_path / "out", *extra, "--max-steps", 4))
+    assert (tmp_path / "out" / "wandb_run_id").read_text().strip() == run_id
+    assert len(list((tmp_path / "out" / "wandb").glob(f"offline-run-*-{run_id}"))) >= 1
+
+    without = [str(arg) for arg in finetune(table, tmp_path / "plain", "--batch-size", 8, "--max-steps", 1)]
+    code = f"import runpy, sys; sys.argv = {without!r}; runpy.run_path('finetune.py', run_name='__main__')"
+    result = run("-c", code + "; print('wandb' in sys.modules)")
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+def test_prepare_only_prepares_and_stops(table: Path, tmp_path: Path):
+    run(*finetune(table, tmp_path / "out", "--prepare-only"))
+    assert (tmp_path / "out" / "prepared.json").exists() and not (tmp_path / "out" / "config.json").exists()
+    run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1))
+    assert (tmp_path / "out" / "model.safetensors").exists()
