@@ -32,6 +32,9 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/data.py
+
 # All GPUs of this machine: make finetune-ddp DATA=my.csv SAVE=out ARGS="--target-cols hisco_1 --language en"
 finetune-ddp: $(VENV)/.installed
 	$(BIN)/torchrun --standalone --nproc_per_node=auto finetune.py --distributed --dataset $(DATA) --save-path $(SAVE) $(ARGS)

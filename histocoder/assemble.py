@@ -148,6 +148,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         save_interval=args.save_interval,
         save_each_epoch=args.save_each_epoch,
         keep_checkpoints=args.keep_checkpoints,
+        save_format=args.save_format,
     )
 
 
@@ -163,7 +164,7 @@ def build_model(
     config = ModelConfig(
         encoder={},
         formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size,
+        vocab_size=formatter.vocab_size + 1,  # one to spare, as in published models, so that weights can be exchanged
         codes=key.codes,
         target_cols=tuple(target_cols),
         descriptions=key.descriptions,

@@ -22,6 +22,7 @@ from histocoder.model import MixerModel
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 OPTIMIZER_FILE, RNG_FILE, STATE_FILE, MANIFEST_FILE = "optimizer.pt", "rng.safetensors", "state.json", "manifest.json"
+LAST_BIN_FILE = "last.bin"
 CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
 _STEP_PREFIX = "step-"
 
@@ -148,6 +149,21 @@ def save_checkpoint(
     return final
 
 
+def save_last_bin(
+    folder: Path, model: MixerModel, *, optimizer: dict[str, Any], scheduler: dict[str, Any], step: int
+) -> None:
+    """Write `last.bin`, the dict that OccCANINE's own scripts save and load."""
+    content = {
+        "model": model.state_dict(),
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "step": step,
+        "key": {code: i for i, code in enumerate(model.config.codes)},
+    }
+    with replacing(folder / LAST_BIN_FILE) as temporary:
+        torch.save(content, temporary)
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """A run's checkpoints by step, the newest last."""
     found = (folder / CHECKPOINTS_FOLDER).glob(f"{_STEP_PREFIX}*")
@@ -254,7 +270,7 @@ def clear_run(folder: Path) -> None:
     """Delete what training has left in a run's folder; prepared data and other files stay."""
     for name in (CHECKPOINTS_FOLDER, BEST_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (CONFIG_FILE, WEIGHTS_FILE, "logs.csv", "wandb_run_id"):
+    for name in (CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "logs.csv", "wandb_run_id"):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -169,6 +169,12 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
     )
     group.add_argument("--overwrite", action="store_true", help="throw away what an earlier run left in the folder")
     group.add_argument(
+        "--save-format",
+        default="histocoder",
+        choices=("histocoder", "occcanine"),
+        help="occcanine: write last.bin in the reference's form as well, at the end",
+    )
+    group.add_argument(
         "--log-interval", type=int, default=100, metavar="N", help="steps between lines of the log (default: 100)"
     )
     group.add_argument(

@@ -175,6 +175,8 @@ class TrainConfig:
     """None: no saves between."""
     save_each_epoch: bool = False
     keep_checkpoints: int = 2
+    save_format: str = "histocoder"
+    """What is written at the end: "histocoder", or "occcanine" for `last.bin` as well."""
     num_greedy: int = 1024
     """Validation rows that are decoded freely; all are scored with teacher forcing."""
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from histocoder import distributed, losses
-from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_model
+from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_last_bin, save_model
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
@@ -81,7 +81,7 @@ def fit(
             train_epoch(run)
     run.progress.close()
     results = run.results or run.validate()
-    distributed.run_on_primary(lambda: save_model(folder, model), doing="saving the model")
+    distributed.run_on_primary(run.save_result, doing="saving the model")
     return results
 
 
@@ -333,6 +333,13 @@ class _Run:
             doing="saving a checkpoint",
         )
         self.meter.started += time.monotonic() - started
+
+    def save_result(self) -> None:
+        """Write what a finished run leaves; rank 0's part."""
+        save_model(self.folder, self.model)
+        if self.config.save_format == "occcanine":
+            optimizer, scheduler = self.optimizer.state_dict(), self.scheduler.state_dict()
+            save_last_bin(self.folder, self.model, optimizer=optimizer, scheduler=scheduler, step=self.state.step)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was saved."""

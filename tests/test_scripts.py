@@ -233,6 +233,17 @@ def test_initial_checkpoint(table: Path, tmp_path: Path):
             assert torch.equal(weights(tmp_path / "encoder")[name], tensor)
 
 
+def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    run(*finetune(table, first, "--batch-size", 8, "--max-steps", 2, "--save-format", "occcanine"))
+    saved = torch.load(first / "last.bin", weights_only=True)
+    assert set(saved) == {"model", "optimizer", "scheduler", "step", "key"} and saved["step"] == 2
+    assert saved["key"]["61110"] == 1 and len(saved["model"]["decoder.head.weight"]) == 2087
+    still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1, "--initial-checkpoint", first / "last.bin")
+    run(*finetune(table, again, *still))
+    assert_same_weights(first, again)
+
+
 def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())
     from transformers import CanineConfig, CanineModel

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import socket
+import urllib.parse
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,14 +85,34 @@ def load_encoder(name: str, *, max_len: int) -> CanineModel:
     if Path(name).exists() and not (Path(name) / "config.json").is_file():
         raise UserError(f"The encoder folder {name} has no config.json; name a folder saved by transformers.")
     try:
-        encoder = CanineModel.from_pretrained(name)
+        encoder = CanineModel.from_pretrained(name, local_files_only=not _hub_answers())
     except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
+        where = "the hub can't be reached and has left no copy here" if not _hub_answers() else _first_line(error)
         raise UserError(
-            f"Could not load the encoder {name!r} ({reason}). Give a local folder with --encoder PATH, or train from "
+            f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "
             "scratch with --encoder small."
         ) from error
     positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
     if max_len > positions:
         raise UserError(f"The encoder {name!r} has {positions} positions; set --max-len to that or less.")
     return encoder
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be asked at all; without this its client retries for half a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if urllib.request.getproxies():  # then names are resolved elsewhere
+        return True
+    url = urllib.parse.urlsplit(constants.ENDPOINT)
+    try:
+        with socket.create_connection((url.hostname, url.port or 443), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
