@@ -9,16 +9,24 @@ import argparse
 import csv
 import random
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = ["occ1", "lang", *(f"hisco_{i}" for i in range(1, 6))]
 
 SHARE_VAL = 0.1  # of the titles of each code
-# Of the rows that are made; those that repeat another are dropped, which takes more of the clean and single ones.
-SHARE_CLEAN = 0.5
-SHARE_TWO = 0.09  # with two occupations; about 0.12 of those that stay
+SHARE_CLEAN = 0.5  # of the rows
+SHARE_TWO = 0.12  # of the rows, with two occupations
+
+# The most frequent codes first: farmers, day labourers, servants, sailors, shoemakers, tailors and so on. The n-th of
+# them comes as often as 1 / (n + 2) says, each of the others as RARE says.
+COMMON = (
+    "61110 99920 54010 98135 80110 79100 95410 62105 83110 58340 41025 75400 77610 61115 64100 41030 98620 14120 71105 "
+    "93120 77310 81930 39310 77120 75220 51050 62740 13020 76145 58220 79510 56010 53100 81120 80320 57030 99930 81925"
+).split()
+RARE = 0.005
+LANGUAGES = {"en": 4, "da": 3, "se": 2, "nl": 2, "fr": 2, "ge": 2}  # how often each comes, others once
 
 AND = {
     "en": ["and", "&"],
@@ -250,8 +258,8 @@ def make_row(entry, partners, rng):
     if code.startswith("-"):
         steps = ROUGHENINGS_NONE
     elif rng.random() < SHARE_TWO:
-        others = [(t, c) for t, _, c in partners if c != code and not c.startswith("-")]
-        second, second_code = rng.choice(others)
+        others = [entry for entry in partners if entry[2] != code and not entry[2].startswith("-")]
+        second, _, second_code = rng.choices(others, weigh(others))[0]
         joint = ", " if rng.random() < 0.15 else f" {rng.choice(AND[lang])} "
         title += joint + second
         codes.append(second_code)
@@ -266,26 +274,29 @@ def key_of(text):
     return text.strip().casefold()
 
 
-def make_rows(titles, num_rows, taken, rng):
-    """Make rows, going round all titles until there are enough; none repeats another or a taken one.
+def weigh(titles):
+    """How often each title comes: by its code and its language, with which the titles of both share alike."""
+    alike = Counter((code, lang) for _, lang, code in titles)
+    rank = {code: n for n, code in enumerate(COMMON)}
+    often = {code: 1 / (rank[code] + 2) if code in rank else RARE for _, _, code in titles}
+    return [LANGUAGES.get(lang, 1) * often[code] / alike[code, lang] for _, lang, code in titles]
 
-    `taken` is a set of keys, see `key_of`; it stays as it is.
+
+def make_rows(titles, num_rows, taken, rng):
+    """Make rows; they repeat each other as those of archives do, but none repeats a taken one.
+
+    `taken` is a set of keys, see `key_of`.
     """
     by_lang = defaultdict(list)
     for entry in titles:
         by_lang[entry[1]].append(entry)
-    rows, seen = [], set(taken)
-    for _ in range(1000):  # rounds; far more than are needed
-        order = list(titles)
-        rng.shuffle(order)
-        for entry in order:
-            if len(rows) == num_rows:
-                return rows
+    rows = []
+    while len(rows) < num_rows:
+        for entry in rng.choices(titles, weigh(titles), k=num_rows - len(rows)):
             row = make_row(entry, by_lang[entry[1]], rng)
-            if key_of(row[0]) not in seen:
-                seen.add(key_of(row[0]))
+            if key_of(row[0]) not in taken:
                 rows.append(row)
-    raise SystemExit(f"{num_rows} rows are too many for {len(titles)} titles.")
+    return rows
 
 
 def write_rows(path, rows):
