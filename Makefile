@@ -16,9 +16,10 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 
 demo: $(VENV)/.installed
 	$(BIN)/python finetune.py --dataset data/train.csv --language-col lang --target-cols hisco_1 hisco_2 \
-	  --encoder small --num-epochs 4 --log-interval 50 --save-path demo --overwrite
-	$(BIN)/histocoder predict --model demo --language en "wine and spirit merchant" "retired boot maker" "farmer and miller"
-	$(BIN)/histocoder predict --model demo --language da "husmand og væver"
+	  --encoder small --batch-size 32 --num-epochs 4 --augmentation-prob 0 --unk-lang-prob 0 \
+	  --log-interval 200 --save-path demo --overwrite
+	$(BIN)/histocoder predict --model demo --language en "boot and shoe maker" "farmer and miller" "retired schoolmaster"
+	$(BIN)/histocoder predict --model demo --language da "husmand og væver" "smedemester"
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest

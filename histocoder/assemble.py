@@ -22,7 +22,6 @@ from histocoder.checkpoint import (
     load_checkpoint,
     read_model_config,
 )
-from histocoder.cli import FINETUNE_LEARNING_RATE, SCRATCH_LEARNING_RATE
 from histocoder.config import AugmentConfig, LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
@@ -132,11 +131,10 @@ def train(
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
     """The training configuration that the arguments describe; raises UserError where it makes no sense."""
-    from_scratch = args.encoder in PRESETS and args.initial_checkpoint is None
     return TrainConfig(
         batch_size=args.batch_size,
         num_epochs=args.num_epochs,
-        learning_rate=args.learning_rate or (SCRATCH_LEARNING_RATE if from_scratch else FINETUNE_LEARNING_RATE),
+        learning_rate=args.learning_rate,
         seq2seq_weight=args.seq2seq_weight,
         weight_decay=args.weight_decay,
         warmup_pct=args.warmup_pct,

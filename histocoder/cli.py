@@ -16,6 +16,7 @@ from histocoder.model import PRESETS
 
 DEFAULT_ENCODER = "google/canine-s"
 FINETUNE_LEARNING_RATE, SCRATCH_LEARNING_RATE = 2e-5, 1e-3
+SCRATCH_EPOCHS = 15
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         path = first.parse_known_args(argv)[0].config
         if path is not None:
             self.set_defaults(**self._read_config(path))
-        return self.parse_args(argv)
+        return _resolve_defaults(self.parse_args(argv))
 
     def _read_config(self, path: str) -> dict[str, Any]:
         try:
@@ -60,6 +61,18 @@ class Parser(argparse.ArgumentParser):
                 raise UserError(f"--config {path}: no flag {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         values.pop("config", None)
         return values
+
+
+def _resolve_defaults(args: argparse.Namespace) -> argparse.Namespace:
+    """Fill in the defaults that depend on whether a model is trained from scratch."""
+    if hasattr(args, "encoder"):
+        from_scratch = args.encoder in PRESETS and args.initial_checkpoint is None
+        if args.learning_rate is None:
+            args.learning_rate = SCRATCH_LEARNING_RATE if from_scratch else FINETUNE_LEARNING_RATE
+        if args.num_epochs is None:
+            args.num_epochs = max(args.default_num_epochs, SCRATCH_EPOCHS if from_scratch else 0)
+        del args.default_num_epochs
+    return args
 
 
 def add_data_arguments(parser: Parser) -> None:
@@ -101,9 +114,13 @@ def add_model_arguments(parser: Parser) -> None:
 
 def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, seq2seq_weight: float) -> None:
     """Flags for fitting; the defaults that differ between the scripts are arguments."""
+    parser.set_defaults(default_num_epochs=num_epochs)
     group = parser.add_argument_group("training")
     group.add_argument(
-        "--num-epochs", type=int, default=num_epochs, metavar="N", help=f"passes over the data (default: {num_epochs})"
+        "--num-epochs",
+        type=int,
+        metavar="N",
+        help=f"passes over the data (default: {num_epochs}; {SCRATCH_EPOCHS} or more from scratch)",
     )
     group.add_argument("--max-steps", type=int, metavar="N", help="end after so many steps (default: by --num-epochs)")
     group.add_argument(

@@ -41,6 +41,14 @@ class Attention(nn.Module):
         keys, values = F.linear(x, self.in_proj_weight[dim:], self.in_proj_bias[dim:]).chunk(2, dim=-1)
         return self._heads(keys), self._heads(values)
 
+    def attend_paths(self, queries: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        """Attention of each query to keys of its own, as `attend`; each list holds one (B, heads, L, …) a position."""
+        scale = queries.shape[-1] ** -0.5
+        scores = torch.stack([(queries * k).sum(-1) for k in keys], dim=-1) * scale  # (B, heads, L, positions)
+        weights = scores.softmax(-1)
+        mixed = sum(weights[..., i, None] * v for i, v in enumerate(values))
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
         """Attention's output, of shape (B, L, dim)."""
         mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
@@ -71,6 +79,17 @@ class DecoderLayer(nn.Module):
         """One position: `x` (B, 1, dim), with the positions before it in `layer`."""
         keys, values = layer.append(*self.self_attn.keys_values(x))
         x = self.norm1(x + self.dropout(self.self_attn.attend(self.self_attn.queries(x), keys, values)))
+        return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
+
+    def step_tree(self, x: Tensor, layer: TreeLayerCache, paths: list[Tensor], memory_mask: Tensor | None) -> Tensor:
+        """One level: `x` (B, W, dim), each with the positions that its path names in the levels before."""
+        own_keys, own_values = self.self_attn.keys_values(x)
+        before = zip(paths, layer.keys, layer.values, strict=True)
+        chosen = [(_take(keys, path), _take(values, path)) for path, keys, values in before]
+        keys, values = [*(k for k, _ in chosen), own_keys], [*(v for _, v in chosen), own_values]
+        layer.keys.append(own_keys)
+        layer.values.append(own_values)
+        x = self.norm1(x + self.dropout(self.self_attn.attend_paths(self.self_attn.queries(x), keys, values)))
         return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
 
     def _after_self_attention(self, x: Tensor, keys: Tensor, values: Tensor, memory_mask: Tensor | None) -> Tensor:
@@ -106,6 +125,32 @@ class DecoderCache:
     layers: list[LayerCache]
     length: int = field(default=0)
     """Positions decoded so far."""
+
+
+@dataclass
+class TreeLayerCache:
+    """Keys and values of one layer: of the memory, and of each level decoded so far (B, heads, W, dim / heads)."""
+
+    memory_keys: Tensor
+    memory_values: Tensor
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class TreeCache:
+    """What decoding a tree, level by level, carries from one level to the next."""
+
+    memory_mask: Tensor | None
+    """True where memory may be attended to, of shape (B, 1, 1, S)."""
+    layers: list[TreeLayerCache]
+    paths: list[Tensor] = field(default_factory=list)
+    """For each level before the newest, where the newest level's nodes have their ancestors in it, of shape (B, W)."""
+
+
+def _take(x: Tensor, places: Tensor) -> Tensor:
+    """Some of the positions of `x` (B, heads, W, d), row by row: `places` (B, V) -> (B, heads, V, d)."""
+    return x.gather(2, places[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 class TokenEmbedding(nn.Module):
@@ -220,3 +265,33 @@ class Decoder(nn.Module):
             x = layer.step(x, layer_cache, cache.memory_mask)  # type: ignore[operator]
         cache.length += 1
         return self.head(x[:, 0])
+
+    def start_tree(self, memory: Tensor, memory_mask: Tensor | None = None) -> TreeCache:
+        """Begin decoding a tree of sequences for each row, level by level; for arguments see `forward`."""
+        layers = [TreeLayerCache(*layer.multihead_attn.keys_values(memory)) for layer in self.decoder.layers]  # type: ignore[operator, union-attr]
+        return TreeCache(None if memory_mask is None else memory_mask[:, None, None, :], layers)
+
+    def step_tree(self, tokens: Tensor, parents: Tensor, cache: TreeCache) -> Tensor:
+        """Predict what follows each node of the next level.
+
+        Parameters
+        ----------
+        tokens : Tensor of int, of shape (B, W)
+            The newest token of each node.
+        parents : Tensor of int, of shape (B, W)
+            Where each node's parent stands in the level before; of no meaning in the first.
+        cache : TreeCache
+
+        Returns
+        -------
+        Tensor of shape (B, W, vocab_size)
+            Logits.
+        """
+        depth = len(cache.layers[0].keys)
+        cache.paths = [path.gather(1, parents) for path in cache.paths]
+        if depth:
+            cache.paths.append(parents)
+        x = self.dropout(self.token_emb(tokens) + self.positional_encoding.pos_embedding[depth, 0])
+        for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
+            x = layer.step_tree(x, layer_cache, cache.paths, cache.memory_mask)  # type: ignore[operator]
+        return self.head(x)
