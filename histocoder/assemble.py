@@ -27,6 +27,7 @@ from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
 from histocoder.data.key import Key
+from histocoder.data.normalize import normalize
 from histocoder.data.table import read_table
 from histocoder.engine import fit
 from histocoder.errors import UserError
@@ -95,7 +96,7 @@ def train(
     )
     train_data, val_data = (
         OccupationDataset(
-            examples.texts,
+            normalize(examples.texts, model.config.text_normalization),
             examples.langs,
             examples.codes,
             formatter=formatter,
@@ -170,6 +171,7 @@ def build_model(
         decoder_dim_feedforward=args.decoder_dim_feedforward,
         dropout=args.dropout,
         max_len=args.max_len,
+        text_normalization=args.text_normalization,
     )
     if args.initial_checkpoint is None:
         if args.only_encoder:
@@ -242,6 +244,7 @@ def _settings(args: argparse.Namespace, examples: Examples, formatter: Formatter
         "--encoder": args.encoder,
         "--freeze-encoder": args.freeze_encoder,
         "--max-len": args.max_len,
+        "--text-normalization": args.text_normalization,
         "--seed": args.seed,
         "rows a step (--batch-size × processes)": args.batch_size * distributed.world_size(),
     }

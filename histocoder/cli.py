@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import yaml
 
 from histocoder import distributed
+from histocoder.data.normalize import NORMALIZATIONS
 from histocoder.errors import Interrupted, UserError
 from histocoder.model import PRESETS
 
@@ -106,6 +107,12 @@ def add_model_arguments(parser: Parser) -> None:
     group.add_argument("--only-encoder", action="store_true", help="take only the encoder of --initial-checkpoint")
     group.add_argument("--freeze-encoder", action="store_true", help="train the decoder and the flat head only")
     group.add_argument("--max-len", type=int, default=128, metavar="N", help="characters of an input (default: 128)")
+    group.add_argument(
+        "--text-normalization",
+        default="none",
+        choices=NORMALIZATIONS,
+        help="lower_ascii: væver is read as vaever, as by published models (default: none)",
+    )
     group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of decoder and heads (default: 0)")
     group.add_argument(
         "--decoder-dim-feedforward", type=int, metavar="N", help="decoder's inner width (default: the encoder's width)"

@@ -97,6 +97,10 @@ class ModelConfig:
     """Whether the decoder leaves padded positions out."""
     pad_to: int | None = None
     """Positions that every input is padded to; None trims each batch."""
+    text_normalization: str = "none"
+    """See `data.normalize`."""
+    thresholds: dict[str, float] = field(default_factory=dict)
+    """By language, the probability from which the flat head's classes count; "*" for all others."""
 
     def __post_init__(self) -> None:
         _require(self.max_len >= 16 and self.max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from histocoder.checkpoint import load_model
+from histocoder.checkpoint import load_model, save_model
 from histocoder.data.dataset import TokenizedTexts, join_language
+from histocoder.data.normalize import normalize
 from histocoder.data.samplers import SequentialSampler
+from histocoder.decoding.confidence import set_probability
 from histocoder.decoding.greedy import greedy
+from histocoder.decoding.search import full_search, top_k_search
+from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
-from histocoder.formatters import formatter_from_config
+from histocoder.formatters import PAD, formatter_from_config
 from histocoder.model import MixerModel
 
-MODES = ("greedy", "flat")
+MODES = ("greedy", "flat", "topk", "full")
+_NODES_AT_ONCE = 1 << 15  # rows × codes that a search holds in memory
+
+
+class Prediction(NamedTuple):
+    """Codes of n descriptions, the first or most probable first."""
+
+    codes: np.ndarray
+    """Strings of shape (n, width); None where there is none."""
+    probs: np.ndarray
+    """Each code's probability, of shape (n, width); NaN where there is none."""
+    conf: np.ndarray
+    """Of the whole prediction, of shape (n,)."""
 
 
 class Coder:
@@ -30,6 +49,13 @@ class Coder:
     device : str, optional
         By default a GPU if there is one.
 
+    Attributes
+    ----------
+    system : str
+        What the codes' columns are called: the common stem of the target columns, else the formatter's name.
+    codes : tuple of str
+        The codes of the model's key.
+
     Examples
     --------
     coder = Coder.from_pretrained("out")
@@ -40,18 +66,35 @@ class Coder:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = model.to(self.device).eval()
         self.formatter = formatter_from_config(model.config.formatter)
+        self.codes = model.config.codes
         self.system = _stem(model.config.target_cols) or self.formatter.name
+        self._trie: CodeTrie | None = None
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, device: str | None = None) -> Coder:
-        """Open a run's folder, or any other with its `config.json` and `model.safetensors`.
+    def from_pretrained(cls, path_or_hub_id: str | Path, device: str | None = None) -> Coder:
+        """Open a model.
+
+        Parameters
+        ----------
+        path_or_hub_id : path
+            A run's folder, one of its checkpoints', any other with `config.json` and `model.safetensors`, or the name
+            of a Hugging Face hub repo of the same form.
+        device : str, optional
 
         Raises
         ------
         UserError
             Where there is no model, or one of a newer format version.
         """
-        return cls(load_model(Path(path)), device)
+        return cls(load_model(_local_folder(path_or_hub_id)), device)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors`; `from_pretrained` reads them."""
+        save_model(Path(folder), self.model)
+
+    def describe(self, code: str) -> str | None:
+        """What a code means, where the key says so."""
+        return self.model.config.descriptions.get(code)
 
     def predict(
         self,
@@ -59,8 +102,11 @@ class Coder:
         lang: str | Sequence[str] | pd.Series = "unk",
         *,
         mode: str = "greedy",
-        threshold: float = 0.5,
+        k: int = 5,
+        threshold: float | None = None,
+        constrain: bool | None = None,
         batch_size: int = 256,
+        progress: bool = True,
     ) -> pd.DataFrame:
         """Code descriptions.
 
@@ -68,89 +114,254 @@ class Coder:
         ----------
         texts : str, or sequence or Series of str, of n descriptions
             A missing or blank one gets missing codes.
-        lang : str, or sequence of n
+        lang : str, or sequence or Series of n
             Language of all, or of each.
-        mode : {"greedy", "flat"}
-            The sequence decoder, or the classes that the flat head puts above `threshold`, the most probable first.
-        threshold : float
+        mode : {"greedy", "flat", "topk", "full"}
+            greedy: the sequence decoder, all its blocks. flat: the linear head. topk: the `k` most probable codes of
+            the decoder's first block, exactly. full: the probability there of every code of the key.
+        k : int
+            Codes of topk, and of flat without a threshold.
+        threshold : float, optional
+            flat gives the classes above it; by default above the model's own of the language, if it has any.
+        constrain : bool, optional
+            Whether only codes of the key may come; topk and full always do that, greedy not by default.
         batch_size : int
+        progress : bool
+            Whether to show a bar.
 
         Returns
         -------
         DataFrame
-            With the input's index and order: for each code `{system}_1`, `prob_1` and so on.
+            With the input's index and order. For each code `{system}_1`, `prob_1`, and `desc_1` where the key has
+            descriptions; a missing code is None. `conf` is greedy's probability of the set of codes, in whatever order
+            they are written, and elsewhere the best code's. Of full, a column for each code of the key instead.
 
         Raises
         ------
         UserError
-            For an unknown mode.
+            For a mode that there is not, or that the arguments do not fit.
         """
         if mode not in MODES:
             raise UserError(f"There is no mode {mode!r}; there are {', '.join(MODES)}.")
+        if constrain is False and mode in ("topk", "full"):
+            raise UserError(f"The mode {mode!r} gives codes of the key only; leave constrain away.")
+        if k < 1:
+            raise UserError(f"k is {k}; it must be 1 or more.")
+        rows = self._distinct(texts, lang)
+        table = rows.distinct
+        batches = self._batches(table, batch_size if mode in ("greedy", "flat") else self._search_batch(batch_size))
+        bar = tqdm(total=len(table), unit="text", disable=not progress or len(table) <= batch_size, leave=False)
+        parts: list[tuple[np.ndarray, Prediction]] = []
+        for places, input_ids in batches:
+            limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
+            part = self.predict_batch(input_ids, mode=mode, k=k, thresholds=limits, constrain=bool(constrain))
+            parts.append((places, part))
+            bar.update(len(places))
+        bar.close()
+        prediction = _join(parts, len(table))
+        frame = self._full_frame(prediction) if mode == "full" else self._frame(prediction)
+        frame = frame.iloc[rows.place]
+        frame.index = rows.index
+        return frame
+
+    @torch.inference_mode()
+    def predict_batch(
+        self,
+        input_ids: Tensor,
+        *,
+        mode: str,
+        k: int = 5,
+        thresholds: Tensor | None = None,
+        constrain: bool = False,
+    ) -> Prediction:
+        """Code a batch of tokenised descriptions; see `predict`.
+
+        Parameters
+        ----------
+        input_ids : Tensor of int, of shape (B, S)
+            See `MixerModel.encode`.
+        thresholds : Tensor of shape (B,), optional
+            For flat; without them the best `k` classes come.
+        """
+        memory, pooled, memory_mask = self.model.encode(input_ids)
+        decoder = self.model.decoder
+        if mode == "flat":
+            return self._flat(pooled, k, thresholds)
+        if mode == "topk":
+            places, best = top_k_search(decoder, memory, memory_mask, self._code_trie(), k=k)
+            codes = np.array(self.codes, dtype=object)[places.cpu().numpy()]
+            return Prediction(codes, _numpy(best), _numpy(best[:, 0]))
+        if mode == "full":
+            full = _numpy(full_search(decoder, memory, memory_mask, self._code_trie()))
+            return Prediction(np.empty((len(full), 0), dtype=object), full, full.max(1))
+        num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
+        tokens, token_probs = greedy(
+            decoder,
+            memory,
+            memory_mask,
+            num_tokens=num_blocks * block_size,
+            block_size=block_size,
+            trie=self._code_trie() if constrain else None,
+        )
+        codes = self.formatter.decode(tokens.cpu().numpy())
+        probs = _numpy(token_probs.unflatten(1, (num_blocks, -1)).prod(-1))
+        unused = tokens[:, 1::block_size].eq(PAD).repeat_interleave(block_size, dim=1)
+        written = tokens[:, 1:].masked_fill(unused, PAD)
+        conf = set_probability(decoder, memory, memory_mask, written, num_blocks=num_blocks)
+        return Prediction(codes, np.where(pd.isna(codes), np.nan, probs), _numpy(conf))
+
+    @torch.inference_mode()
+    def embed(
+        self,
+        texts: str | Sequence[str | None] | pd.Series,
+        lang: str | Sequence[str] | pd.Series = "unk",
+        *,
+        batch_size: int = 256,
+    ) -> np.ndarray:
+        """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
+        rows = self._distinct(texts, lang)
+        pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
+        for places, input_ids in self._batches(rows.distinct, batch_size):
+            pooled[places] = self.model.encode(input_ids)[1].float().cpu().numpy()
+        return pooled[rows.place]
+
+    def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
+        probabilities = self.model.linear_decoder(pooled).float().sigmoid()
+        if thresholds is None:
+            width = min(k, probabilities.shape[1])
+        else:
+            width = max(int((probabilities > thresholds[:, None]).sum(1).max()), 1)
+        best = probabilities.topk(width)
+        codes, probs = np.array(self.codes, dtype=object)[best.indices.cpu().numpy()], _numpy(best.values)
+        conf = probs[:, 0].copy()
+        if thresholds is not None:
+            below = probs <= _numpy(thresholds)[:, None]
+            codes[below], probs[below] = None, np.nan
+        return Prediction(codes, probs, conf)
+
+    def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor | None:
+        """Each row's threshold of the flat head; None where there is none to apply."""
+        known = self.model.config.thresholds
+        if threshold is None and not known:
+            return None
+        values = [threshold if threshold is not None else known.get(lang, known.get("*", 0.5)) for lang in langs]
+        return torch.tensor(values, device=self.device)
+
+    def _code_trie(self) -> CodeTrie:
+        if self._trie is None:
+            self._trie = CodeTrie(self.codes, self.formatter).to(self.device)
+        return self._trie
+
+    def _search_batch(self, batch_size: int) -> int:
+        return max(1, min(batch_size, _NODES_AT_ONCE // len(self.codes)))
+
+    def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Batches of like lengths: their places, and token ids of shape (B, S)."""
+        config = self.model.config
+        normal = normalize(distinct["text"].tolist(), config.text_normalization)
+        joined = join_language(normal, distinct["lang"].tolist())
+        num_cut = sum(len(text) > config.max_len - 2 for text in joined)
+        if num_cut:
+            warnings.warn(
+                f"{num_cut:,} descriptions are longer than {config.max_len} characters, language included, and cut.",
+                stacklevel=3,
+            )
+        texts = TokenizedTexts(joined, max_len=config.max_len)
+        for share in SequentialSampler(texts.lengths, batch_size=batch_size):
+            ids = texts.pad(share.rows, max_len=config.max_len, num_positions=config.pad_to)
+            yield share.rows, torch.from_numpy(ids).to(self.device)
+
+    def _distinct(self, texts: str | Sequence[str | None] | pd.Series, lang: str | Sequence[str] | pd.Series) -> _Rows:
         series = (
             texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
         )
-        langs = (
-            pd.Series(lang, index=series.index) if isinstance(lang, str) else pd.Series(list(lang), index=series.index)
-        )
-        pairs = pd.DataFrame({"text": series.astype(object), "lang": langs.astype(object)})
-        known = pairs["text"].notna() & (pairs["text"].astype(str).str.strip() != "")
-        distinct = pairs[known].drop_duplicates()
-        codes, probs = self._predict_distinct(distinct, mode, threshold, batch_size)
+        values = series.to_numpy(dtype=object)
+        langs = np.full(len(values), lang, dtype=object) if isinstance(lang, str) else np.asarray(lang, dtype=object)
+        if len(langs) != len(values):
+            raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
+        langs = self._known_languages(langs)
+        missing = np.array([not isinstance(text, str) or not text.strip() for text in values], dtype=bool)
+        pairs = pd.DataFrame({"text": values, "lang": langs})
+        place = np.full(len(pairs), -1)
+        present = pairs[~missing]
+        place[~missing] = present.groupby(["text", "lang"], sort=False).ngroup().to_numpy()
+        distinct = present.drop_duplicates().reset_index(drop=True)
+        return _Rows(distinct, place, series.index)
 
-        position = pd.MultiIndex.from_frame(distinct).get_indexer(pd.MultiIndex.from_frame(pairs.where(known)))
+    def _known_languages(self, langs: np.ndarray) -> np.ndarray:
+        """Languages that the model knows as they are, and "unk" in place of all others, with a warning."""
+        known = self.model.config.languages
+        langs = np.where(pd.isna(langs), "unk", langs)
+        strange = sorted(set(langs.tolist()) - {*known, "unk"}) if known else []
+        if strange:
+            warnings.warn(
+                f"The model does not know the language {', '.join(strange)} and takes it as unknown (unk); it knows "
+                f"{', '.join(known)}.",
+                stacklevel=4,
+            )
+            langs = np.where(np.isin(langs, strange), "unk", langs)
+        return langs
+
+    def _frame(self, prediction: Prediction) -> pd.DataFrame:
         columns: dict[str, np.ndarray] = {}
-        for i in range(codes.shape[1]):
-            columns[f"{self.system}_{i + 1}"] = codes[position, i]
-            columns[f"prob_{i + 1}"] = probs[position, i]
-        return pd.DataFrame(columns, index=series.index)
+        descriptions = self.model.config.descriptions
+        for i in range(prediction.codes.shape[1]):
+            codes = prediction.codes[:, i]
+            columns[f"{self.system}_{i + 1}"] = codes
+            columns[f"prob_{i + 1}"] = prediction.probs[:, i]
+            if descriptions:
+                columns[f"desc_{i + 1}"] = np.array([descriptions.get(code) for code in codes], dtype=object)
+        columns["conf"] = prediction.conf
+        return pd.DataFrame(columns)
 
-    def _predict_distinct(
-        self, distinct: pd.DataFrame, mode: str, threshold: float, batch_size: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        codes = np.full((len(distinct) + 1, self.formatter.num_blocks), None, dtype=object)
-        probs = np.full((len(distinct) + 1, self.formatter.num_blocks), np.nan)  # the last row is for missing texts
-        predict_batch = self._greedy if mode == "greedy" else lambda ids: self._flat(ids, threshold)
-        for rows, input_ids in self._batches(distinct, batch_size):
-            codes[rows], probs[rows] = predict_batch(input_ids)
-        return codes, probs
+    def _full_frame(self, prediction: Prediction) -> pd.DataFrame:
+        return pd.DataFrame(prediction.probs, columns=list(self.codes))
 
-    def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Batches of like lengths: their rows, and token ids of shape (B, S)."""
-        config = self.model.config
-        joined = join_language(distinct["text"].tolist(), distinct["lang"].tolist())
-        texts = TokenizedTexts(joined, max_len=config.max_len)
-        for share in SequentialSampler(texts.lengths, batch_size=batch_size):
-            yield share.rows, torch.from_numpy(texts.pad(share.rows, max_len=config.max_len)).to(self.device)
 
-    @torch.inference_mode()
-    def _greedy(self, input_ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Codes and each one's probability given those before it, both of shape (B, num_blocks)."""
-        memory, _, memory_mask = self.model.encode(input_ids)
-        num_tokens = self.formatter.num_blocks * self.formatter.block_size
-        tokens, probabilities = greedy(self.model.decoder, memory, memory_mask, num_tokens=num_tokens)
-        codes = self.formatter.decode(tokens.cpu().numpy())
-        probs = probabilities.unflatten(1, (self.formatter.num_blocks, -1)).prod(-1).cpu().numpy().astype(float)
-        return codes, np.where(codes == None, np.nan, probs)  # noqa: E711
+class _Rows(NamedTuple):
+    """The distinct descriptions of some rows."""
 
-    @torch.inference_mode()
-    def _flat(self, input_ids: Tensor, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-        """The most probable classes above the threshold, and their probabilities, both of shape (B, num_blocks)."""
-        _, pooled, _ = self.model.encode(input_ids)
-        probabilities = self.model.linear_decoder(pooled).float().sigmoid()
-        best = probabilities.topk(min(self.formatter.num_blocks, probabilities.shape[1]))
-        codes = np.full((len(input_ids), self.formatter.num_blocks), None, dtype=object)
-        probs = np.full(codes.shape, np.nan)
-        values, indices = best.values.cpu().numpy(), best.indices.cpu().numpy()
-        above = values > threshold
-        rows, columns = np.nonzero(above)
-        codes[rows, columns] = np.array(self.model.config.codes, dtype=object)[indices[above]]
-        probs[rows, columns] = values[above]
-        return codes, probs
+    distinct: pd.DataFrame
+    """`text` and `lang`."""
+    place: np.ndarray
+    """Where each row's description stands among them; -1 where it is missing."""
+    index: pd.Index
 
-    def describe(self, code: str) -> str | None:
-        """What a code means, where the key says so."""
-        return self.model.config.descriptions.get(code)
+
+def _join(parts: list[tuple[np.ndarray, Prediction]], num_rows: int) -> Prediction:
+    """Put batches in order; one row more stands at the end, of a missing description."""
+    code_width = max((part.codes.shape[1] for _, part in parts), default=1)
+    prob_width = max((part.probs.shape[1] for _, part in parts), default=1)
+    codes = np.full((num_rows + 1, code_width), None, dtype=object)
+    probs, conf = np.full((num_rows + 1, prob_width), np.nan), np.full(num_rows + 1, np.nan)
+    for places, part in parts:
+        codes[places, : part.codes.shape[1]] = part.codes
+        probs[places, : part.probs.shape[1]] = part.probs
+        conf[places] = part.conf
+    return Prediction(codes, probs, conf)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.double().cpu().numpy()
+
+
+def _local_folder(path_or_hub_id: str | Path) -> Path:
+    """A model's folder, fetched from the hub where it is none here."""
+    path = Path(path_or_hub_id)
+    if path.is_dir():
+        return path
+    name = str(path_or_hub_id)
+    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"There is no model folder {name}.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    from histocoder.model.encoder import hub_answers
+
+    try:
+        return Path(snapshot_download(name, local_files_only=not hub_answers()))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise UserError(f"There is no model folder {name}, and the hub gives none of that name.") from error
 
 
 def _stem(columns: Sequence[str]) -> str:

@@ -62,7 +62,13 @@ def validate(
         right = torch.zeros((), device=device)
         if freely.any():
             mask = None if memory_mask is None else memory_mask[freely]
-            tokens, _ = greedy(model.decoder, memory[freely], mask, num_tokens=true.shape[1])
+            tokens, _ = greedy(
+                model.decoder,
+                memory[freely],
+                mask,
+                num_tokens=true.shape[1],
+                block_size=true.shape[1] // num_blocks,
+            )
             right = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks).sum()
         parts = (
             target_loss.sum(),

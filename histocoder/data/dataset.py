@@ -66,10 +66,10 @@ class TokenizedTexts:
         ids = self.ids[self.offsets[row] + 1 : self.offsets[row + 1] - 1]
         return ids.tobytes().decode("utf-32-le", "surrogatepass")
 
-    def pad(self, rows: np.ndarray, *, max_len: int) -> np.ndarray:
-        """Some texts as one array of shape (len(rows), S), 0 behind each; S is what `trimmed_length` says."""
+    def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
+        """Some texts as one array of shape (len(rows), S), 0 behind each; S is by default `trimmed_length`'s."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
-        num_positions = trimmed_length(int(lengths.max()), max_len)
+        num_positions = num_positions or trimmed_length(int(lengths.max()), max_len)
         padded = np.full((len(rows), num_positions), PAD_ID, dtype=np.int32)
         padded[np.arange(num_positions) < lengths[:, None]] = self.ids[_ragged(starts, lengths)]
         return padded

@@ -5,12 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from histocoder.formatters.tokens import BOS
+from histocoder.decoding.trie import CodeTrie
+from histocoder.formatters.tokens import BOS, PAD
 from histocoder.model import Decoder
 
 
 @torch.no_grad()
-def greedy(decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, *, num_tokens: int) -> tuple[Tensor, Tensor]:
+def greedy(
+    decoder: Decoder,
+    memory: Tensor,
+    memory_mask: Tensor | None,
+    *,
+    num_tokens: int,
+    block_size: int | None = None,
+    trie: CodeTrie | None = None,
+) -> tuple[Tensor, Tensor]:
     """Take the most probable token at each position, given those before it.
 
     Parameters
@@ -22,19 +31,69 @@ def greedy(decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, *, num_
         True where memory may be attended to.
     num_tokens : int
         Tokens to decode behind BOS.
+    block_size : int, optional
+        Tokens of a block. Where it is given, decoding stops when a whole block has been PAD in all rows: what follows
+        an unused block is unused, and counts as PAD of probability 1.
+    trie : CodeTrie, optional
+        The only codes to follow, the first block being one of them; needs `block_size`.
 
     Returns
     -------
     tokens : Tensor of int, of shape (B, 1 + num_tokens)
         BOS first.
     probabilities : Tensor of shape (B, num_tokens)
-        Of each decoded token.
+        Of each decoded token, among all tokens.
     """
+    batch, device = len(memory), memory.device
     cache = decoder.start(memory, memory_mask)
-    tokens = [torch.full((len(memory),), BOS, device=memory.device)]
-    probabilities = []
-    for _ in range(num_tokens):
-        best = decoder.step(tokens[-1], cache).float().softmax(-1).max(-1)
-        tokens.append(best.indices)
-        probabilities.append(best.values)
-    return torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1)
+    tokens = torch.full((batch, 1 + num_tokens), PAD, device=device)
+    tokens[:, 0] = BOS
+    probabilities = torch.ones(batch, num_tokens, device=device)
+    ended = torch.zeros(batch, dtype=torch.bool, device=device)
+    path = _TriePath(trie, batch) if trie is not None else None
+    for i in range(num_tokens):
+        probs = decoder.step(tokens[:, i], cache).float().softmax(-1)
+        allowed = probs if path is None else path.restrict(probs, i)
+        chosen = torch.where(ended, PAD, allowed.argmax(-1))
+        tokens[:, i + 1] = chosen
+        probabilities[:, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
+        if path is not None:
+            path.follow(chosen)
+        if block_size is not None and (i + 1) % block_size == 0:
+            ended |= tokens[:, i + 2 - block_size : i + 2].eq(PAD).all(1)
+            if bool(ended.all()):
+                break
+    return tokens, probabilities
+
+
+class _TriePath:
+    """Where each row stands in the trie, in the block at hand; a block may also be PAD, but for the first."""
+
+    def __init__(self, trie: CodeTrie, batch: int) -> None:
+        self._trie = trie
+        self._node = torch.zeros(batch, dtype=torch.long, device=trie.blocks.device)
+        self._unused = torch.zeros(batch, dtype=torch.bool, device=trie.blocks.device)
+        self._level = 0
+
+    def restrict(self, probs: Tensor, position: int) -> Tensor:
+        """The probabilities of shape (B, V), -1 for tokens that lead out of the trie."""
+        if self._level == 0:
+            self._node = torch.zeros_like(self._node)
+        children, tokens = self._trie.children[self._level][self._node], self._trie.tokens[self._level][self._node]
+        allowed = torch.full_like(probs, -1.0)
+        inside = probs.gather(1, tokens).masked_fill(children < 0, -1.0)
+        allowed.scatter_reduce_(1, tokens, inside, "amax")
+        if self._level == 0 and position:
+            allowed[:, PAD] = probs[:, PAD]
+        allowed[self._unused] = -1.0
+        allowed[self._unused, PAD] = 1.0
+        return allowed
+
+    def follow(self, chosen: Tensor) -> None:
+        """Go on with the chosen tokens of shape (B,)."""
+        if self._level == 0:
+            self._unused |= chosen.eq(PAD)
+        children, tokens = self._trie.children[self._level][self._node], self._trie.tokens[self._level][self._node]
+        place = (tokens.eq(chosen[:, None]) & children.ge(0)).int().argmax(1)
+        self._node = children.gather(1, place[:, None])[:, 0].clamp(min=0)
+        self._level = (self._level + 1) % self._trie.depth

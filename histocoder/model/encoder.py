@@ -85,9 +85,9 @@ def load_encoder(name: str, *, max_len: int) -> CanineModel:
     if Path(name).exists() and not (Path(name) / "config.json").is_file():
         raise UserError(f"The encoder folder {name} has no config.json; name a folder saved by transformers.")
     try:
-        encoder = CanineModel.from_pretrained(name, local_files_only=not _hub_answers())
+        encoder = CanineModel.from_pretrained(name, local_files_only=not hub_answers())
     except (OSError, ValueError) as error:
-        where = "the hub can't be reached and has left no copy here" if not _hub_answers() else _first_line(error)
+        where = "the hub can't be reached and has left no copy here" if not hub_answers() else _first_line(error)
         raise UserError(
             f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "
             "scratch with --encoder small."
@@ -98,7 +98,7 @@ def load_encoder(name: str, *, max_len: int) -> CanineModel:
     return encoder
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether the hub can be asked at all; without this its client retries for half a minute."""
     from huggingface_hub import constants
 
