@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from histocoder.occcanine import load_occcanine
     from histocoder.predict import Coder
 
-__all__ = ["Coder"]
+__all__ = ["Coder", "load_occcanine"]
+
+_MODULES = {"Coder": "histocoder.predict", "load_occcanine": "histocoder.occcanine"}
 
 
 def __getattr__(name: str) -> Any:  # so that importing a part does not import torch and transformers
-    if name == "Coder":
-        from histocoder.predict import Coder
-
-        return Coder
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from histocoder.checkpoint import (
     clear_run,
     find_checkpoint,
     initial_weights,
+    is_own_model,
     load_checkpoint,
     read_model_config,
 )
@@ -186,7 +187,7 @@ def build_model(
 def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> MixerModel:
     path = Path(args.initial_checkpoint)
     weights, codes = initial_weights(path)
-    if path.is_dir():
+    if is_own_model(path):
         encoder_config = read_model_config(path).encoder
     elif args.encoder in PRESETS or Path(args.encoder).exists():
         encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from histocoder.config import FORMAT_VERSION, ModelConfig
+from histocoder.config import FORMAT_VERSION, MODEL_TYPE, ModelConfig
 from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.model import MixerModel
@@ -244,26 +245,69 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | No
     Parameters
     ----------
     path : Path
-        A run's or a model's folder, a checkpoint's, or a file in the reference's form (`last.bin`).
+        A run's or a model's folder, a checkpoint's, or what OccCANINE's own scripts save: see `published_weights`.
 
     Raises
     ------
     UserError
         Where there are no weights, or anything but tensors is in the file.
     """
-    if path.is_dir():
+    if is_own_model(path):
         return read_weights(path), read_model_config(path).codes
-    if not path.is_file():
-        raise UserError(f"--initial-checkpoint: there is no {path}.")
+    return published_weights(path)
+
+
+def is_own_model(path: Path) -> bool:
+    """Whether a path is a folder with a model of this program's."""
+    return (path / CONFIG_FILE).is_file() and _read_json(path / CONFIG_FILE).get("model_type") == MODEL_TYPE
+
+
+def published_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
+    """Weights of an OccCANINE model, under this program's names, and the codes of its key where it holds one.
+
+    Parameters
+    ----------
+    path : Path
+        A file `last.bin` (a dict with `model` and `key`), or a folder as on the Hugging Face hub, with
+        `model.safetensors` or `pytorch_model.bin`. Of OccCANINE's first version, which has no decoder, encoder and
+        flat head are found.
+
+    Raises
+    ------
+    UserError
+        Where there are no weights, or anything but tensors is in the file.
+    """
+    if not path.exists():
+        raise UserError(f"There is no {path} to take weights from.")
+    if path.is_dir():
+        found = [path / name for name in (WEIGHTS_FILE, "pytorch_model.bin") if (path / name).is_file()]
+        if not found:
+            raise UserError(f"{path} holds no model: it has neither {WEIGHTS_FILE} nor pytorch_model.bin.")
+        if found[0].name == WEIGHTS_FILE:
+            return _own_names(read_weights(path)), None
+        path = found[0]
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        weights = {str(name): tensor for name, tensor in saved["model"].items()}
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"--initial-checkpoint: {path} holds no weights that can be read ({reason}).") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        reason = "it holds other things than tensors" if "Unsupported" in str(error) else "it is no file of torch's"
+        raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
+    weights = saved.get("model", saved) if isinstance(saved, dict) else {}
+    if not weights or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+        raise UserError(f"{path} holds no weights that can be read: it is no model's.")
     key = saved.get("key")
-    codes = tuple(sorted(key, key=key.__getitem__)) if isinstance(key, dict) else None
-    return weights, codes
+    return _own_names(weights), tuple(sorted(key, key=key.__getitem__)) if isinstance(key, dict) else None
+
+
+def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names of OccCANINE's first version in this one's; without buffers that old transformers saved."""
+    renamed = {}
+    for name, tensor in weights.items():
+        for theirs, ours in (("basemodel.", "encoder."), ("out.", "linear_decoder.")):
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)  # noqa: PLW2901
+        if not name.endswith("position_ids"):
+            renamed[name] = tensor
+    return renamed
 
 
 def clear_run(folder: Path) -> None:

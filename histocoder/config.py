@@ -7,6 +7,7 @@ from typing import Any
 
 from histocoder.errors import UserError
 
+MODEL_TYPE = "histocoder"
 FORMAT_VERSION = 1
 """Version of the model's and the checkpoints' files; a newer one is refused by name."""
 
@@ -113,7 +114,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `from_dict` reads them back."""
-        return {"model_type": "histocoder", "format_version": FORMAT_VERSION, **asdict(self)}
+        return {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
@@ -124,7 +125,7 @@ class ModelConfig:
         UserError
             Where the values are no model's of this program, or those of a newer version of it.
         """
-        _require(values.get("model_type") == "histocoder", "config.json is not that of a histocoder model.")
+        _require(values.get("model_type") == MODEL_TYPE, "config.json is not that of a histocoder model.")
         version = values.get("format_version", 0)
         _require(
             version <= FORMAT_VERSION,

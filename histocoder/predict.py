@@ -158,7 +158,7 @@ class Coder:
             parts.append((places, part))
             bar.update(len(places))
         bar.close()
-        prediction = _join(parts, len(table))
+        prediction = _join(parts, len(table), width=self._width(mode, k))
         frame = self._full_frame(prediction) if mode == "full" else self._frame(prediction)
         frame = frame.iloc[rows.place]
         frame.index = rows.index
@@ -252,6 +252,10 @@ class Coder:
             self._trie = CodeTrie(self.codes, self.formatter).to(self.device)
         return self._trie
 
+    def _width(self, mode: str, k: int) -> int:
+        """Codes of a row at least, where there is no row to tell."""
+        return {"greedy": self.formatter.num_blocks, "full": len(self.codes)}.get(mode, min(k, len(self.codes)))
+
     def _search_batch(self, batch_size: int) -> int:
         return max(1, min(batch_size, _NODES_AT_ONCE // len(self.codes)))
 
@@ -328,10 +332,10 @@ class _Rows(NamedTuple):
     index: pd.Index
 
 
-def _join(parts: list[tuple[np.ndarray, Prediction]], num_rows: int) -> Prediction:
+def _join(parts: list[tuple[np.ndarray, Prediction]], num_rows: int, *, width: int) -> Prediction:
     """Put batches in order; one row more stands at the end, of a missing description."""
-    code_width = max((part.codes.shape[1] for _, part in parts), default=1)
-    prob_width = max((part.probs.shape[1] for _, part in parts), default=1)
+    code_width = max((part.codes.shape[1] for _, part in parts), default=width)
+    prob_width = max((part.probs.shape[1] for _, part in parts), default=width)
     codes = np.full((num_rows + 1, code_width), None, dtype=object)
     probs, conf = np.full((num_rows + 1, prob_width), np.nan), np.full(num_rows + 1, np.nan)
     for places, part in parts:

@@ -1,0 +1,257 @@
+import json
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import shared
+
+from histocoder import Coder, load_occcanine
+from histocoder.checkpoint import published_weights
+from histocoder.config import ModelConfig
+from histocoder.data.normalize import normalize
+from histocoder.decoding.search import full_search
+from histocoder.decoding.trie import CodeTrie
+from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+from histocoder.model import MixerModel, load_encoder
+from histocoder.occcanine import save_occcanine
+
+CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
+TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
+
+
+@pytest.fixture(scope="module")
+def coder() -> Coder:
+    torch.manual_seed(5)
+    encoder = load_encoder("tiny", max_len=64)
+    formatter = build_formatter("hisco", num_blocks=2)
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size + 1,
+        codes=CODES,
+        target_cols=("hisco_1", "hisco_2"),
+        descriptions={"61110": "Farmer", "77610": "Baker"},
+        languages=("da", "en", "unk"),
+        max_len=64,
+    )
+    model = MixerModel(config, encoder)
+    torch.nn.init.normal_(model.decoder.head.weight, std=0.5)
+    torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
+    return Coder(model, "cpu")
+
+
+@pytest.mark.parametrize("mode", ["greedy", "flat", "topk"])
+def test_index_and_order_are_the_inputs(coder: Coder, mode: str):
+    series = pd.Series(TEXTS, index=[10, 20, 30, 40, 50, 60, 70])
+    table = coder.predict(series, "en", mode=mode, k=3)
+    assert table.index.tolist() == [10, 20, 30, 40, 50, 60, 70]
+    for row, text in series.items():
+        alone = coder.predict([text], "en", mode=mode, k=3)
+        for column in table.columns:
+            a, b = table.loc[row, column], alone[column].iloc[0]
+            assert (pd.isna(a) and pd.isna(b)) or a == b or a == pytest.approx(b, abs=1e-6), (row, column)
+    assert table.loc[[30, 60]].isna().all().all()  # missing texts get missing codes
+    assert table.loc[[10, 70], "conf"].notna().all()  # "nan" is a word
+    width = 2 if mode == "greedy" else 3
+    assert [c for c in table.columns if c.startswith("hisco_")] == [f"hisco_{i + 1}" for i in range(width)]
+    assert "desc_1" in table.columns and coder.describe("61110") == "Farmer" and coder.describe("41025") is None
+
+
+def test_a_language_for_each_row(coder: Coder):
+    table = coder.predict(["baker", "baker", "baker"], ["en", "da", "en"], mode="full")
+    assert table.iloc[0].equals(table.iloc[2]) and not table.iloc[0].equals(table.iloc[1])
+    with pytest.raises(UserError, match="3 descriptions, but 1 languages"):
+        coder.predict(["a", "b", "c"], ["en"])
+
+
+def test_each_distinct_text_is_computed_once(coder: Coder, monkeypatch: pytest.MonkeyPatch):
+    rows = []
+    encode = MixerModel.encode
+    monkeypatch.setattr(MixerModel, "encode", lambda self, ids: rows.append(len(ids)) or encode(self, ids))
+    coder.predict(["farmer", "baker", None, "farmer"] * 50, "en", mode="flat", batch_size=8)
+    assert sum(rows) == 2
+
+
+def test_topk_is_the_head_of_full(coder: Coder):
+    texts = ["farmer", "baker", "wine and spirit merchant", "x" * 200]
+    full = coder.predict(texts, "en", mode="full")
+    topk = coder.predict(texts, "en", mode="topk", k=4)
+    assert list(full.columns) == list(CODES)
+    for row in range(len(texts)):
+        best = full.iloc[row].sort_values(ascending=False)[:4]
+        assert topk.iloc[row][[f"hisco_{i}" for i in range(1, 5)]].tolist() == best.index.tolist()
+        assert topk.iloc[row][[f"prob_{i}" for i in range(1, 5)]].tolist() == pytest.approx(best.tolist(), abs=1e-6)
+
+
+def test_flat_gives_every_class_above_the_threshold(coder: Coder):
+    all_classes = coder.predict("farmer", "en", mode="flat", k=8).iloc[0]
+    probs = [all_classes[f"prob_{i}"] for i in range(1, 9)]
+    assert probs == sorted(probs, reverse=True)
+    above = coder.predict("farmer", "en", mode="flat", threshold=probs[2]).iloc[0]
+    assert [above["hisco_1"], above["hisco_2"]] == [all_classes["hisco_1"], all_classes["hisco_2"]]
+    assert "hisco_3" not in above
+    none = coder.predict("farmer", "en", mode="flat", threshold=0.999).iloc[0]
+    assert pd.isna(none["hisco_1"]) and none["conf"] == pytest.approx(probs[0])
+
+
+def test_thresholds_of_the_model_are_used_by_language(coder: Coder):
+    coder.model.config.thresholds.update({"en": 0.0, "*": 0.999})
+    try:
+        english, danish = (coder.predict("farmer", lang, mode="flat") for lang in ("en", "da"))
+        assert english["hisco_8"].notna().all() and danish["hisco_1"].isna().all()
+    finally:
+        coder.model.config.thresholds.clear()
+
+
+def test_constrained_codes_are_in_the_key(coder: Coder):
+    texts = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
+    table = coder.predict(texts, "en", constrain=True)
+    found = set(table[["hisco_1", "hisco_2"]].stack()) - {None}
+    assert found <= set(CODES) and table["hisco_1"].notna().all()
+    assert table["conf"].between(0, 1).all()
+
+
+def test_long_texts_and_strange_languages_are_said(coder: Coder):
+    with pytest.warns(UserWarning, match="1 descriptions are longer than 64"):
+        cut = coder.predict("x" * 10_000, "en", mode="full")
+    with pytest.warns(UserWarning, match=r"does not know the language xx.* it knows da, en, unk"):
+        strange = coder.predict("baker", "xx", mode="full")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unknown = coder.predict("baker", "unk", mode="full")
+    assert strange.equals(unknown) and cut.notna().all().all()
+
+
+def test_embeddings(coder: Coder):
+    vectors = coder.embed(["farmer", None, "baker", "farmer"], "en")
+    assert vectors.shape == (4, 64) and np.isnan(vectors[1]).all()
+    assert np.array_equal(vectors[0], vectors[3]) and not np.allclose(vectors[0], vectors[2])
+
+
+def test_bad_arguments(coder: Coder):
+    for arguments, message in (
+        ({"mode": "best"}, "no mode 'best'"),
+        ({"k": 0}, "k is 0"),
+        ({"mode": "topk", "constrain": False}, "codes of the key only"),
+    ):
+        with pytest.raises(UserError, match=message):
+            coder.predict("baker", **arguments)
+
+
+def test_saved_and_opened_again(coder: Coder, tmp_path):
+    coder.save_pretrained(tmp_path / "model")
+    again = Coder.from_pretrained(tmp_path / "model", "cpu")
+    assert again.predict(TEXTS, "en").equals(coder.predict(TEXTS, "en"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "has no config.json"),
+        ({"model_type": "bert"}, "not that of a histocoder model"),
+        ({"model_type": "histocoder", "format_version": 99}, "version 99"),
+    ],
+)
+def test_no_model(tmp_path, config, message):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message):
+        Coder.from_pretrained(tmp_path)
+
+
+def test_neither_folder_nor_repo(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("no-such-folder", "./somebody/model", "somebody/model"):
+        with pytest.raises(UserError, match="There is no model folder"):
+            Coder.from_pretrained(name)
+
+
+def test_lower_ascii():
+    texts = ["Husmand og VÆVER", "dräng", "γεωργός", "bóndi þræll", "cook"]
+    assert normalize(texts, "lower_ascii") == ["husmand og vaever", "drang", "georgos", "bondi thraell", "cook"]
+    assert normalize(texts, "none") == texts
+
+
+def published() -> tuple[dict, Coder]:
+    expected = json.loads(shared("reference/occcanine/expected.json").read_text())
+    path = shared("reference/occcanine/last.bin")
+    coder = load_occcanine(path, formatter="hisco", encoder_config=expected["canine_config"], text_normalization="none")
+    return expected, coder
+
+
+def test_a_published_model_gives_what_the_reference_gives():
+    expected, coder = published()
+    pairs = [text.split("[SEP]", 1) for text in expected["texts"]]
+    texts, langs = [text for _, text in pairs], [lang for lang, _ in pairs]
+    np.testing.assert_allclose(coder.embed(texts, langs), expected["pooled"], atol=1e-4)
+    flat = coder.predict(texts, langs, mode="flat", k=37)
+    logits = torch.tensor(expected["flat_logits"]).sigmoid()
+    for row in range(len(texts)):
+        for i in range(1, 38):
+            place = coder.codes.index(flat[f"hisco_{i}"].iloc[row])
+            assert flat[f"prob_{i}"].iloc[row] == pytest.approx(logits[row, place].item(), abs=1e-4)
+    searched = [coder.formatter.system.from_block(block) for block in expected["full_search_codes"]]
+    memory, _, mask = coder.model.encode(torch.tensor(expected["input_ids"]))
+    probs = full_search(coder.model.decoder, memory, mask, CodeTrie(searched, coder.formatter))
+    np.testing.assert_allclose(probs, expected["full_search_probs"], atol=1e-4)
+    decoded = coder.formatter.decode(np.array(expected["greedy_tokens"]))
+    found = coder.predict(texts, langs)[[f"hisco_{i}" for i in range(1, 6)]].to_numpy()
+    assert all((pd.isna(a) and b is None) or a == b for a, b in zip(found.ravel(), decoded.ravel(), strict=True))
+
+
+def test_a_published_model_there_and_back(tmp_path):
+    _, coder = published()
+    coder.save_pretrained(tmp_path / "model")
+    save_occcanine(tmp_path / "model", tmp_path / "last.bin")
+    before, codes = published_weights(shared("reference/occcanine/last.bin"))
+    after, codes_after = published_weights(tmp_path / "last.bin")
+    assert codes == codes_after and before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_key_that_does_not_match_says_where(tmp_path):
+    expected, coder = published()
+    rows = [f"{code},{i}" for i, code in enumerate(coder.codes)]
+    rows[4] = "99998,4"
+    (tmp_path / "key.csv").write_text("system_code,code\n" + "\n".join(rows) + "\n")
+    with pytest.raises(UserError, match="class 4 is '99998' there and '06105' in the model"):
+        load_occcanine(
+            shared("reference/occcanine/last.bin"),
+            formatter="hisco",
+            key=tmp_path / "key.csv",
+            encoder_config=expected["canine_config"],
+        )
+    with pytest.raises(UserError, match="other sizes"):
+        load_occcanine(
+            shared("reference/occcanine/last.bin"),
+            formatter="hisco",
+            encoder_config={"hidden_size": 96, "num_attention_heads": 8},
+        )
+
+
+def test_anything_but_tensors_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            import pathlib
+
+            return (pathlib.Path.touch, (tmp_path / "ran",))
+
+    torch.save({"model": {"a": Evil()}}, tmp_path / "evil.bin")
+    with pytest.raises(UserError, match="other things than tensors"):
+        load_occcanine(tmp_path / "evil.bin", formatter="hisco")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_first_version_has_no_decoder(tmp_path):
+    encoder = load_encoder("tiny", max_len=64)
+    weights = {f"basemodel.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    torch.save(
+        {**weights, "out.weight": torch.zeros(3, 64), "out.bias": torch.zeros(3)}, tmp_path / "pytorch_model.bin"
+    )
+    with pytest.raises(UserError, match=r"no sequence decoder.*--only-encoder"):
+        load_occcanine(tmp_path, formatter="hisco")
+    found, _ = published_weights(tmp_path)
+    assert "encoder.pooler.dense.weight" in found and "linear_decoder.bias" in found
