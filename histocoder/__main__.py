@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
+from histocoder import distributed
 from histocoder.cli import Parser, run_script
+from histocoder.errors import UserError
+
+# What computes is imported where it is called for, so that --help comes at once.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -15,27 +23,170 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _main(argv: Sequence[str] | None) -> None:
-    parser = Parser("Use a model that histocoder trained.", config=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    predict = commands.add_parser("predict", help="code descriptions", description="Code descriptions.", config=False)
-    predict.add_argument("--model", required=True, metavar="DIR", help="a run's folder, or one of its checkpoints'")
-    predict.add_argument("texts", nargs="+", metavar="TEXT", help="descriptions")
-    predict.add_argument("--language", default="unk", metavar="LANG", help="of all of them (default: unk, unknown)")
-    predict.add_argument(
-        "--mode", default="greedy", choices=("greedy", "flat"), help="way of decoding (default: greedy)"
-    )
-    predict.add_argument("--device", metavar="NAME", help="cpu or cuda (default: a GPU if there is one)")
+    parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_predict, _add_review, _add_convert):
+        add(commands)
     args = parser.parse(argv)
+    args.run(args)
 
-    from histocoder.predict import Coder  # here, so that --help comes at once
 
-    coder = Coder.from_pretrained(args.model, args.device)
-    table = coder.predict(args.texts, args.language, mode=args.mode)
-    table.insert(0, "text", args.texts)
-    for column in [c for c in table.columns if c.startswith("prob_")]:
-        table[column] = table[column].map(lambda p: "" if pd.isna(p) else f"{p:.2f}")
-    columns = [c for c in table.columns if not table[c].replace("", None).isna().all()]
-    print(table[columns].fillna("").to_string(index=False))
+def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", config=False)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="DIR", help="folder of a run or a checkpoint, or a hub repo")
+    parser.add_argument(
+        "--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to compute (default: auto)"
+    )
+
+
+def _add_predict(commands: argparse._SubParsersAction) -> None:
+    parser = _command(commands, "predict", "code descriptions, or a file of them")
+    _add_model(parser)
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
+    parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead")
+    parser.add_argument("--output", metavar="FILE", help="where to write it with its codes")
+    parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
+    parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
+    parser.add_argument("--language", default="unk", metavar="LANG", help="of all of them (default: unk, unknown)")
+    parser.add_argument("--language-col", metavar="COL", help="column of each one's language, instead of --language")
+    parser.add_argument(
+        "--mode", default="greedy", choices=("greedy", "flat", "topk", "full"), help="way of decoding (default: greedy)"
+    )
+    parser.add_argument("--k", type=int, default=5, metavar="N", help="codes of topk and flat (default: 5)")
+    parser.add_argument("--threshold", type=float, metavar="P", help="flat: codes above it (default: the model's own)")
+    parser.add_argument("--constrain", action="store_true", help="greedy: only codes of the model's key")
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="descriptions at once (default: 256)")
+    parser.set_defaults(run=_predict)
+
+
+def _predict(args: argparse.Namespace) -> None:
+    if bool(args.texts) == bool(args.input) or bool(args.input) != bool(args.output):
+        raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
+    device = distributed.start(device=args.device)
+
+    from histocoder.data.table import fingerprint
+    from histocoder.predict import Coder, local_folder
+    from histocoder.predict_file import PredictConfig, predict_file
+
+    folder = local_folder(args.model)
+    coder = Coder.from_pretrained(folder, str(device))
+    if args.input:
+        options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
+        config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
+        model_id = str(fingerprint(folder / "model.safetensors")["sha256"])
+        predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
+        return
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", UserWarning)
+        table = coder.predict(
+            args.texts,
+            args.language,
+            mode=args.mode,
+            k=args.k,
+            threshold=args.threshold,
+            constrain=args.constrain or None,
+            batch_size=args.batch_size,
+        )
+    for notice in dict.fromkeys(str(warning.message) for warning in heard):
+        _say(notice)
+    _print_table(args.texts, table)
+
+
+def _print_table(texts: list[str], table: pd.DataFrame) -> None:
+    table = table.dropna(axis=1, how="all").copy()
+    for column in table.columns:
+        if pd.api.types.is_numeric_dtype(table[column]):
+            table[column] = table[column].map(lambda p: "" if pd.isna(p) else f"{p:.2f}")
+    table.insert(0, "text", texts)
+    print(table.fillna("").to_string(index=False))
+
+
+def _add_review(commands: argparse._SubParsersAction) -> None:
+    parser = _command(commands, "review", "choose the rows of coded file that a person should check first")
+    parser.add_argument("--predictions", required=True, metavar="FILE", help="what histocoder predict wrote")
+    parser.add_argument("--output", default="review.csv", metavar="FILE", help="to fill in (default: review.csv)")
+    parser.add_argument("--budget", type=int, default=200, metavar="N", help="descriptions to check (default: 200)")
+    parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
+    parser.add_argument("--language-col", metavar="COL", help="column of languages")
+    parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
+    parser.set_defaults(run=_review)
+
+
+def _review(args: argparse.Namespace) -> None:
+    from histocoder.review import review
+
+    review(
+        Path(args.predictions),
+        Path(args.output),
+        budget=args.budget,
+        input_col=args.input_col,
+        language_col=args.language_col,
+        overwrite=args.overwrite,
+        say=_say,
+    )
+
+
+def _add_convert(commands: argparse._SubParsersAction) -> None:
+    parser = _command(commands, "convert", "turn models from and to OccCANINE's form")
+    direction = parser.add_mutually_exclusive_group(required=True)
+    direction.add_argument("--from-occcanine", metavar="PATH", help="last.bin, or a folder as on the hub")
+    direction.add_argument("--to-occcanine", metavar="DIR", help="the folder of a model of this program's")
+    parser.add_argument("--output", required=True, metavar="PATH", help="folder, or file (last.bin), to write")
+    parser.add_argument(
+        "--formatter", choices=("hisco", "occ1950", "general", "gpf"), help="kind of code it was trained on"
+    )
+    parser.add_argument("--key", metavar="CSV", help="its key: system_code,code, and desc if there is one")
+    parser.add_argument("--target-cols", nargs="+", metavar="COL", help="general: its columns of codes")
+    parser.add_argument("--block-size", type=int, metavar="N", help="general: longest code's characters (default: 5)")
+    parser.add_argument("--encoder-config", metavar="JSON", help="its CanineConfig's file (default: CANINE-s's sizes)")
+    parser.add_argument(
+        "--text-normalization",
+        default="lower_ascii",
+        choices=("none", "lower_ascii"),
+        help="what was done to its training texts (default: lower_ascii, as by published models)",
+    )
+    parser.set_defaults(run=_convert)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    from histocoder.files import make_folder
+    from histocoder.occcanine import load_occcanine, save_occcanine
+
+    output = Path(args.output)
+    if output.exists() and (output.is_file() or any(output.iterdir())):
+        raise UserError(f"{output} is there already; choose another --output.")
+    if args.to_occcanine:
+        save_occcanine(args.to_occcanine, output)
+    else:
+        if args.formatter is None:
+            raise UserError("Say with --formatter what kind of code the model gives: hisco, occ1950 or general.")
+        coder = load_occcanine(
+            args.from_occcanine,
+            formatter=args.formatter,
+            key=args.key,
+            target_cols=args.target_cols,
+            block_size=args.block_size,
+            encoder_config=_read_json(args.encoder_config) if args.encoder_config else None,
+            text_normalization=args.text_normalization,
+        )
+        make_folder(output)
+        coder.save_pretrained(output)
+    _say(f"Wrote {output}.")
+
+
+def _read_json(path: str) -> dict:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--encoder-config {path} can't be read: {error}") from error
+
+
+def _say(text: str) -> None:
+    if distributed.is_primary():
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,16 @@ MODES = ("greedy", "flat", "topk", "full")
 _NODES_AT_ONCE = 1 << 15  # rows × codes that a search holds in memory
 
 
+class TextCutWarning(UserWarning):
+    """Some descriptions are longer than the model reads."""
+
+    def __init__(self, count: int, max_len: int) -> None:
+        super().__init__(
+            f"{count:,} descriptions are cut: with the language they are longer than {max_len} characters."
+        )
+        self.count, self.max_len = count, max_len
+
+
 class Prediction(NamedTuple):
     """Codes of n descriptions, the first or most probable first."""
 
@@ -86,7 +96,7 @@ class Coder:
         UserError
             Where there is no model, or one of a newer format version.
         """
-        return cls(load_model(_local_folder(path_or_hub_id)), device)
+        return cls(load_model(local_folder(path_or_hub_id)), device)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `config.json` and `model.safetensors`; `from_pretrained` reads them."""
@@ -252,6 +262,13 @@ class Coder:
             self._trie = CodeTrie(self.codes, self.formatter).to(self.device)
         return self._trie
 
+    def column_names(self, mode: str, *, k: int = 5) -> list[str]:
+        """The columns of `predict`; of flat with a threshold, the first `k` codes'."""
+        if mode == "full":
+            return list(self.codes)
+        stems = [self.system, "prob", *(["desc"] if self.model.config.descriptions else [])]
+        return [*(f"{stem}_{i + 1}" for i in range(self._width(mode, k)) for stem in stems), "conf"]
+
     def _width(self, mode: str, k: int) -> int:
         """Codes of a row at least, where there is no row to tell."""
         return {"greedy": self.formatter.num_blocks, "full": len(self.codes)}.get(mode, min(k, len(self.codes)))
@@ -266,10 +283,7 @@ class Coder:
         joined = join_language(normal, distinct["lang"].tolist())
         num_cut = sum(len(text) > config.max_len - 2 for text in joined)
         if num_cut:
-            warnings.warn(
-                f"{num_cut:,} descriptions are longer than {config.max_len} characters, language included, and cut.",
-                stacklevel=3,
-            )
+            warnings.warn(TextCutWarning(num_cut, config.max_len), stacklevel=3)
         texts = TokenizedTexts(joined, max_len=config.max_len)
         for share in SequentialSampler(texts.lengths, batch_size=batch_size):
             ids = texts.pad(share.rows, max_len=config.max_len, num_positions=config.pad_to)
@@ -349,7 +363,7 @@ def _numpy(tensor: Tensor) -> np.ndarray:
     return tensor.double().cpu().numpy()
 
 
-def _local_folder(path_or_hub_id: str | Path) -> Path:
+def local_folder(path_or_hub_id: str | Path) -> Path:
     """A model's folder, fetched from the hub where it is none here."""
     path = Path(path_or_hub_id)
     if path.is_dir():

@@ -56,7 +56,7 @@ CASES = [
     ({"--distributed": ""}, r"needs a launcher: torchrun --nproc_per_node=2"),
     ({"--device": "cuda"}, r"no GPU here"),
     ({"--resume": "nowhere"}, r"no checkpoint is there"),
-    ({"--initial-checkpoint": "nowhere"}, r"there is no nowhere"),
+    ({"--initial-checkpoint": "nowhere"}, r"There is no nowhere"),
     ({"--initial-checkpoint": "table.csv"}, r"no weights that can be read"),
     ({"--only-encoder": ""}, r"--initial-checkpoint"),
     ({"--config": "nowhere.yaml"}, r"--config nowhere.yaml can't be read"),

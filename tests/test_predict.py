@@ -6,41 +6,23 @@ import pandas as pd
 import pytest
 import torch
 from conftest import shared
+from models import CODES, tiny_model
 
 from histocoder import Coder, load_occcanine
 from histocoder.checkpoint import published_weights
-from histocoder.config import ModelConfig
 from histocoder.data.normalize import normalize
 from histocoder.decoding.search import full_search
 from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
-from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
 from histocoder.occcanine import save_occcanine
 
-CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
 
 
 @pytest.fixture(scope="module")
 def coder() -> Coder:
-    torch.manual_seed(5)
-    encoder = load_encoder("tiny", max_len=64)
-    formatter = build_formatter("hisco", num_blocks=2)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,
-        codes=CODES,
-        target_cols=("hisco_1", "hisco_2"),
-        descriptions={"61110": "Farmer", "77610": "Baker"},
-        languages=("da", "en", "unk"),
-        max_len=64,
-    )
-    model = MixerModel(config, encoder)
-    torch.nn.init.normal_(model.decoder.head.weight, std=0.5)
-    torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
-    return Coder(model, "cpu")
+    return Coder(tiny_model(), "cpu")
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk"])
@@ -115,7 +97,7 @@ def test_constrained_codes_are_in_the_key(coder: Coder):
 
 
 def test_long_texts_and_strange_languages_are_said(coder: Coder):
-    with pytest.warns(UserWarning, match="1 descriptions are longer than 64"):
+    with pytest.warns(UserWarning, match=r"1 descriptions are cut.* longer than 64"):
         cut = coder.predict("x" * 10_000, "en", mode="full")
     with pytest.warns(UserWarning, match=r"does not know the language xx.* it knows da, en, unk"):
         strange = coder.predict("baker", "xx", mode="full")

@@ -8,9 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv
 
-from histocoder.data.table import read_header, read_table
+from histocoder.data.table import read_header, read_table, write_csv
 from histocoder.errors import UserError
 from histocoder.files import replacing
 
@@ -82,4 +81,4 @@ def write_key(path: Path, key: Key) -> None:
     if key.descriptions:
         columns["desc"] = [key.descriptions.get(code) for code in key.codes]
     with replacing(path) as temporary:
-        pa.csv.write_csv(pa.table({name: pa.array(values) for name, values in columns.items()}), temporary)
+        write_csv(pa.table({name: pa.array(values) for name, values in columns.items()}), temporary)

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.csv
 
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import LANG_COL, TEXT_COL
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labels import LabelRules, check_labels
-from histocoder.data.table import Table, fingerprint, read_table
+from histocoder.data.table import Table, fingerprint, read_table, write_csv
 from histocoder.errors import UserError
 from histocoder.files import make_folder, replacing
 from histocoder.formatters import MISSING, Formatter, build_formatter
@@ -181,7 +180,7 @@ def _split(texts: pd.Series, config: PrepareConfig) -> np.ndarray:
 def _write_csv(path: Path, data: pd.DataFrame) -> None:
     table = pa.table({name: pa.array(data[name].to_numpy(), type=pa.string(), from_pandas=True) for name in data})
     with replacing(path) as temporary:
-        pa.csv.write_csv(table, temporary)
+        write_csv(table, temporary)
 
 
 def _write_rejected(path: Path, table: Table, rejected: dict[int, str], config: PrepareConfig) -> None:
@@ -190,4 +189,4 @@ def _write_rejected(path: Path, table: Table, rejected: dict[int, str], config: 
     data = {"line": table.lines(rows), "reason": [rejected[row] for row in rows]}
     with replacing(path) as temporary:
         cells = {name: table.columns[name].take(pa.array(rows)) for name in columns}
-        pa.csv.write_csv(pa.table({**{k: pa.array(v) for k, v in data.items()}, **cells}), temporary)
+        write_csv(pa.table({**{k: pa.array(v) for k, v in data.items()}, **cells}), temporary)

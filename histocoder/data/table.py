@@ -6,9 +6,10 @@ import codecs
 import csv
 import difflib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -84,7 +85,7 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Table:
     path = Path(path)
     _check_exists(path)
     try:
-        if _is_parquet(path):
+        if is_parquet(path):
             return _read_parquet(path, columns)
         return _read_csv(path, columns)
     except PermissionError as error:
@@ -106,12 +107,76 @@ def read_header(path: str | Path) -> list[str]:
     """The names of a file's columns; errors as in `read_table`."""
     path = Path(path)
     _check_exists(path)
-    if _is_parquet(path):
+    if is_parquet(path):
         return _parquet_columns(path)
     return _sniff(path, "utf-8-sig" if _is_utf8(path) else "cp1252", ())[0]
 
 
-def _is_parquet(path: Path) -> bool:
+def iter_table(path: str | Path, columns: Sequence[str], *, chunk_rows: int) -> Iterator[pa.Table]:
+    """Read all columns of a file in chunks, CSV as text; errors as in `read_table`, as far as a chunk tells.
+
+    Parameters
+    ----------
+    path : path
+    columns : sequence of str
+        Those that must be there.
+    chunk_rows : int
+        Rows of a chunk; the last one may have fewer.
+    """
+    path = Path(path)
+    _check_exists(path)
+    if is_parquet(path):
+        check_columns(path, columns, _parquet_columns(path))
+        batches: Iterator[pa.RecordBatch] = pa.parquet.ParquetFile(path).iter_batches(batch_size=chunk_rows)
+    else:
+        is_utf8 = _is_utf8(path)
+        header, dialect = _sniff(path, "utf-8-sig" if is_utf8 else "cp1252", columns)
+        check_columns(path, columns, header)
+        batches = _csv_batches(path, header, dialect, is_utf8=is_utf8)
+    pending: list[pa.RecordBatch] = []
+    waiting, is_empty = 0, True
+    for batch in batches:
+        pending.append(batch)
+        is_empty &= len(batch) == 0
+        waiting += len(batch)
+        while waiting >= chunk_rows:
+            table = pa.Table.from_batches(pending)
+            yield table.slice(0, chunk_rows).combine_chunks()
+            pending = table.slice(chunk_rows).to_batches()
+            waiting -= chunk_rows
+    if waiting:
+        yield pa.Table.from_batches(pending).combine_chunks()
+    if is_empty:
+        raise UserError(f"{path} has columns but no rows.")
+
+
+def _csv_batches(path: Path, header: list[str], dialect: Dialect, *, is_utf8: bool) -> Iterator[pa.RecordBatch]:
+    ragged: list[pa.csv.InvalidRow] = []
+    options = _csv_options(header, dialect, ragged, is_utf8=is_utf8, block_size=1 << 22)
+    try:
+        reader = pa.csv.open_csv(path, **options)
+        yield from reader
+    except pa.ArrowInvalid as error:
+        raise _malformed(path, dialect, ragged, error) from error
+    if ragged:
+        raise UserError(_describe_ragged(path, dialect, ragged[0]))
+
+
+def count_rows(path: str | Path) -> int:
+    """The rows of a file; of a CSV file with line breaks within its cells, somewhat more."""
+    path = Path(path)
+    if is_parquet(path):
+        return pa.parquet.read_metadata(path).num_rows
+    with path.open("rb") as file:
+        return max(sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b"")) - 1, 0)
+
+
+def write_csv(table: pa.Table, path: Path) -> None:
+    """Write a table as CSV, with quotation marks where they are needed."""
+    pa.csv.write_csv(table, path, pa.csv.WriteOptions(quoting_style="needed"))
+
+
+def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
@@ -145,33 +210,10 @@ def _read_csv(path: Path, columns: Sequence[str]) -> Table:
     check_columns(path, columns, header)
 
     ragged: list[pa.csv.InvalidRow] = []
-
-    def keep(row: pa.csv.InvalidRow) -> str:
-        ragged.append(row)
-        return "skip" if len(ragged) < 3 else "error"
-
     try:
-        data = pa.csv.read_csv(
-            path,
-            read_options=pa.csv.ReadOptions(
-                use_threads=False, block_size=_CHUNK, encoding="utf8" if is_utf8 else "cp1252"
-            ),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=dialect.delimiter,
-                newlines_in_values=True,
-                ignore_empty_lines=False,
-                invalid_row_handler=keep,
-            ),
-            convert_options=pa.csv.ConvertOptions(
-                column_types={name: pa.string() for name in header}, strings_can_be_null=False, null_values=[]
-            ),
-        )
+        data = pa.csv.read_csv(path, **_csv_options(header, dialect, ragged, is_utf8=is_utf8, block_size=_CHUNK))
     except pa.ArrowInvalid as error:
-        if "Empty CSV" in str(error):
-            raise UserError(f"{path} has a header but no rows.") from error
-        if not ragged:
-            reason = "a quotation mark is opened and not closed" if "straddling" in str(error) else str(error)
-            raise UserError(f"{path} is not a well-formed CSV file: {reason}.") from error
+        raise _malformed(path, dialect, ragged, error) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.") from error
     if ragged:
@@ -193,6 +235,37 @@ def _parquet_columns(path: Path) -> list[str]:
         return pa.parquet.read_schema(path).names
     except pa.ArrowInvalid as error:
         raise UserError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
+
+
+def _csv_options(
+    header: list[str], dialect: Dialect, ragged: list[pa.csv.InvalidRow], *, is_utf8: bool, block_size: int
+) -> dict[str, Any]:
+    """Arrow's options for reading text as it stands; rows of another length than the header go into `ragged`."""
+
+    def keep(row: pa.csv.InvalidRow) -> str:
+        ragged.append(row)
+        return "error"
+
+    return {
+        "read_options": pa.csv.ReadOptions(
+            use_threads=False, block_size=block_size, encoding="utf8" if is_utf8 else "cp1252"
+        ),
+        "parse_options": pa.csv.ParseOptions(
+            delimiter=dialect.delimiter, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=keep
+        ),
+        "convert_options": pa.csv.ConvertOptions(
+            column_types={name: pa.string() for name in header}, strings_can_be_null=False, null_values=[]
+        ),
+    }
+
+
+def _malformed(path: Path, dialect: Dialect, ragged: list[pa.csv.InvalidRow], error: pa.ArrowInvalid) -> UserError:
+    if ragged:
+        return UserError(_describe_ragged(path, dialect, ragged[0]))
+    if "Empty CSV" in str(error):
+        return UserError(f"{path} has a header but no rows.")
+    reason = "a quotation mark is opened and not closed" if "straddling" in str(error) else str(error)
+    return UserError(f"{path} is not a well-formed CSV file: {reason}.")
 
 
 def _read_parquet(path: Path, columns: Sequence[str]) -> Table:

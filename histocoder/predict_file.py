@@ -1,0 +1,267 @@
+"""Codes whole files, in chunks: what is done stays done, and memory does not grow with the file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from tqdm import tqdm
+
+from histocoder import distributed
+from histocoder.data.table import count_rows, fingerprint, is_parquet, iter_table, write_csv
+from histocoder.errors import UserError
+from histocoder.files import make_folder, replacing
+from histocoder.predict import Coder, TextCutWarning
+
+CHUNK_ROWS = 50_000
+_REMEMBERED = 500_000  # distinct descriptions whose codes are kept, to be used again in later chunks
+_DECIMALS = 6
+
+
+@dataclass(frozen=True)
+class PredictConfig:
+    """How a file is coded."""
+
+    input: str
+    output: str
+    input_col: str = "occ1"
+    language: str = "unk"
+    language_col: str | None = None
+    mode: str = "greedy"
+    k: int = 5
+    threshold: float | None = None
+    constrain: bool = False
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.language != "unk" and self.language_col is not None:
+            raise UserError("Give --language (one for all rows) or --language-col (one for each row), not both.")
+
+
+def predict_file(
+    coder: Coder,
+    config: PredictConfig,
+    *,
+    model_id: str,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+    chunk_rows: int = CHUNK_ROWS,
+) -> None:
+    """Code a CSV or Parquet file into another, with all its columns and the codes' behind them.
+
+    Chunks are coded into files of their own beside the output, which they become when all are there; started again
+    after an interruption, those that are there stay. Several processes share the chunks out. The output does not depend
+    on interruptions.
+
+    Parameters
+    ----------
+    coder : Coder
+    config : PredictConfig
+    model_id : str
+        What tells this model from others; parts that another has left are not used.
+    overwrite : bool
+        Whether an output that is there is replaced.
+    say : callable
+        Told what a user should know.
+    chunk_rows : int
+        Rows of a chunk.
+
+    Raises
+    ------
+    UserError
+        For what a user can mend, such as an output that is there already.
+    """
+    source, output = Path(config.input), Path(config.output)
+    parts = output.with_name(f".{output.name}.parts")
+
+    def open_parts() -> None:
+        if output.exists() and not overwrite:
+            raise UserError(f"{output} is there already. Add --overwrite to replace it, or choose another --output.")
+        if source.exists() and output.exists() and output.samefile(source):
+            raise UserError("--output is the input itself; choose another.")
+        if not output.parent.is_dir():
+            raise UserError(f"There is no folder {output.parent} to write to.")
+        settings = {
+            **asdict(config),
+            "model": model_id,
+            "source": fingerprint(source)["sha256"],
+            "chunk_rows": chunk_rows,
+        }
+        settings["processes"] = distributed.world_size()
+        _open_parts(parts, settings, say)
+
+    distributed.run_on_primary(open_parts, doing="looking at the input")
+    rank, world_size = distributed.rank(), distributed.world_size()
+    bar = tqdm(
+        total=count_rows(source), unit="row", unit_scale=True, disable=True if rank else None, dynamic_ncols=True
+    )
+    memory = _Memory(coder, config)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", UserWarning)
+        for number, chunk in enumerate(iter_table(source, memory.input_cols, chunk_rows=chunk_rows)):
+            part = parts / f"{number:06d}{output.suffix}"
+            if number % world_size == rank and not part.exists():
+                _write(part, memory.code(chunk))
+            elif number % world_size == rank:
+                memory.take_in(_read(part, numbers=memory.numbers_in(chunk)))
+            bar.update(len(chunk))
+    bar.close()
+    for notice in _notices([w.message for w in heard]):
+        say(notice)
+    distributed.barrier()
+    distributed.run_on_primary(lambda: _join_parts(parts, output), doing="writing the output")
+    say(f"Coded {source} into {output}.")
+
+
+class _Memory:
+    """Codes chunks, each distinct description once; a full memory takes in no more, so that it does not grow."""
+
+    def __init__(self, coder: Coder, config: PredictConfig) -> None:
+        self._coder, self._config = coder, config
+        self.input_cols = [c for c in (config.input_col, config.language_col) if c is not None]
+        self._names = coder.column_names(config.mode, k=config.k)
+        self._known = pd.DataFrame(columns=self._names, index=pd.MultiIndex.from_arrays([[], []]))
+
+    def code(self, chunk: pa.Table) -> pa.Table:
+        """The chunk with the codes' columns behind its own; where names would clash, they begin with "pred_"."""
+        pairs = self._pairs(chunk)
+        new = self._new(pairs)
+        fresh = self._predict(new) if len(new) else self._known.iloc[:0]
+        codes = pd.concat([self._known, fresh]).reindex(pairs)
+        self._remember(fresh)
+        for name, column in self._output_names(chunk.column_names).items():
+            kind = pa.float64() if _is_number(column, self._config) else pa.string()
+            chunk = chunk.append_column(name, pa.array(codes[column].to_numpy(), kind, from_pandas=True))
+        return chunk
+
+    def numbers_in(self, chunk: pa.Table) -> list[str]:
+        """The columns that `code` adds to a chunk and that hold numbers."""
+        return [own for own, name in self._output_names(chunk.column_names).items() if _is_number(name, self._config)]
+
+    def take_in(self, coded: pa.Table) -> None:
+        """Remember a chunk that `code` has coded, as if it had just done so."""
+        pairs = self._pairs(coded)
+        names = self._output_names(coded.column_names[: -len(self._names)])
+        codes = coded.select(list(names)).to_pandas().set_axis(self._names, axis=1).set_axis(pairs, axis=0)
+        codes = codes[~codes.index.duplicated()]
+        self._remember(codes.reindex(self._new(pairs)))
+
+    def _pairs(self, chunk: pa.Table) -> pd.MultiIndex:
+        """Text and language of each row."""
+        texts = chunk[self._config.input_col].cast(pa.string()).fill_null("").to_pandas()
+        if self._config.language_col is None:
+            langs = np.full(len(texts), self._config.language, dtype=object)
+        else:
+            langs = chunk[self._config.language_col].cast(pa.string()).to_pandas().replace("", None).fillna("unk")
+        return pd.MultiIndex.from_arrays([texts, langs])
+
+    def _new(self, pairs: pd.MultiIndex) -> pd.MultiIndex:
+        distinct = pairs.drop_duplicates()
+        return distinct[~distinct.isin(self._known.index)]
+
+    def _predict(self, new: pd.MultiIndex) -> pd.DataFrame:
+        config = self._config
+        frame = self._coder.predict(
+            new.get_level_values(0).to_numpy(dtype=object),
+            new.get_level_values(1).to_numpy(dtype=object),
+            mode=config.mode,
+            k=config.k,
+            threshold=config.threshold,
+            constrain=config.constrain or None,
+            batch_size=config.batch_size,
+            progress=False,
+        )
+        numbers = [name for name in self._names if _is_number(name, config)]
+        frame = frame.reindex(columns=self._names).set_axis(new, axis=0)
+        return frame.astype({name: float for name in numbers}).round(_DECIMALS)
+
+    def _remember(self, fresh: pd.DataFrame) -> None:
+        room = _REMEMBERED - len(self._known)
+        if room > 0 and len(fresh):
+            self._known = pd.concat([self._known, fresh.iloc[:room]]) if len(self._known) else fresh.iloc[:room]
+
+    def _output_names(self, taken: list[str]) -> dict[str, str]:
+        """What each column of codes is called in the output."""
+        prefix = "pred_" if set(taken) & set(self._names) else ""
+        return {prefix + name: name for name in self._names}
+
+
+def _is_number(column: str, config: PredictConfig) -> bool:
+    return config.mode == "full" or column == "conf" or column.startswith("prob_")
+
+
+def _notices(messages: list[Warning | str]) -> list[str]:
+    """Each warning once; those of texts that were cut as one sum."""
+    cut = [message for message in messages if isinstance(message, TextCutWarning)]
+    others = dict.fromkeys(str(message) for message in messages if not isinstance(message, TextCutWarning))
+    return [*others, *([str(TextCutWarning(sum(w.count for w in cut), cut[0].max_len))] if cut else [])]
+
+
+def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:
+    """Make the folder of the parts; one of other settings, or of another input, is begun anew."""
+    path = parts / "settings.json"
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
+        say(f"Going on where it was interrupted: {len(list(parts.iterdir())) - 1} chunks are done.")
+        return
+    shutil.rmtree(parts, ignore_errors=True)
+    make_folder(parts)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+
+
+def _write(part: Path, table: pa.Table) -> None:
+    with replacing(part) as temporary:
+        if is_parquet(part):
+            pa.parquet.write_table(table, temporary)
+        else:
+            write_csv(table, temporary)
+
+
+def _read(part: Path, *, numbers: Sequence[str]) -> pa.Table:
+    """A part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
+    if is_parquet(part):
+        return pa.parquet.read_table(part)
+    with part.open(encoding="utf-8", newline="") as file:
+        kinds = {name: pa.float64() if name in numbers else pa.string() for name in next(csv.reader(file))}
+    as_written = pa.csv.ConvertOptions(
+        column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
+    )
+    return pa.csv.read_csv(part, parse_options=pa.csv.ParseOptions(newlines_in_values=True), convert_options=as_written)
+
+
+def _join_parts(parts: Path, output: Path) -> None:
+    """Make one file of all parts, in order, and take the parts away."""
+    files = sorted(parts.glob(f"*{output.suffix}"))
+    with replacing(output) as temporary:
+        if is_parquet(output):
+            with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:
+                for file in files:
+                    writer.write_table(pa.parquet.read_table(file))
+        else:
+            with temporary.open("wb") as whole:
+                for i, file in enumerate(files):
+                    with file.open("rb") as part:
+                        if i:
+                            _skip_header(part)
+                        shutil.copyfileobj(part, whole, 1 << 20)
+    shutil.rmtree(parts, ignore_errors=True)
+
+
+def _skip_header(file: BinaryIO) -> None:
+    """Go to the end of a CSV file's first record; a name may hold line breaks between its quotation marks."""
+    quotes = 0
+    for line in file:
+        quotes += line.count(b'"')
+        if quotes % 2 == 0:
+            return

@@ -1,0 +1,94 @@
+"""Chooses what a person should check first in a coded file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from histocoder.data.table import check_columns, iter_table, read_header, write_csv
+from histocoder.errors import UserError
+from histocoder.files import replacing
+
+_CHUNK_ROWS = 200_000
+
+
+def review(
+    predictions: Path,
+    output: Path,
+    *,
+    budget: int,
+    input_col: str = "occ1",
+    language_col: str | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+) -> pd.DataFrame:
+    """Write the descriptions whose check is worth most, as a CSV to fill in.
+
+    A description is worth checking by the number of rows that are likely wrong with it: how often it occurs, times
+    1 - `conf`. What `finetune.py --dataset` takes is that file with the codes mended.
+
+    Parameters
+    ----------
+    predictions : Path
+        What `histocoder predict` wrote, in a mode that gives `conf`.
+    output : Path
+        With the columns of description, language and codes as predicted, to be mended; and `times`, `conf`.
+    budget : int
+        Descriptions at most.
+    input_col, language_col : str
+        Columns of descriptions and, if there is one, of languages.
+    overwrite : bool
+        Whether an output that is there is replaced.
+    say : callable
+        Told what a user should know.
+
+    Returns
+    -------
+    DataFrame
+        What was written.
+
+    Raises
+    ------
+    UserError
+        Where a column is missing, or the output is there already.
+    """
+    if budget < 1:
+        raise UserError(f"--budget is {budget}; it must be 1 or more.")
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} is there already, perhaps filled in. Add --overwrite to replace it.")
+    header = read_header(predictions)
+    by = [input_col, *([language_col] if language_col else [])]
+    prefix = "pred_" if "pred_conf" in header else ""
+    check_columns(predictions, [*by, f"{prefix}conf"], header)
+    codes = _code_columns(header, prefix)
+    parts = []
+    for chunk in iter_table(predictions, by, chunk_rows=_CHUNK_ROWS):
+        frame = chunk.select([*by, *codes, f"{prefix}conf"]).to_pandas()
+        frame["conf"] = pd.to_numeric(frame.pop(f"{prefix}conf"))
+        grouped = frame.groupby(by, sort=False, dropna=True)
+        parts.append(grouped.first().assign(times=grouped.size()))
+    whole = pd.concat(parts).groupby(level=by, sort=False)
+    table = whole.first().assign(times=whole["times"].sum()).rename(columns=lambda name: name.removeprefix(prefix))
+    table = table[table["conf"].notna()]
+    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
+    chosen = table.loc[worth.index[:budget]].reset_index()
+    with replacing(output) as temporary:
+        write_csv(pa.Table.from_pandas(chosen, preserve_index=False), temporary)
+    rows, wrong = int(chosen["times"].sum()), worth.iloc[:budget].sum()
+    say(
+        f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {int(table['times'].sum()):,} rows, "
+        f"of which about {wrong:,.0f} are likely wrong. Mend the codes, then: finetune.py --dataset {output}."
+    )
+    return chosen
+
+
+def _code_columns(header: list[str], prefix: str) -> list[str]:
+    """The columns of codes: those that stand before a `prob_…` of the same number."""
+    return [
+        header[i - 1]
+        for i, name in enumerate(header)
+        if i and name.startswith(f"{prefix}prob_") and header[i - 1].endswith(name[len(f"{prefix}prob") :])
+    ]

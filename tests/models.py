@@ -1,0 +1,39 @@
+"""Tiny models with random weights, as files, for tests of what is done with a trained one."""
+
+from pathlib import Path
+
+import torch
+
+from histocoder.checkpoint import save_model
+from histocoder.config import ModelConfig
+from histocoder.formatters import build_formatter
+from histocoder.model import MixerModel, load_encoder
+
+CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
+
+
+def tiny_model(num_blocks: int = 2) -> MixerModel:
+    """A HISCO model that knows Danish and English, and eight codes."""
+    torch.manual_seed(5)
+    encoder = load_encoder("tiny", max_len=64)
+    formatter = build_formatter("hisco", num_blocks=num_blocks)
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size + 1,
+        codes=CODES,
+        target_cols=tuple(f"hisco_{i + 1}" for i in range(num_blocks)),
+        descriptions={"61110": "Farmer", "77610": "Baker"},
+        languages=("da", "en", "unk"),
+        max_len=64,
+    )
+    model = MixerModel(config, encoder)
+    torch.nn.init.normal_(model.decoder.head.weight, std=0.5)
+    torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
+    return model.eval()
+
+
+def save_tiny_model(folder: Path) -> Path:
+    """Its folder."""
+    save_model(folder, tiny_model())
+    return folder

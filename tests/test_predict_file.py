@@ -1,0 +1,181 @@
+"""Files coded by the real command: chunks, interruptions, several processes, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import DEADLINE, ROOT, environment, run, torchrun
+from models import save_tiny_model
+
+from histocoder.checkpoint import load_model
+from histocoder.errors import UserError
+from histocoder.predict import Coder
+from histocoder.predict_file import PredictConfig, predict_file
+
+TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def write_archive(path: Path, rows: int) -> pd.DataFrame:
+    """A file of `rows` rows, most of their descriptions distinct, every seventh missing."""
+    frame = pd.DataFrame(
+        {
+            "id": [f"{i:05}" for i in range(rows)],
+            "occ1": [TEXTS[i % 7] and f"{TEXTS[i % 7]} {i % (rows // 3 + 1)}" for i in range(rows)],
+            "lang": ["en" if i % 2 else "da" for i in range(rows)],
+            "prob_note": ["", "x"] * (rows // 2) + [""] * (rows % 2),
+        }
+    )
+    frame.to_csv(path, index=False)
+    return frame
+
+
+def config(source: Path, output: Path, **changes) -> PredictConfig:
+    return PredictConfig(**{"input": str(source), "output": str(output), "language_col": "lang", **changes})
+
+
+def code(model: Path, source: Path, output: Path, *, chunk_rows: int = 40, **changes) -> None:
+    coder = Coder(load_model(model), "cpu")
+    predict_file(coder, config(source, output, **changes), model_id="m", chunk_rows=chunk_rows, say=lambda _: None)
+
+
+def read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])
+def test_a_file_is_coded_as_a_table_is(model: Path, tmp_path: Path, mode: str):
+    frame = write_archive(tmp_path / "in.csv", 150)
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode=mode, k=3)
+    out = read(tmp_path / "out.csv")
+    assert out[frame.columns.tolist()].equals(frame)  # all columns, in their order and with their blanks
+    coder = Coder(load_model(model), "cpu")
+    table = coder.predict(frame["occ1"], frame["lang"], mode=mode, k=3, progress=False)
+    for column in table.columns:
+        if pd.api.types.is_numeric_dtype(table[column]):
+            found = pd.to_numeric(out[column]).astype(float)
+            pd.testing.assert_series_equal(found, table[column], check_names=False, atol=2e-6, rtol=0)
+        else:
+            assert out[column].tolist() == table[column].fillna("").tolist()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_parquet_in_and_out(model: Path, tmp_path: Path):
+    frame = write_archive(tmp_path / "in.csv", 90)
+    frame["year"] = range(90)
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), tmp_path / "in.parquet")
+    code(model, tmp_path / "in.csv", tmp_path / "csv.csv")
+    code(model, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    out, csv = pq.read_table(tmp_path / "out.parquet").to_pandas(), read(tmp_path / "csv.csv")
+    assert out["year"].tolist() == list(range(90)) and out["occ1"].tolist() == frame["occ1"].tolist()
+    assert out["hisco_1"].fillna("").tolist() == csv["hisco_1"].tolist()
+
+
+def test_names_that_clash_are_told_apart(model: Path, tmp_path: Path):
+    (tmp_path / "in.csv").write_text("occ1,lang,hisco_1,conf\nfarmer,en,61110,high\nfarmer,en,61110,low\n")
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=1)
+    out = read(tmp_path / "out.csv")
+    assert out["hisco_1"].tolist() == ["61110"] * 2 and out["conf"].tolist() == ["high", "low"]
+    assert {"pred_hisco_1", "pred_prob_1", "pred_conf"} <= set(out.columns)
+
+
+def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_archive(tmp_path / "in.csv", 300)
+    coded = []
+    predict = Coder.predict
+    monkeypatch.setattr(
+        Coder, "predict", lambda self, texts, *a, **k: coded.extend(texts) or predict(self, texts, *a, **k)
+    )
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
+    frame = read(tmp_path / "in.csv")
+    assert len(coded) == len(frame[["occ1", "lang"]].drop_duplicates())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: Path, suffix: str):
+    write_archive(tmp_path / "in.csv", 3000)
+    source = tmp_path / "in.csv"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pandas(read(source), preserve_index=False), source := tmp_path / "in.parquet")
+    script = (
+        "import sys; from pathlib import Path; sys.path.insert(0, 'tests'); from test_predict_file import code;"
+        f"code(Path({str(model)!r}), Path({str(source)!r}), Path(sys.argv[1]), mode='flat', chunk_rows=300)"
+    )
+    run("-c", script, tmp_path / f"whole.{suffix}")
+    killed = tmp_path / f"killed.{suffix}"
+    process = subprocess.Popen([sys.executable, "-c", script, killed], cwd=ROOT, env=environment())
+    started = time.monotonic()
+    while len(list(tmp_path.glob(f".killed.{suffix}.parts/0*"))) < 3:
+        assert time.monotonic() - started < DEADLINE and process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=DEADLINE)
+    assert not killed.exists()
+    run("-c", script, killed)
+    assert killed.read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
+
+
+def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path):
+    frame = write_archive(tmp_path / "in.csv", 200)
+    flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--output")
+    run("-m", "histocoder", *flags, tmp_path / "one.csv")
+    torchrun("-m", "histocoder", *flags, tmp_path / "two.csv")
+    one, two = read(tmp_path / "one.csv"), read(tmp_path / "two.csv")
+    assert two["id"].tolist() == frame["id"].tolist()
+    assert two["hisco_1"].tolist() == one["hisco_1"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input": "none.csv"}, "no file none.csv"),
+        ({"input_col": "occ"}, "no column 'occ'; it has: id, occ1"),
+        ({"language_col": "language"}, "no column 'language'"),
+        ({"output": "there.csv"}, "is there already. Add --overwrite"),
+        ({"output": "nowhere/out.csv"}, "no folder nowhere"),
+        ({"language": "en"}, "not both"),
+        ({"input": "ragged.csv"}, "line 3: 3 fields"),
+        ({"input": "header.csv"}, "no rows"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_mistakes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], message: str):
+    monkeypatch.chdir(tmp_path)
+    write_archive(Path("in.csv"), 10)
+    Path("there.csv").write_text("kept")
+    Path("ragged.csv").write_text("occ1,lang\na,en\nb,en,c\n")
+    Path("header.csv").write_text("occ1,lang\n")
+    with pytest.raises(UserError, match=message):
+        code(model, Path(changes.get("input", "in.csv")), Path(changes.get("output", "out.csv")), **{
+            name: value for name, value in changes.items() if name not in ("input", "output")
+        })  # fmt: skip
+    assert Path("there.csv").read_text() == "kept" and not Path("out.csv").exists()
+
+
+def test_parts_of_other_settings_are_not_used(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import histocoder.predict_file as module
+
+    write_archive(tmp_path / "in.csv", 100)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_join_parts", lambda *_: (_ for _ in ()).throw(UserError("no space")))
+        with pytest.raises(UserError, match="no space"):
+            code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
+    parts = tmp_path / ".out.csv.parts"
+    assert json.loads((parts / "settings.json").read_text())["mode"] == "flat" and len(list(parts.iterdir())) == 4
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="greedy")
+    code(model, tmp_path / "in.csv", tmp_path / "fresh.csv", mode="greedy")
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "fresh.csv").read_bytes()
