@@ -77,10 +77,10 @@ def review(
     chosen = table.loc[worth.index[:budget]].reset_index()
     with replacing(output) as temporary:
         write_csv(pa.Table.from_pandas(chosen, preserve_index=False), temporary)
-    rows, wrong = int(chosen["times"].sum()), worth.iloc[:budget].sum()
+    rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
     say(
-        f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {int(table['times'].sum()):,} rows, "
-        f"of which about {wrong:,.0f} are likely wrong. Mend the codes, then: finetune.py --dataset {output}."
+        f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
+        f"{wrong:,.0f} are likely wrong. Mend the codes, then: finetune.py --dataset {output}."
     )
     return chosen
 
