@@ -68,7 +68,8 @@ def _predict(args: argparse.Namespace) -> None:
     device = distributed.start(device=args.device)
 
     from histocoder.data.table import fingerprint
-    from histocoder.predict import Coder, local_folder
+    from histocoder.hub import local_folder
+    from histocoder.predict import Coder
     from histocoder.predict_file import PredictConfig, predict_file
 
     folder = local_folder(args.model)

@@ -314,7 +314,7 @@ def clear_run(folder: Path) -> None:
     """Delete what training has left in a run's folder; prepared data and other files stay."""
     for name in (CHECKPOINTS_FOLDER, BEST_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "logs.csv", "wandb_run_id"):
+    for name in (CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "README.md", "logs.csv", "wandb_run_id"):
         (folder / name).unlink(missing_ok=True)
 
 

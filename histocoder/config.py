@@ -12,6 +12,10 @@ FORMAT_VERSION = 1
 """Version of the model's and the checkpoints' files; a newer one is refused by name."""
 
 
+NUM_GREEDY = 1024
+"""Validation rows that are decoded freely during training."""
+
+
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise UserError(message)
@@ -182,7 +186,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     save_format: str = "histocoder"
     """What is written at the end: "histocoder", or "occcanine" for `last.bin` as well."""
-    num_greedy: int = 1024
+    num_greedy: int = NUM_GREEDY
     """Validation rows that are decoded freely; all are scored with teacher forcing."""
 
     def __post_init__(self) -> None:

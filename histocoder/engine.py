@@ -21,9 +21,10 @@ from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, UserError
+from histocoder.hub import model_card, write_card
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.signals import StopSignals
-from histocoder.tracking import NullRun, Progress, Tracker
+from histocoder.tracking import Meter, NullRun, Progress, Tracker
 from histocoder.validation import validate
 
 
@@ -80,7 +81,7 @@ def fit(
         while run.state.step < run.total_steps:
             train_epoch(run)
     run.progress.close()
-    results = run.results or run.validate()
+    run.results = results = run.results or run.validate()
     distributed.run_on_primary(run.save_result, doing="saving the model")
     return results
 
@@ -147,33 +148,6 @@ def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weigh
 
 
 @dataclass
-class _Meter:
-    """Sums what was trained since it was last read, on the device."""
-
-    loss: Tensor | float = 0.0
-    grad_norm: Tensor | float = 0.0
-    steps: int = 0
-    rows: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
-        """One step more."""
-        self.loss, self.grad_norm = self.loss + loss, self.grad_norm + grad_norm
-        self.steps, self.rows = self.steps + 1, self.rows + rows
-
-    def read(self) -> dict[str, float]:
-        """Means over the steps and over all ranks, and begin anew."""
-        loss = distributed.reduce_sum(torch.as_tensor(self.loss).double().cpu())
-        means = {
-            "train_loss": float(loss) / self.steps,
-            "grad_norm": float(self.grad_norm) / self.steps,
-            "samples_per_sec": self.rows / (time.monotonic() - self.started),
-        }
-        self.__init__()  # type: ignore[misc]
-        return means
-
-
-@dataclass
 class _Run:
     """What an epoch works with."""
 
@@ -186,6 +160,7 @@ class _Run:
     scheduler: LambdaLR
     sampler: BucketSampler
     train_loader: DataLoader
+    num_train: int
     val_data: OccupationDataset
     num_blocks: int
     total_steps: int
@@ -194,7 +169,7 @@ class _Run:
     settings: dict[str, Any]
     tracker: Tracker
     state: TrainState = field(default_factory=TrainState)
-    meter: _Meter = field(default_factory=_Meter)
+    meter: Meter = field(default_factory=Meter)
     ballot: distributed.Ballot = field(default_factory=distributed.Ballot)
     stop_requested: Callable[[], int] = lambda: 0
     results: dict[str, float] | None = None
@@ -260,6 +235,7 @@ class _Run:
             scheduler=scheduler,
             sampler=sampler,
             train_loader=train_loader,
+            num_train=len(train_data),
             val_data=val_data,
             num_blocks=model.config.formatter["num_blocks"],
             total_steps=total_steps,
@@ -337,9 +313,14 @@ class _Run:
     def save_result(self) -> None:
         """Write what a finished run leaves; rank 0's part."""
         save_model(self.folder, self.model)
+        write_card(self.folder, self.card())
         if self.config.save_format == "occcanine":
             optimizer, scheduler = self.optimizer.state_dict(), self.scheduler.state_dict()
             save_last_bin(self.folder, self.model, optimizer=optimizer, scheduler=scheduler, step=self.state.step)
+
+    def card(self) -> str:
+        """The model card of what has been trained so far."""
+        return model_card(self.model.config, num_train=self.num_train, num_val=len(self.val_data), metrics=self.results)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was saved."""

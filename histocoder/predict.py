@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ from histocoder.decoding.greedy import greedy
 from histocoder.decoding.search import full_search, top_k_search
 from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
-from histocoder.formatters import PAD, formatter_from_config
+from histocoder.formatters import formatter_from_config
+from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
 
 MODES = ("greedy", "flat", "topk", "full")
@@ -65,6 +67,8 @@ class Coder:
         What the codes' columns are called: the common stem of the target columns, else the formatter's name.
     codes : tuple of str
         The codes of the model's key.
+    card : str
+        The model card, the README.md that is saved beside the model.
 
     Examples
     --------
@@ -78,6 +82,7 @@ class Coder:
         self.formatter = formatter_from_config(model.config.formatter)
         self.codes = model.config.codes
         self.system = _stem(model.config.target_cols) or self.formatter.name
+        self.card = model_card(model.config)
         self._trie: CodeTrie | None = None
 
     @classmethod
@@ -96,11 +101,28 @@ class Coder:
         UserError
             Where there is no model, or one of a newer format version.
         """
-        return cls(load_model(local_folder(path_or_hub_id)), device)
+        folder = local_folder(path_or_hub_id)
+        coder = cls(load_model(folder), device)
+        if (folder / CARD_FILE).is_file():
+            coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
+        return coder
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` and `model.safetensors`; `from_pretrained` reads them."""
+        """Write `config.json`, `model.safetensors` and the model card; `from_pretrained` reads them."""
         save_model(Path(folder), self.model)
+        write_card(Path(folder), self.card)
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
+        """Upload the model to a Hugging Face hub repo, model card included; return the address.
+
+        Raises
+        ------
+        UserError
+            Where the hub can't be reached, or refuses.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push_folder(Path(folder), repo_id, private=private)
 
     def describe(self, code: str) -> str | None:
         """What a code means, where the key says so."""
@@ -215,9 +237,8 @@ class Coder:
         )
         codes = self.formatter.decode(tokens.cpu().numpy())
         probs = _numpy(token_probs.unflatten(1, (num_blocks, -1)).prod(-1))
-        unused = tokens[:, 1::block_size].eq(PAD).repeat_interleave(block_size, dim=1)
-        written = tokens[:, 1:].masked_fill(unused, PAD)
-        conf = set_probability(decoder, memory, memory_mask, written, num_blocks=num_blocks)
+        is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
+        conf = set_probability(decoder, memory, memory_mask, tokens[:, 1:], token_probs, is_code=is_code)
         return Prediction(codes, np.where(pd.isna(codes), np.nan, probs), _numpy(conf))
 
     @torch.inference_mode()
@@ -361,25 +382,6 @@ def _join(parts: list[tuple[np.ndarray, Prediction]], num_rows: int, *, width: i
 
 def _numpy(tensor: Tensor) -> np.ndarray:
     return tensor.double().cpu().numpy()
-
-
-def local_folder(path_or_hub_id: str | Path) -> Path:
-    """A model's folder, fetched from the hub where it is none here."""
-    path = Path(path_or_hub_id)
-    if path.is_dir():
-        return path
-    name = str(path_or_hub_id)
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UserError(f"There is no model folder {name}.")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    from histocoder.model.encoder import hub_answers
-
-    try:
-        return Path(snapshot_download(name, local_files_only=not hub_answers()))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise UserError(f"There is no model folder {name}, and the hub gives none of that name.") from error
 
 
 def _stem(columns: Sequence[str]) -> str:

@@ -6,11 +6,15 @@ import csv
 import sys
 import time
 import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from histocoder import distributed
 from histocoder.errors import UserError
 from histocoder.files import replacing
 
@@ -31,6 +35,33 @@ COLUMNS = (
     "grad_norm",
     "samples_per_sec",
 )
+
+
+@dataclass
+class Meter:
+    """Sums what was trained since it was last read, on the device."""
+
+    loss: Tensor | float = 0.0
+    grad_norm: Tensor | float = 0.0
+    steps: int = 0
+    rows: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
+        """One step more."""
+        self.loss, self.grad_norm = self.loss + loss, self.grad_norm + grad_norm
+        self.steps, self.rows = self.steps + 1, self.rows + rows
+
+    def read(self) -> dict[str, float]:
+        """Means over the steps and over all ranks, and begin anew."""
+        loss = distributed.reduce_sum(torch.as_tensor(self.loss).double().cpu())
+        means = {
+            "train_loss": float(loss) / self.steps,
+            "grad_norm": float(self.grad_norm) / self.steps,
+            "samples_per_sec": self.rows / (time.monotonic() - self.started),
+        }
+        self.__init__()  # type: ignore[misc]
+        return means
 
 
 class Tracker(Protocol):

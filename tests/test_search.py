@@ -120,9 +120,16 @@ def test_set_probability_sums_over_orders(codes: list[str]):
     expected = torch.zeros(5)
     for order in set(itertools.permutations(codes)):
         blocks = [token for code in order for token in HISCO.system.to_block(code)]
-        expected += torch.tensor(oracle(decoder, memory, mask, blocks + [PAD] * (15 - len(blocks))))
-    found = set_probability(decoder, memory, mask, tokens, num_blocks=3)
+        expected += torch.tensor(oracle(decoder, memory, mask, (blocks + [PAD] * 5)[:15]))  # one unused block ends them
+    decoded = decoder(torch.cat([torch.full((5, 1), BOS), tokens[:, :-1]], dim=1), memory, mask).softmax(-1)
+    probabilities = decoded.gather(-1, tokens[..., None])[..., 0]
+    is_code = tokens[:, ::5].ne(PAD)
+    found = set_probability(decoder, memory, mask, tokens, probabilities, is_code=is_code)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-3)
+    is_code[:, 0] = False  # a block that is no code: then the sequence alone counts
+    alone = torch.tensor(oracle(decoder, memory, mask, tokens[0, : 5 * (len(codes) + 1)].tolist()))
+    found = set_probability(decoder, memory, mask, tokens, probabilities, is_code=is_code)
+    torch.testing.assert_close(found, alone, atol=1e-9, rtol=1e-3)
 
 
 @given(st.sets(st.sampled_from(GENERAL_CODES + HISCO_CODES[:3]), min_size=1))

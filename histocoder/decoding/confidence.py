@@ -13,7 +13,13 @@ from histocoder.model import Decoder
 
 @torch.no_grad()
 def set_probability(
-    decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, tokens: Tensor, *, num_blocks: int
+    decoder: Decoder,
+    memory: Tensor,
+    memory_mask: Tensor | None,
+    tokens: Tensor,
+    probabilities: Tensor,
+    *,
+    is_code: Tensor,
 ) -> Tensor:
     """The probability of each row's set of codes, summed over the orders in which they can be written.
 
@@ -23,28 +29,32 @@ def set_probability(
     memory : Tensor of shape (B, S, dim)
     memory_mask : Tensor of bool, of shape (B, S), or None
     tokens : Tensor of int, of shape (B, num_blocks * block_size)
-        Codes as blocks, without BOS and EOS; unused blocks are PAD.
-    num_blocks : int
+        Decoded codes as blocks, without BOS and EOS; unused blocks are PAD, and come last.
+    probabilities : Tensor of shape (B, num_blocks * block_size)
+        Of each of these tokens, as they were decoded.
+    is_code : Tensor of bool, of shape (B, num_blocks)
+        Which blocks are codes. Where a used block is none, there is no set, and the sequence itself is what counts.
 
     Returns
     -------
     Tensor of shape (B,)
-        Of whole sequences: the codes in one order or another, and PAD in every block behind them.
+        Of whole blocks: the codes in one order or another, and the first unused block behind them.
     """
+    num_blocks = is_code.shape[1]
     blocks = tokens.unflatten(1, (num_blocks, -1))
     used = blocks[..., 0].ne(PAD)
-    blocks = blocks.gather(1, used.logical_not().int().argsort(dim=1, stable=True)[..., None].expand_as(blocks))
     counts = used.sum(1)
-    total = torch.zeros(len(tokens), device=tokens.device)
-    for count in counts.unique().tolist():
-        rows = (counts == count).nonzero()[:, 0]
-        mask = None if memory_mask is None else memory_mask[rows]
-        chosen = blocks[rows]
-        for order in itertools.permutations(range(count)):
-            places = [*order, *range(count, num_blocks)]
-            repeated = _repeats_an_earlier_order(chosen, order)
-            probability = _sequence_probability(decoder, memory[rows], mask, chosen[:, places].flatten(1))
-            total[rows] += probability.masked_fill(repeated, 0.0)
+    scored = torch.arange(num_blocks, device=tokens.device) <= counts[:, None]
+    total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
+    is_set = (is_code | ~used).all(1)
+    for count in counts[is_set & counts.gt(1)].unique().tolist():
+        among = (is_set & counts.eq(count)).nonzero()[:, 0]
+        for order in itertools.islice(itertools.permutations(range(count)), 1, None):  # the first one is as decoded
+            rows = among[~_repeats_an_earlier_order(blocks[among], order)]
+            if len(rows):
+                places = [*order, *range(count, min(count + 1, num_blocks))]
+                mask = None if memory_mask is None else memory_mask[rows]
+                total[rows] += _sequence_probability(decoder, memory[rows], mask, blocks[rows][:, places].flatten(1))
     return total.clamp(max=1.0)
 
 

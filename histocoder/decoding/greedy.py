@@ -32,8 +32,8 @@ def greedy(
     num_tokens : int
         Tokens to decode behind BOS.
     block_size : int, optional
-        Tokens of a block. Where it is given, decoding stops when a whole block has been PAD in all rows: what follows
-        an unused block is unused, and counts as PAD of probability 1.
+        Tokens of a block. Where it is given, a row ends with its first block that begins with PAD, an unused one: what
+        follows is unused as well, and counts as PAD of probability 1. Decoding stops when all rows have ended.
     trie : CodeTrie, optional
         The only codes to follow, the first block being one of them; needs `block_size`.
 
@@ -60,7 +60,7 @@ def greedy(
         if path is not None:
             path.follow(chosen)
         if block_size is not None and (i + 1) % block_size == 0:
-            ended |= tokens[:, i + 2 - block_size : i + 2].eq(PAD).all(1)
+            ended |= tokens[:, i + 2 - block_size].eq(PAD)
             if bool(ended.all()):
                 break
     return tokens, probabilities

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, PAD
+from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, PAD, UNK
 
 
 class CodeSystem(Protocol):
@@ -127,6 +127,7 @@ class Formatter:
             Code strings; None for an unused block, a missing code, and tokens that stand for no code.
         """
         flat = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size].reshape(-1, self.block_size)
+        flat = np.where(flat < self.vocab_size, flat, UNK)  # a model may have tokens to spare
         distinct, index = np.unique(flat, axis=0, return_inverse=True)
         codes = np.empty(len(distinct), dtype=object)
         codes[:] = [self.system.from_block(block) for block in distinct.tolist()]

@@ -41,14 +41,6 @@ class Attention(nn.Module):
         keys, values = F.linear(x, self.in_proj_weight[dim:], self.in_proj_bias[dim:]).chunk(2, dim=-1)
         return self._heads(keys), self._heads(values)
 
-    def attend_paths(self, queries: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        """Attention of each query to keys of its own, as `attend`; each list holds one (B, heads, L, …) a position."""
-        scale = queries.shape[-1] ** -0.5
-        scores = torch.stack([(queries * k).sum(-1) for k in keys], dim=-1) * scale  # (B, heads, L, positions)
-        weights = scores.softmax(-1)
-        mixed = sum(weights[..., i, None] * v for i, v in enumerate(values))
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
-
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
         """Attention's output, of shape (B, L, dim)."""
         mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
@@ -69,11 +61,11 @@ class DecoderLayer(nn.Module):
         self.norm3 = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """All positions at once: `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
+    def forward(self, x: Tensor, layer: LayerCache, memory_mask: Tensor | None) -> Tensor:
+        """All positions at once: `x` (B, L, dim), `memory_mask` (B, 1, 1, S)."""
         mixed = self.self_attn.attend(self.self_attn.queries(x), *self.self_attn.keys_values(x), is_causal=True)
         x = self.norm1(x + self.dropout(mixed))
-        return self._after_self_attention(x, *self.multihead_attn.keys_values(memory), memory_mask)
+        return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
 
     def step(self, x: Tensor, layer: LayerCache, memory_mask: Tensor | None) -> Tensor:
         """One position: `x` (B, 1, dim), with the positions before it in `layer`."""
@@ -81,16 +73,14 @@ class DecoderLayer(nn.Module):
         x = self.norm1(x + self.dropout(self.self_attn.attend(self.self_attn.queries(x), keys, values)))
         return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
 
-    def step_tree(self, x: Tensor, layer: TreeLayerCache, paths: list[Tensor], memory_mask: Tensor | None) -> Tensor:
-        """One level: `x` (B, W, dim), each with the positions that its path names in the levels before."""
-        own_keys, own_values = self.self_attn.keys_values(x)
-        before = zip(paths, layer.keys, layer.values, strict=True)
-        chosen = [(_take(keys, path), _take(values, path)) for path, keys, values in before]
-        keys, values = [*(k for k, _ in chosen), own_keys], [*(v for _, v in chosen), own_values]
-        layer.keys.append(own_keys)
-        layer.values.append(own_values)
-        x = self.norm1(x + self.dropout(self.self_attn.attend_paths(self.self_attn.queries(x), keys, values)))
-        return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
+    def step_tree(self, x: Tensor, layer: TreeLayerCache, paths: Tensor, memory_mask: Tensor | None) -> Tensor:
+        """One level: `x` (B, W, dim), each attending to the positions that its path (B, W, levels) names."""
+        keys, values = layer.append(*(y.transpose(1, 2).flatten(2) for y in self.self_attn.keys_values(x)))
+        heads = self.self_attn.num_heads
+        queries = self.self_attn.queries(x).transpose(1, 2).flatten(0, 1)[:, :, None]  # (B * W, heads, 1, dim / heads)
+        own = [_rows(y, paths).unflatten(-1, (heads, -1)).transpose(1, 2) for y in (keys, values)]
+        mixed = self.self_attn.attend(queries, *own).view_as(x)
+        return self._after_self_attention(self.norm1(x + mixed), layer.memory_keys, layer.memory_values, memory_mask)
 
     def _after_self_attention(self, x: Tensor, keys: Tensor, values: Tensor, memory_mask: Tensor | None) -> Tensor:
         mixed = self.multihead_attn.attend(self.multihead_attn.queries(x), keys, values, attn_mask=memory_mask)
@@ -129,12 +119,20 @@ class DecoderCache:
 
 @dataclass
 class TreeLayerCache:
-    """Keys and values of one layer: of the memory, and of each level decoded so far (B, heads, W, dim / heads)."""
+    """Keys and values of one layer: of the memory (B, heads, S, dim / heads), and of all nodes so far (B, N, dim)."""
 
     memory_keys: Tensor
     memory_values: Tensor
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a level's; return all there are."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values = keys, values
+        else:
+            self.keys, self.values = torch.cat([self.keys, keys], dim=1), torch.cat([self.values, values], dim=1)
+        return self.keys, self.values
 
 
 @dataclass
@@ -144,13 +142,16 @@ class TreeCache:
     memory_mask: Tensor | None
     """True where memory may be attended to, of shape (B, 1, 1, S)."""
     layers: list[TreeLayerCache]
-    paths: list[Tensor] = field(default_factory=list)
-    """For each level before the newest, where the newest level's nodes have their ancestors in it, of shape (B, W)."""
+    paths: Tensor
+    """Where each node of the newest level has its ancestors and itself among all nodes, of shape (B, W, levels)."""
+    num_nodes: int = 0
+    """Of each row, in all levels so far."""
 
 
-def _take(x: Tensor, places: Tensor) -> Tensor:
-    """Some of the positions of `x` (B, heads, W, d), row by row: `places` (B, V) -> (B, heads, V, d)."""
-    return x.gather(2, places[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+def _rows(x: Tensor, paths: Tensor) -> Tensor:
+    """Rows of `x` (B, N, dim) that paths (B, W, levels) name, of shape (B * W, levels, dim)."""
+    start = torch.arange(len(x), device=x.device)[:, None, None] * x.shape[1]
+    return x.flatten(0, 1).index_select(0, (paths + start).flatten()).view(-1, paths.shape[2], x.shape[2])
 
 
 class TokenEmbedding(nn.Module):
@@ -247,10 +248,10 @@ class Decoder(nn.Module):
         Tensor of shape (B, L, vocab_size)
             Logits of the token that follows each position.
         """
-        mask = None if memory_mask is None else memory_mask[:, None, None, :]
+        cache = self.start(memory, memory_mask)
         x = self._embed(tokens)
-        for layer in self.decoder.layers:
-            x = layer(x, memory, mask)
+        for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
+            x = layer(x, layer_cache, cache.memory_mask)
         return self.head(x)
 
     def start(self, memory: Tensor, memory_mask: Tensor | None = None) -> DecoderCache:
@@ -269,7 +270,8 @@ class Decoder(nn.Module):
     def start_tree(self, memory: Tensor, memory_mask: Tensor | None = None) -> TreeCache:
         """Begin decoding a tree of sequences for each row, level by level; for arguments see `forward`."""
         layers = [TreeLayerCache(*layer.multihead_attn.keys_values(memory)) for layer in self.decoder.layers]  # type: ignore[operator, union-attr]
-        return TreeCache(None if memory_mask is None else memory_mask[:, None, None, :], layers)
+        mask = None if memory_mask is None else memory_mask[:, None, None, :]
+        return TreeCache(mask, layers, torch.empty(len(memory), 1, 0, dtype=torch.long, device=memory.device))
 
     def step_tree(self, tokens: Tensor, parents: Tensor, cache: TreeCache) -> Tensor:
         """Predict what follows each node of the next level.
@@ -287,11 +289,12 @@ class Decoder(nn.Module):
         Tensor of shape (B, W, vocab_size)
             Logits.
         """
-        depth = len(cache.layers[0].keys)
-        cache.paths = [path.gather(1, parents) for path in cache.paths]
-        if depth:
-            cache.paths.append(parents)
-        x = self.dropout(self.token_emb(tokens) + self.positional_encoding.pos_embedding[depth, 0])
+        depth = cache.paths.shape[2]
+        own = torch.arange(cache.num_nodes, cache.num_nodes + tokens.shape[1], device=tokens.device).expand_as(tokens)
+        inherited = cache.paths.gather(1, parents[..., None].expand(-1, -1, depth))
+        cache.paths = torch.cat([inherited, own[..., None]], dim=2)
+        cache.num_nodes += tokens.shape[1]
+        x = self.token_emb(tokens) + self.positional_encoding.pos_embedding[depth, 0]
         for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
             x = layer.step_tree(x, layer_cache, cache.paths, cache.memory_mask)  # type: ignore[operator]
         return self.head(x)

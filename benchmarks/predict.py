@@ -1,0 +1,142 @@
+"""Rows a second of predicting, against the same model run the way OccCANINE runs it; prints one line of JSON.
+
+The model has CANINE-s's sizes and random weights, the key 1,919 codes, and each row is a description of its own. The
+reference's way: inputs padded to 128 positions, fp32, the whole prefix computed again at each step, and full search one
+node of the trie at a time. Both sides alternate within the run; the figures are the medians.
+
+Usage: python benchmarks/predict.py [--rows N] [--modes flat greedy topk full]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from histocoder import Coder
+from histocoder.config import ModelConfig
+from histocoder.data.dataset import TokenizedTexts, join_language
+from histocoder.formatters import BOS, build_formatter
+from histocoder.model import MixerModel
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+NUM_CODES, REFERENCE_BATCH = 1919, 32
+
+
+def codes() -> tuple[str, ...]:
+    """1,919 codes: HISCO's where its list stands beside the project, else as many that spread likewise."""
+    path = SHARED / "reference" / "hisco_codes.csv"
+    if path.exists():
+        return tuple(pd.read_csv(path, dtype=str)["hisco"])
+    groups = [f"{i:03}" for i in range(10, 999, 4)]
+    return tuple(f"{groups[i % len(groups)]}{i // len(groups) * 5:02}" for i in range(NUM_CODES))
+
+
+def descriptions(num_rows: int) -> list[str]:
+    """Distinct real descriptions, else those of the sample data."""
+    path = SHARED / "data" / "english_occupations.csv"
+    texts = pd.read_csv(path if path.exists() else ROOT / "data" / "train.csv", dtype=str)["occ1"].drop_duplicates()
+    return texts.sample(num_rows, random_state=0).tolist()
+
+
+def build_coder() -> Coder:
+    """A model of CANINE-s's sizes with random weights."""
+    torch.manual_seed(0)
+    formatter = build_formatter("hisco", num_blocks=5)
+    config = ModelConfig(
+        encoder={},
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size + 1,
+        codes=codes(),
+        target_cols=tuple(f"hisco_{i + 1}" for i in range(5)),
+    )
+    return Coder(MixerModel(config))
+
+
+class Reference:
+    """The same model, run the reference's way."""
+
+    def __init__(self, coder: Coder) -> None:
+        self.model, self.device = coder.model, coder.device
+        self.blocks = [coder.formatter.system.to_block(code) for code in coder.codes]
+
+    def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Padded to 128 positions."""
+        tokens = TokenizedTexts(join_language(texts, ["en"] * len(texts)), max_len=128)
+        ids = tokens.pad(np.arange(len(texts)), max_len=128, num_positions=128)
+        memory, pooled, _ = self.model.encode(torch.from_numpy(ids).to(self.device))
+        return memory, pooled
+
+    @torch.no_grad()
+    def flat(self, texts: list[str]) -> None:
+        """The flat head."""
+        for i in range(0, len(texts), REFERENCE_BATCH):
+            self.model.linear_decoder(self.encode(texts[i : i + REFERENCE_BATCH])[1]).sigmoid().cpu()
+
+    @torch.no_grad()
+    def greedy(self, texts: list[str]) -> None:
+        """All 26 steps, each from the whole prefix."""
+        for i in range(0, len(texts), REFERENCE_BATCH):
+            memory, _ = self.encode(texts[i : i + REFERENCE_BATCH])
+            tokens = torch.full((len(memory), 1), BOS, device=self.device)
+            for _ in range(26):
+                best = self.model.decoder(tokens, memory)[:, -1].softmax(-1).argmax(-1, keepdim=True)
+                tokens = torch.cat([tokens, best], dim=1)
+            tokens.cpu()
+
+    @torch.no_grad()
+    def full(self, texts: list[str]) -> None:
+        """Each node of the trie once, one after the other."""
+        memory, _ = self.encode(texts)
+        nodes = sorted({tuple(block[:depth]) for block in self.blocks for depth in range(len(block))})
+        for prefix in nodes:
+            tokens = torch.tensor([[BOS, *prefix]], device=self.device).expand(len(memory), -1)
+            self.model.decoder(tokens, memory)[:, -1].softmax(-1).cpu()
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Alternate both sides for each mode."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256, help="descriptions of a round (default: 256)")
+    parser.add_argument("--full-rows", type=int, default=2, help="of the reference's full search (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="of both sides (default: 3)")
+    parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
+    args = parser.parse_args()
+    coder, texts = build_coder(), descriptions(args.rows)
+    reference = Reference(coder)
+    results = {}
+    for mode in args.modes:
+        searches = mode in ("topk", "full")
+        their_texts = texts[: args.full_rows] if searches else texts[: args.rows // 4]
+        our_texts = texts[: 8 * args.full_rows] if searches else texts
+        run_theirs = partial(reference.full if searches else getattr(reference, mode), their_texts)
+        run_ours = partial(coder.predict, our_texts, "en", mode=mode, progress=False)
+        ours, theirs = [], []
+        for _ in range(1 if searches else args.rounds):
+            theirs.append(len(their_texts) / timed(run_theirs))
+            ours.append(len(our_texts) / timed(run_ours))
+        mine, their = statistics.median(ours), statistics.median(theirs)
+        results[mode] = {"rows_per_s": round(mine, 2), "reference": round(their, 4), "ratio": round(mine / their, 1)}
+    machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {coder.device.type}"
+    print(json.dumps({"benchmark": "predict", "modes": results, "machine": machine, "torch": torch.__version__}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Figures of an evaluation and of a run; colours are Okabe and Ito's, which the colour-blind tell apart too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+INK, GREY, PALE = "#222222", "#8A8A8A", "#E3E3E3"
+DECODER, FLAT = "sequence decoder", "flat head"
+_WIDTH = 8.0  # inches
+_ACCURACIES = {
+    "greedy_seq_acc": ("decoder, as in use", BLUE, "-"),
+    "flat_acc": ("flat head", ORANGE, "-"),
+    "seq_acc": ("decoder, shown the true codes so far", GREEN, "--"),
+    "token_acc": ("the same, of single tokens", PINK, ":"),
+}
+
+
+def training_curves(log: pd.DataFrame) -> Figure:
+    """Losses, on a logarithmic axis, and validation accuracies by step, side by side.
+
+    Parameters
+    ----------
+    log : DataFrame
+        The columns of `logs.csv`; NaN where a number was not measured.
+    """
+    figure, (left, right) = _figure(height=4.4, columns=2)
+    for column, label, colour in (("train_loss", "training", GREY), ("val_loss", "validation", BLUE)):
+        _line(left, log, column, label=label, colour=colour)
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    left.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))
+    left.set(xlabel="step", title="Loss")
+    for column, (label, colour, style) in _ACCURACIES.items():
+        _line(right, log, column, label=label, colour=colour, style=style)
+    right.set(xlabel="step", ylim=(0, 100), title="Validation accuracy")
+    _percent(right.yaxis)
+    for axes in (left, right):
+        axes.set_xlim(0, 1.03 * log["step"].max())
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        _legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16))
+    return figure
+
+
+def reliability(calibrations: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Accuracy by confidence above, how many descriptions have it below.
+
+    Parameters
+    ----------
+    calibrations : mapping
+        Name -> see `scores.calibration`; in the order of `DECODER`, `FLAT`.
+    """
+    figure, (upper, lower) = _figure(height=5.6, rows=2, height_ratios=(3, 1), sharex=True)
+    upper.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
+    shift = 100 / len(next(iter(calibrations.values()))["bins"]) * 0.4
+    for place, (name, found) in enumerate(calibrations.items()):
+        colour = (BLUE, ORANGE)[place]
+        bins = [one for one in found["bins"] if one["count"]]
+        x, y = ([100 * one[value] for one in bins] for value in ("conf", "accuracy"))
+        upper.plot(
+            x, y, color=colour, marker="o", clip_on=False, label=f"{name} (mean distance {100 * found['ece']:.1f} %)"
+        )
+        lows = [100 * one["low"] for one in found["bins"]]
+        counts = [one["count"] for one in found["bins"]]
+        lower.bar(np.array(lows) + shift * (place + 0.25), counts, width=shift, align="edge", color=colour)
+    upper.set(ylabel="exactly right", xlim=(0, 100), ylim=(0, 100))
+    _legend(upper, loc="upper left")
+    lower.set(xlabel="confidence", ylabel="descriptions")
+    lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    lower.set_xticks(range(0, 101, 10))
+    _percent(upper.yaxis)
+    _percent(lower.xaxis)
+    return figure
+
+
+def production_curve(curves: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
+    """Accuracy of what is coded automatically, by the share left to a person.
+
+    Parameters
+    ----------
+    curves : mapping
+        Name -> see `scores.production_curve`; in the order of `DECODER`, `FLAT`.
+    """
+    figure, (axes,) = _figure(height=3.8)
+    for (name, curve), colour in zip(curves.items(), (BLUE, ORANGE), strict=False):
+        accuracy = np.array(curve["accuracy"], dtype=float)
+        left = 1 - np.array(curve["share"], dtype=float)
+        axes.plot(100 * left, 100 * accuracy, color=colour, label=name, linewidth=2)
+    low = min(float(np.nanmin(np.array(curve["accuracy"], dtype=float))) for curve in curves.values())
+    axes.set(xlim=(0, 100), ylim=(max(0, np.floor(10 * low - 0.5) * 10), 100.8))
+    axes.set(xlabel="least certain descriptions, left to a person", ylabel="the others exactly right")
+    _percent(axes.xaxis)
+    _percent(axes.yaxis)
+    _legend(axes, loc="lower right")
+    return figure
+
+
+def accuracy_by_language(by_language: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Bars of accuracy, the best language on top; see `scores.mean_scores_by`."""
+    ordered = sorted(by_language.items(), key=lambda item: (item[1]["accuracy"], item[1]["n"]))
+    figure, (axes,) = _figure(height=1.0 + 0.3 * len(ordered))
+    values = [100 * scores["accuracy"] for _, scores in ordered]
+    bars = axes.barh([lang for lang, _ in ordered], values, color=BLUE, height=0.7)
+    axes.bar_label(bars, [f"{v:.1f} %   n = {s['n']:,}" for v, (_, s) in zip(values, ordered, strict=True)], padding=5)
+    axes.set(xlim=(0, 124), xlabel="exactly right", ylabel="language")
+    axes.set_xticks(range(0, 101, 20))
+    axes.grid(visible=False)  # the bars say their values
+    _percent(axes.xaxis)
+    return figure
+
+
+def accuracy_by_group(
+    groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, xlabel: str, show_n: bool = True
+) -> Figure:
+    """Pairs of bars of accuracy for each group, such as numbers of digits.
+
+    Parameters
+    ----------
+    groups : mapping
+        Name -> group -> see `scores.mean_scores`; in the order of `DECODER`, `FLAT`, with the same groups.
+    xlabel : str
+        What the groups are.
+    show_n : bool
+        Whether to write the rows of each group below it.
+    """
+    figure, (axes,) = _figure(height=3.4)
+    width = 0.8 / len(groups)
+    for place, (name, by) in enumerate(groups.items()):
+        values = [100 * scores["accuracy"] for scores in by.values()]
+        x = np.arange(len(by)) + width * (place + 0.5) - 0.4
+        bars = axes.bar(x, values, width * 0.94, color=(BLUE, ORANGE)[place], label=name)
+        axes.bar_label(bars, [f"{value:.0f}" for value in values], padding=2, fontsize=9)
+    first = next(iter(groups.values()))
+    labels = [f"{group}\nn = {scores['n']:,}" if show_n else group for group, scores in first.items()]
+    axes.set_xticks(range(len(first)), labels)
+    axes.set(xlabel=xlabel, ylabel="exactly right", ylim=(0, 108))
+    axes.set_yticks(range(0, 101, 20))
+    axes.grid(visible=False, axis="x")
+    _percent(axes.yaxis)
+    _legend(axes, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return figure
+
+
+def _figure(*, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, row by row, in the house style."""
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
+    sharex, ratios = grid.get("sharex", False), grid.get("height_ratios")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=sharex, height_ratios=ratios).ravel().tolist()
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(GREY)
+        axes.tick_params(color=GREY, labelcolor=INK, labelsize=10)
+        axes.grid(color=PALE, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.xaxis.label.set_size(10.5)
+        axes.yaxis.label.set_size(10.5)
+        axes.title.set_size(11.5)
+    return figure, panels
+
+
+def _line(axes: Axes, log: pd.DataFrame, column: str, *, label: str, colour: str, style: str = "-") -> None:
+    """A column of the log by step, where it was measured."""
+    if column in log:
+        known = log[["step", column]].dropna()
+        marker = "o" if len(known) <= 30 else None
+        width = 3.5 if column == "greedy_seq_acc" else 1.8  # what lies on top of it lets it be seen
+        x, y = known["step"], known[column]
+        axes.plot(x, y, style, color=colour, label=label, marker=marker, markersize=4.5, linewidth=width)
+
+
+def _percent(axis: Any) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+
+
+def _legend(axes: Axes, **place: Any) -> None:
+    axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, **place)

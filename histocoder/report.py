@@ -1,0 +1,273 @@
+"""The report of an evaluation: what a person looks at after training."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from histocoder import plots
+from histocoder.evaluate import Evaluation
+from histocoder.files import make_folder, replacing
+from histocoder.page import Markup, figure, page, table, tag, tiles
+from histocoder.plots import DECODER, FLAT
+from histocoder.predict import Coder
+from histocoder.scores import ALL_LANGUAGES
+from histocoder.summary import Metrics, num_descriptions, percent, summary
+
+REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
+_DPI = 170
+_SHARES_LEFT = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90)
+
+
+def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: str, logs: Path | None = None) -> Path:
+    """Write `metrics.json`, figures as `report/*.png`, and `report.html`, a page that holds all it shows.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there.
+    evaluation : Evaluation
+    coder : Coder
+        That was evaluated; it says what codes mean.
+    title : str
+    logs : Path, optional
+        A run's `logs.csv`; without such a file there are no training curves.
+
+    Returns
+    -------
+    Path
+        Of `report.html`.
+
+    Raises
+    ------
+    UserError
+        Where the folder can't be written to.
+    """
+    metrics = evaluation.metrics
+    make_folder(folder / FIGURES_FOLDER)
+    with replacing(folder / METRICS_FILE) as temporary:
+        content = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(content + "\n", encoding="utf-8")
+    pngs: dict[str, bytes] = {}
+    for name, drawing in _figures(metrics, logs).items():
+        path = folder / FIGURES_FOLDER / f"{name}.png"
+        if drawing is None:
+            path.unlink(missing_ok=True)  # an earlier report's
+            continue
+        pngs[name] = _png(drawing)
+        with replacing(path) as temporary:
+            temporary.write_bytes(pngs[name])
+    with replacing(folder / REPORT_FILE) as temporary:
+        temporary.write_text(_page(metrics, pngs, coder, title), encoding="utf-8")
+    return folder / REPORT_FILE
+
+
+def _figures(metrics: Metrics, logs: Path | None) -> dict[str, Figure | None]:
+    """All figures by name; None for one that there is nothing to show in."""
+    heads = {DECODER: metrics["greedy"], FLAT: metrics["flat"]}
+    log = pd.read_csv(logs) if logs is not None and logs.exists() else pd.DataFrame()
+
+    def of(part: str) -> dict[str, Any]:
+        return {name: head[part] for name, head in heads.items()}
+
+    def seen(part: str, what: str) -> Figure | None:
+        if len(metrics["greedy"].get(part, ())) < 2:
+            return None
+        return plots.accuracy_by_group(of(part), xlabel=f"times that {what} stands in the training data")
+
+    several = len(metrics["greedy"]["by_language"]) > 1
+    return {
+        "training": plots.training_curves(log) if len(log) else None,
+        "production": plots.production_curve(of("production")),
+        "calibration": plots.reliability(of("calibration")),
+        "languages": plots.accuracy_by_language(metrics["greedy"]["by_language"]) if several else None,
+        "digits": plots.accuracy_by_group(of("by_digits"), xlabel="digits compared", show_n=False),
+        "code_seen": seen("by_code_seen", "the rarest code"),
+        "text_seen": seen("by_text_seen", "the description"),
+    }
+
+
+def _png(drawing: Figure) -> bytes:
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="png", dpi=_DPI)
+    return buffer.getvalue()
+
+
+def _page(metrics: Metrics, pngs: Mapping[str, bytes], coder: Coder, title: str) -> str:
+    greedy, topk = metrics["greedy"], metrics["topk"]["overall"]
+    last = str(len(topk))
+    first, *others = summary(metrics)
+    lead = [
+        tag("p", f"How well a model of {len(coder.codes):,} codes codes {num_descriptions(metrics)}.", class_="quiet"),
+        tiles(
+            [
+                (percent(greedy["overall"]["accuracy"]), "exactly right"),
+                (percent(greedy["overall"]["f1"]), "F1"),
+                (percent(topk[last]), f"have a true code among the {last} most probable"),
+                (percent(greedy["production"]["accuracy"][80]), "right without the least certain 20\u00a0%"),
+            ]
+        ),
+        tag("p", first, class_="lead"),
+        tag("ul", *(tag("li", line) for line in others)),
+    ]
+
+    def picture(name: str) -> Markup:
+        alt, caption = _CAPTIONS[name]
+        return figure(pngs[name], alt=alt, caption=caption) if name in pngs else Markup("")
+
+    def seen_table(name: str) -> Markup:
+        what = {"code_seen": "Rarest code seen", "text_seen": "Description seen"}[name]
+        return _scores_table(what, metrics, f"by_{name}")
+
+    seen = [name for name in ("code_seen", "text_seen") if name in pngs]
+    several = len(metrics["greedy"]["by_num_codes"]) > 1
+    sections = [
+        ("Training", [picture("training")] if "training" in pngs else []),
+        ("Languages", [picture("languages"), _language_table(metrics)] if "languages" in pngs else []),
+        ("Digits", [picture("digits"), _scores_table("Digits", metrics, "by_digits")]),
+        ("Number of codes", [_scores_table("True codes", metrics, "by_num_codes")] if several else []),
+        ("Times seen in training", [part for name in seen for part in (picture(name), seen_table(name))]),
+        ("Calibration", [picture("calibration")]),
+        ("What to leave to a person", [picture("production"), _production_table(metrics), *_suggestions(topk)]),
+        ("Commonest confusions", _confusions(metrics, coder)),
+        ("The flat head\u2019s threshold", _thresholds(metrics, coder)),
+        ("What the numbers mean", [_definitions(topk)]),
+    ]
+    return page(title, lead, [(name, parts) for name, parts in sections if parts])
+
+
+_CAPTIONS = {
+    "training": (
+        "Losses and validation accuracies by step",
+        "Loss of training (on descriptions altered on the fly) and of validation, and accuracies on validation data.",
+    ),
+    "languages": ("Bars of accuracy by language", "Descriptions with exactly the right codes, sequence decoder."),
+    "digits": (
+        "Bars of accuracy by number of digits compared",
+        "Descriptions with exactly the right codes where codes are compared by their first digits only.",
+    ),
+    "code_seen": (
+        "Bars of accuracy by how often the code stands in the training data",
+        "By how often the rarest of a description\u2019s true codes stands in the training data.",
+    ),
+    "text_seen": (
+        "Bars of accuracy by how often the description stands in the training data",
+        "By how often the same description, letter by letter, stands in the training data.",
+    ),
+    "calibration": (
+        "Accuracy by confidence, and numbers of descriptions",
+        "Above the dashed line the model is right more often than it says, below it less often. Each point is a tenth "
+        "of the scale of confidence; the bars count its descriptions. The sequence decoder\u2019s confidence is the "
+        "probability of the set of codes, the flat head\u2019s that of its best code.",
+    ),
+    "production": (
+        "Accuracy of the automatically coded descriptions by the share left to a person",
+        "Descriptions ordered by confidence: how right the rest is when the least certain are left to a person.",
+    ),
+}
+
+
+def _language_table(metrics: Metrics) -> Markup:
+    topk = metrics["topk"]["by_language"]
+    header = ["Language", "n", "Exactly right", "Precision", "Recall", "F1", "Flat: right", "First", "In best"]
+    rows = []
+    for lang, scores in sorted(metrics["greedy"]["by_language"].items(), key=lambda item: -item[1]["n"]):
+        best = list(topk[lang].values())
+        flat = metrics["flat"]["by_language"][lang]["accuracy"]
+        rows.append([lang, *_score_cells(scores), *map(percent, (flat, best[0], best[-1]))])
+    header[-1] += f" {len(metrics['topk']['overall'])}"
+    return table(header, rows)
+
+
+def _scores_table(what: str, metrics: Metrics, part: str) -> Markup:
+    flat = metrics["flat"][part]
+    rows = [
+        [group, *_score_cells(scores), percent(flat[group]["accuracy"])]
+        for group, scores in metrics["greedy"][part].items()
+    ]
+    return table([what, "n", "Exactly right", "Precision", "Recall", "F1", "Flat: right"], rows)
+
+
+def _score_cells(scores: Metrics) -> list[str]:
+    return [f"{scores['n']:,}", *(percent(scores[name]) for name in ("accuracy", "precision", "recall", "f1"))]
+
+
+def _production_table(metrics: Metrics) -> Markup:
+    curve, flat = metrics["greedy"]["production"], metrics["flat"]["production"]
+    rows = []
+    for left in _SHARES_LEFT:
+        i = len(curve["share"]) - 1 - left
+        if curve["accuracy"][i] is not None:
+            cells = (curve["accuracy"][i], flat["accuracy"][i])
+            rows.append([f"{left}\u00a0%", f"{curve['conf'][i]:.2f}", *map(percent, cells)])
+    return table(["Left to a person", "Confidence from", "Others right", "Flat: others right"], rows, num_text=0)
+
+
+def _suggestions(topk: Metrics) -> list[Markup]:
+    return [
+        tag("p", "A person who is shown the most probable codes finds a true one among them so often:"),
+        table(["Codes shown", *topk], [["True one among them", *map(percent, topk.values())]]),
+    ]
+
+
+def _confusions(metrics: Metrics, coder: Coder) -> list[Markup]:
+    if not metrics["confusions"]:
+        return [tag("p", "None: every description got exactly the right codes.")]
+
+    def named(code: str | None) -> Markup:
+        if code is None:
+            return tag("span", "none", class_="quiet")
+        return Markup(tag("code", code) + tag("small", coder.describe(code) or ""))
+
+    rows = [
+        [str(c["count"]), f"{c['of']:,}" if c["of"] else "", named(c["true"]), named(c["predicted"]), c["example"]]
+        for c in metrics["confusions"]
+    ]
+    return [
+        tag(
+            "p",
+            f"The {len(rows)} that cost most descriptions (n), beside the number of descriptions that have the true "
+            "code. None stands where a code is missing, or one too many is given.",
+        ),
+        table(["n", "of", "True code", "Predicted", "For example"], rows, num_text=0, last_text=3),
+    ]
+
+
+def _thresholds(metrics: Metrics, coder: Coder) -> list[Markup]:
+    own = coder.model.config.thresholds
+    rows = [
+        ["all" if lang == ALL_LANGUAGES else lang, f"{best['n']:,}", f"{best['threshold']:.2f}", percent(best["f1"])]
+        for lang, best in metrics["thresholds"].items()
+    ]
+    applied = "the model\u2019s own thresholds" if own else "a threshold of 0.50"
+    return [
+        tag(
+            "p",
+            f"With {applied}, the flat head\u2019s F1 is {percent(metrics['flat']['overall']['f1'])}. The thresholds "
+            "below would have been best; having been chosen on these very descriptions, they flatter a little.",
+        ),
+        table(["Language", "n", "Best threshold", "F1 with it"], rows),
+    ]
+
+
+def _definitions(topk: Metrics) -> Markup:
+    terms = {
+        "Exactly right": "The set of predicted codes is the set of true codes, in any order; one too many is wrong.",
+        "Precision, recall, F1": "For each description: the share of predicted codes that are true, the share of true "
+        "codes that are predicted, and their harmonic mean; then the mean over descriptions.",
+        "Sequence decoder and flat head": "The model\u2019s two ways of predicting. The decoder writes codes digit by "
+        "digit and is what is used by default; the flat head gives each code a probability of its own. Numbers are "
+        "the decoder\u2019s unless \u201cflat\u201d is written beside them.",
+        f"First, in best {len(topk)}": "One of the true codes is the most probable code, or among so many.",
+        "Confidence": "The probability that the model gives its own prediction.",
+        "Calibration": "The mean distance of confidence and accuracy in ten equal parts of the scale, weighted by "
+        "their descriptions (expected calibration error).",
+        "n": "Descriptions, each as often as it occurs.",
+    }
+    return tag("dl", *(part for term, meaning in terms.items() for part in (tag("dt", term), tag("dd", meaning))))

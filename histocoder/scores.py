@@ -1,0 +1,309 @@
+"""Scores of predicted codes, as sets, against true ones; over tables, where `metrics` is over tensors.
+
+A table of code sets has the columns `row` and `code`, and a line for each code of a row's set: so rows may have any
+number of codes, and all that follows is joining and counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from histocoder.formatters import MISSING
+
+THRESHOLDS = np.arange(1, 100) / 100
+"""Of the flat head's probabilities, to choose from."""
+ALL_LANGUAGES = "*"
+SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
+_SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
+
+
+def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
+    """Each row's set of codes.
+
+    Parameters
+    ----------
+    codes : DataFrame or ndarray of str, of shape (n, k)
+        Missing codes are none; a code that a row has twice counts once.
+
+    Returns
+    -------
+    DataFrame
+        `row`, from 0, and `code`.
+
+    Examples
+    --------
+    >>> code_sets(np.array([["b", "a"], ["a", None]], dtype=object)).to_numpy().tolist()
+    [[0, 'b'], [0, 'a'], [1, 'a']]
+    """
+    values = np.asarray(codes, dtype=object)
+    flat = values.ravel()
+    real = pd.notna(flat) & (flat != MISSING)
+    rows = np.repeat(np.arange(len(values)), values.shape[1])[real]
+    return pd.DataFrame({"row": rows, "code": pd.Series(flat[real], dtype=object)}).drop_duplicates(ignore_index=True)
+
+
+def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> pd.DataFrame:
+    """Scores of each row.
+
+    Parameters
+    ----------
+    truth, predicted : DataFrame
+        See `code_sets`.
+    num_rows : int
+
+    Returns
+    -------
+    DataFrame of shape (num_rows, 4)
+        `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true; `recall`, the
+        share of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are
+        predicted (all 1), else wrong (all 0).
+    """
+    hits = _count(truth.merge(predicted, on=["row", "code"]), num_rows)
+    num_true, num_predicted = _count(truth, num_rows), _count(predicted, num_rows)
+    neither = num_true + num_predicted == 0
+    return pd.DataFrame(
+        {
+            "accuracy": (hits == num_true) & (hits == num_predicted),
+            "precision": np.where(neither, 1.0, hits / np.maximum(num_predicted, 1)),
+            "recall": np.where(neither, 1.0, hits / np.maximum(num_true, 1)),
+            "f1": _f1(hits, num_true, num_predicted),
+        }
+    )
+
+
+def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.DataFrame:
+    """Sets of codes cut to their first digits; special codes, such as -1, stay whole.
+
+    Parameters
+    ----------
+    sets : DataFrame
+        See `code_sets`.
+    digits : int
+    separator : str
+        What stands between the digits of a code; "" where each character is one.
+    """
+
+    def cut(code: str) -> str:
+        if code.startswith("-"):
+            return code
+        return separator.join(code.split(separator)[:digits]) if separator else code[:digits]
+
+    short = {code: cut(code) for code in sets["code"].unique()}
+    return sets[["row"]].assign(code=sets["code"].map(short)).drop_duplicates(ignore_index=True)
+
+
+def seen_groups(times: pd.Series) -> pd.Series:
+    """Numbers of times in groups: 0, 1, 2-5, 6-20, 21-100, >100."""
+    return pd.cut(times, _SEEN_EDGES, labels=SEEN_GROUPS)
+
+
+def first_true_rank(truth: pd.DataFrame, ranked: pd.DataFrame | np.ndarray) -> np.ndarray:
+    """The rank, from 1, of the first true code among ranked codes.
+
+    Parameters
+    ----------
+    truth : DataFrame
+        See `code_sets`.
+    ranked : DataFrame or ndarray of str, of shape (n, k)
+        The most probable first.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        inf where no true code is among them; NaN for rows without true codes.
+    """
+    codes = np.asarray(ranked, dtype=object)
+    rows, places = np.indices(codes.shape)
+    long = pd.DataFrame(
+        {"row": rows.ravel(), "code": pd.Series(codes.ravel(), dtype=object), "rank": places.ravel() + 1}
+    )
+    first = long.merge(truth, on=["row", "code"]).groupby("row")["rank"].min()
+    ranks = np.full(len(codes), np.nan)
+    ranks[truth["row"]] = np.inf
+    ranks[first.index] = first
+    return ranks
+
+
+def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
+    """For 1 to k, the share of rows that have a true code among so many; rows without true codes do not count."""
+    ranks = ranks[~np.isnan(ranks)]
+    return {str(i): float((ranks <= i).mean()) if len(ranks) else 0.0 for i in range(1, k + 1)}
+
+
+def calibration(conf: np.ndarray, right: np.ndarray, *, num_bins: int = 10) -> dict[str, Any]:
+    """How far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern Neural Networks.
+
+    Parameters
+    ----------
+    conf : ndarray of shape (n,), from 0 to 1
+    right : ndarray of bool, of shape (n,)
+    num_bins : int
+        Bins of equal width.
+
+    Returns
+    -------
+    dict
+        `ece`, the mean distance of confidence and accuracy over bins weighted by their rows; `bins`, each with its
+        edges `low` and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
+    """
+    edges = np.arange(num_bins + 1) / num_bins
+    places = np.searchsorted(edges[1:-1], conf)
+    count = np.bincount(places, minlength=num_bins)
+    total_conf = np.bincount(places, weights=conf, minlength=num_bins)
+    total_right = np.bincount(places, weights=right, minlength=num_bins)
+    bins = [
+        {
+            "low": float(edges[i]),
+            "high": float(edges[i + 1]),
+            "count": int(count[i]),
+            "conf": float(total_conf[i] / count[i]) if count[i] else None,
+            "accuracy": float(total_right[i] / count[i]) if count[i] else None,
+        }
+        for i in range(num_bins)
+    ]
+    return {"ece": float(np.abs(total_conf - total_right).sum() / len(conf)), "bins": bins}
+
+
+def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
+    """Accuracy of what is coded automatically when the least certain rows are left to a person.
+
+    Parameters
+    ----------
+    conf, right : ndarray of shape (n,)
+    num_shares : int
+        Shares from 0 to 1.
+
+    Returns
+    -------
+    dict
+        Lists of equal length: `share` that is coded automatically, its `accuracy` (that to be expected where equally
+        certain rows stand on both sides of the line), and the `conf` of its least certain row. The last two are None
+        where no row is coded automatically.
+    """
+    order = np.argsort(-conf, kind="stable")
+    expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
+    cumulative = expected[order].cumsum()
+    shares = np.arange(num_shares) / (num_shares - 1)
+    counts = np.rint(shares * len(conf)).astype(int)
+    return {
+        "share": shares.tolist(),
+        "accuracy": [float(cumulative[n - 1] / n) if n else None for n in counts],
+        "conf": [float(conf[order[n - 1]]) if n else None for n in counts],
+    }
+
+
+def best_thresholds(
+    truth: pd.DataFrame, probable: pd.DataFrame, langs: pd.Series, *, min_rows: int = 100
+) -> dict[str, dict[str, float]]:
+    """The threshold of the flat head with the best mean F1, for each language.
+
+    Parameters
+    ----------
+    truth : DataFrame
+        See `code_sets`.
+    probable : DataFrame
+        `row`, `code` and `prob` of all classes above the lowest of `THRESHOLDS`.
+    langs : Series of str, of shape (n,)
+    min_rows : int
+        Languages with fewer rows have no threshold of their own, since it would be chance.
+
+    Returns
+    -------
+    dict
+        Language, and "*" for all rows together, -> `threshold` (the middle one of several equally good), `f1` with it,
+        and `n`, its rows.
+    """
+    num_true = _count(truth, len(langs))
+    is_true = probable.merge(truth.assign(hit=True), on=["row", "code"], how="left")["hit"].notna().to_numpy()
+    rows, probs = probable["row"].to_numpy(), probable["prob"].to_numpy()
+    places, names = pd.factorize(langs)
+    sizes = np.bincount(places)
+    f1 = np.empty((len(THRESHOLDS), len(sizes) + 1))
+    for i, threshold in enumerate(THRESHOLDS):
+        above = probs > threshold
+        hits = np.bincount(rows[above & is_true], minlength=len(langs))
+        row_f1 = _f1(hits, num_true, np.bincount(rows[above], minlength=len(langs)))
+        f1[i] = [row_f1.mean(), *(np.bincount(places, weights=row_f1) / sizes)]
+    found = {}
+    for j, (name, size) in enumerate(zip([ALL_LANGUAGES, *names], [len(langs), *sizes], strict=True)):
+        if j == 0 or size >= min_rows:
+            best = np.flatnonzero(np.isclose(f1[:, j], f1[:, j].max(), rtol=0, atol=1e-12))
+            middle = best[len(best) // 2]
+            found[str(name)] = {"threshold": float(THRESHOLDS[middle]), "f1": float(f1[middle, j]), "n": int(size)}
+    return found
+
+
+def confusions(
+    truth: pd.DataFrame, predicted: pd.DataFrame, texts: Sequence[str], *, limit: int = 50
+) -> list[dict[str, Any]]:
+    """The pairs of a true and a predicted code that cost most rows.
+
+    Of a row's codes that are missed and those that are wrongly given, the first stands against the first, and so on.
+
+    Parameters
+    ----------
+    truth, predicted : DataFrame
+        See `code_sets`.
+    texts : sequence of str, of shape (n,)
+    limit : int
+        Pairs at most.
+
+    Returns
+    -------
+    list of dict
+        `true` and `predicted` codes, None where one has no counterpart; `count` of rows; `of`, the rows that have the
+        true code (None without one); and an `example`, the commonest description among them.
+    """
+    missed, extra = _without(truth, predicted), _without(predicted, truth)
+    pairs = missed.merge(extra, on=["row", "place"], how="outer", suffixes=("_true", "_predicted"))
+    pairs = pairs.drop(columns="place").fillna("").rename(columns={"code_true": "true", "code_predicted": "predicted"})
+    pairs["example"] = np.asarray(texts, dtype=object)[pairs["row"]]
+    by = ["true", "predicted"]
+    examples = pairs.groupby([*by, "example"]).size().rename("times").reset_index()
+    examples = examples.sort_values(["times", "example"], ascending=[False, True]).drop_duplicates(by)
+    counts = pairs.groupby(by)["row"].nunique().rename("count").reset_index()
+    worst = counts.sort_values(["count", *by], ascending=[False, True, True]).head(limit)
+    worst = worst.merge(examples[[*by, "example"]], on=by, how="left")
+    totals = truth["code"].value_counts().to_dict()
+    return [
+        {
+            "true": row["true"] or None,
+            "predicted": row["predicted"] or None,
+            "count": int(row["count"]),
+            "of": totals.get(row["true"]),
+            "example": row["example"],
+        }
+        for row in worst.to_dict("records")
+    ]
+
+
+def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
+    """Means of `score_sets`, and `n`, the rows."""
+    return {"n": len(scores), **{name: float(mean) for name, mean in scores.mean().items()}}
+
+
+def mean_scores_by(scores: pd.DataFrame, groups: pd.Series) -> dict[str, dict[str, float]]:
+    """`mean_scores` of each group that has rows, in the groups' order."""
+    found = scores.groupby(groups, observed=True)
+    return {str(name): mean_scores(part) for name, part in found}
+
+
+def _without(sets: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """The lines of `sets` that are not in `others`, with their place in their row."""
+    joined = sets[["row", "code"]].merge(others[["row", "code"]], how="left", indicator=True)
+    left = joined.loc[joined["_merge"] == "left_only", ["row", "code"]]
+    return left.assign(place=left.groupby("row").cumcount())
+
+
+def _count(sets: pd.DataFrame, num_rows: int) -> np.ndarray:
+    return np.bincount(sets["row"], minlength=num_rows)
+
+
+def _f1(hits: np.ndarray, num_true: np.ndarray, num_predicted: np.ndarray) -> np.ndarray:
+    """2pr / (p + r) with p = hits / predicted and r = hits / true is 2 hits / (predicted + true)."""
+    total = num_true + num_predicted
+    return np.where(total == 0, 1.0, 2 * hits / np.maximum(total, 1))

@@ -1,0 +1,104 @@
+"""An evaluation in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TARGET_ACCURACY = 0.95
+"""Of automatically coded rows; the summary says how many may be coded so."""
+_MIN_ROWS = 30  # of a language that is named as best or worst
+_NUMBERS = {1: "one code", 2: "two codes", 3: "three codes", 4: "four codes", 5: "five codes", 0: "no code"}
+
+Metrics = Mapping[str, Any]
+"""`Evaluation.metrics`, or a part of it."""
+
+
+def summary(metrics: Metrics) -> list[str]:
+    """An evaluation in sentences, the most important first."""
+    greedy, production = metrics["greedy"], metrics["greedy"]["production"]
+    overall = greedy["overall"]
+    lines = [
+        f"Of {num_descriptions(metrics)}, {percent(overall['accuracy'])} got exactly the right codes. If the least "
+        f"certain 20\u00a0% are left to a person, {percent(production['accuracy'][80])} of the others are right.",
+        _target(production),
+    ]
+    topk = metrics["topk"]["overall"]
+    last = str(len(topk))
+    lines.append(
+        f"The most probable code is a right one for {percent(topk['1'])} of them; among the {last} most probable there "
+        f"is one for {percent(topk[last])}."
+    )
+    by_codes = greedy["by_num_codes"]
+    if len(by_codes) > 1:
+        parts = [f"{percent(s['accuracy'])} of those with {_num_codes(number)}" for number, s in by_codes.items()]
+        lines.append(f"Exactly right are {_and(parts)}.")
+    large = {lang: s["accuracy"] for lang, s in greedy["by_language"].items() if s["n"] >= _MIN_ROWS}
+    if len(large) > 1:
+        best, worst = max(large, key=lambda lang: large[lang]), min(large, key=lambda lang: large[lang])
+        lines.append(
+            f"Of languages with {_MIN_ROWS} descriptions or more, “{best}” comes out best ({percent(large[best])}) and "
+            f"“{worst}” worst ({percent(large[worst])})."
+        )
+    gap = overall["conf"] - overall["accuracy"]
+    leaning = (
+        "surer than it should be"
+        if gap > 0.02
+        else "less sure than it might be"
+        if gap < -0.02
+        else "about as sure as it should be"
+    )
+    lines.append(
+        f"The model is {leaning}: on average its confidence is {percent(overall['conf'])}, and confidence and "
+        f"accuracy lie {100 * greedy['calibration']['ece']:.1f} percentage points apart."
+    )
+    if number := metrics["num_outside_key"]:
+        lines.append(f"For {percent(number / metrics['num_rows'])} the decoder wrote a code that is not in the key.")
+    if "by_text_seen" in greedy:
+        unseen = greedy["by_text_seen"].get("0", {"n": 0, "accuracy": 0.0})
+        if unseen["n"] == metrics["num_rows"]:
+            lines.append("None of the descriptions stands, letter by letter, in the training data.")
+        else:
+            right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
+            lines.append(f"{unseen['n']:,} descriptions do not stand, letter by letter, in the training data{right}.")
+    return lines
+
+
+def _target(production: Metrics) -> str:
+    enough = [i for i, accuracy in enumerate(production["accuracy"]) if (accuracy or 0) >= TARGET_ACCURACY]
+    wanted = f"{100 * TARGET_ACCURACY:.0f}\u00a0%"
+    if not enough:
+        return f"However many are left to a person, less than {wanted} of the others are right."
+    if enough[-1] == len(production["share"]) - 1:
+        return f"That is {wanted} or more without any left to a person."
+    share, conf = production["share"][enough[-1]], production["conf"][enough[-1]]
+    return (
+        f"For {wanted} of what is coded automatically to be right, the least certain {100 * (1 - share):.0f}\u00a0%, "
+        f"those with a confidence below {conf:.2f}, must be left to a person."
+    )
+
+
+def num_descriptions(metrics: Metrics) -> str:
+    """How many there were."""
+    rows, texts = metrics["num_rows"], metrics["num_texts"]
+    distinct = f" ({texts:,} distinct ones)" if texts < rows else ""
+    return f"{rows:,} description{'s' if rows != 1 else ''}{distinct}"
+
+
+def _num_codes(number: str) -> str:
+    return _NUMBERS.get(int(number), f"{number} codes")
+
+
+def percent(share: float | None) -> str:
+    """A share in percent; a dash for None.
+
+    Examples
+    --------
+    >>> percent(0.6381)
+    '63.8\xa0%'
+    """
+    return "\u2013" if share is None else f"{100 * share:.1f}\u00a0%"
+
+
+def _and(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -1,0 +1,235 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import precision_recall_fscore_support
+from sklearn.preprocessing import MultiLabelBinarizer
+
+from histocoder.config import ModelConfig
+from histocoder.data.examples import Examples
+from histocoder.errors import UserError
+from histocoder.evaluate import evaluate, times_seen
+from histocoder.formatters import build_formatter
+from histocoder.model import MixerModel, load_encoder
+from histocoder.predict import Coder
+from histocoder.scores import (
+    best_thresholds,
+    calibration,
+    code_sets,
+    confusions,
+    cut_codes,
+    first_true_rank,
+    mean_scores_by,
+    production_curve,
+    score_sets,
+    seen_groups,
+    top_k_accuracy,
+)
+
+CODES = ("-1", "61110", "61115", "80110", "77610", "95410")
+CELLS = st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])
+TABLES = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(*[st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=n, max_size=n)] * 2)
+)
+CONFIDENCES = st.lists(st.tuples(st.sampled_from([0, 0.1, 0.25, 0.5, 0.99, 1.0]), st.booleans()), min_size=1)
+
+
+def array(rows) -> np.ndarray:
+    table = np.empty((len(rows), len(rows[0])), dtype=object)
+    table[:] = rows
+    return table
+
+
+def as_sets(rows) -> list[set[str]]:
+    return [{code for code in row if code not in (None, "?")} for row in rows]
+
+
+def tiny_coder(**changes) -> Coder:
+    """An untrained model of six codes, which have descriptions."""
+    torch.manual_seed(1)
+    encoder, formatter = load_encoder("tiny", max_len=64), build_formatter("hisco", num_blocks=2)
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size,
+        codes=CODES,
+        target_cols=("hisco_1", "hisco_2"),
+        max_len=64,
+        descriptions={"61110": "General <b>Farmer</b>"},
+        **changes,
+    )
+    return Coder(MixerModel(config, encoder), device="cpu")
+
+
+def few_examples() -> Examples:
+    texts = ["farmer", "husmand & væver", "farmer", "<script>alert('baker')</script>", "cobbler", "none given"]
+    first = ["61110", "61115", "61110", "77610", "80110", "?"]
+    codes = pd.DataFrame({"hisco_1": first, "hisco_2": [None, "80110", None, None, None, None]}, dtype=object)
+    return Examples(texts, ["en", "da", "en", "en", "en", "da"], codes)
+
+
+def test_scores_by_hand():
+    truth = code_sets(array([("a", None), ("a", "b"), ("a", "b"), (None, None), (None, None), ("a", "a")]))
+    guess = code_sets(array([("a", None), ("b", "a"), ("a", "c"), (None, None), ("a", None), (None, None)]))
+    scores = score_sets(truth, guess, 6)
+    assert scores["accuracy"].tolist() == [True, True, False, True, False, False]
+    assert scores["precision"].tolist() == [1, 1, 0.5, 1, 0, 0]
+    assert scores["recall"].tolist() == [1, 1, 0.5, 1, 0, 0]
+    uneven = score_sets(code_sets(array([("a", "b")])), code_sets(array([("a", None)])), 1).iloc[0]
+    assert (uneven["precision"], uneven["recall"]) == (1, 0.5)
+    assert uneven["f1"] == pytest.approx(2 / 3)
+
+
+@given(TABLES)
+def test_scores_agree_with_scikit_learn(tables):
+    truth, guess = tables
+    scores = score_sets(code_sets(array(truth)), code_sets(array(guess)), len(truth))
+    assert scores["accuracy"].tolist() == [a == b for a, b in zip(as_sets(truth), as_sets(guess), strict=True)]
+    some = [i for i in range(len(truth)) if as_sets(truth)[i] or as_sets(guess)[i]]  # scikit-learn has no such row
+    if some:
+        binarizer = MultiLabelBinarizer(classes=sorted(CODES))
+        y_true, y_pred = (binarizer.fit_transform([as_sets(rows)[i] for i in some]) for rows in (truth, guess))
+        expected = precision_recall_fscore_support(y_true, y_pred, average="samples", zero_division=0)[:3]
+        found = scores.iloc[some][["precision", "recall", "f1"]].mean()
+        np.testing.assert_allclose(found, expected)
+
+
+def test_codes_are_cut_and_special_ones_are_not():
+    sets = code_sets(array([("61110", "61220"), ("-1", "05310")]))
+    assert cut_codes(sets, 2).to_numpy().tolist() == [[0, "61"], [1, "-1"], [1, "05"]]
+    tokens = code_sets(array([("1,10,2", "1,11")]))
+    assert cut_codes(tokens, 2, separator=",")["code"].tolist() == ["1,10", "1,11"]
+
+
+@given(TABLES)
+def test_fewer_digits_find_no_fewer_codes(tables):
+    truth, guess = (code_sets(array(rows)) for rows in tables)
+    rights = [score_sets(cut_codes(truth, d), cut_codes(guess, d), len(tables[0]))["accuracy"].sum() for d in (1, 2, 5)]
+    assert rights == sorted(rights, reverse=True)
+
+
+def test_rank_of_the_first_true_code():
+    truth = code_sets(array([("a", "b"), ("c", None), (None, None), ("a", None)]))
+    ranks = first_true_rank(truth, array([("c", "b"), ("a", "b"), ("a", "b"), ("a", "b")]))
+    np.testing.assert_array_equal(ranks, [2, np.inf, np.nan, 1])
+    accuracy = top_k_accuracy(ranks, k=3)
+    assert accuracy == {"1": pytest.approx(1 / 3), "2": pytest.approx(2 / 3), "3": pytest.approx(2 / 3)}
+
+
+def test_times_seen_are_grouped():
+    groups = seen_groups(pd.Series([0, 1, 2, 5, 6, 20, 21, 100, 101]))
+    assert groups.tolist() == ["0", "1", "2-5", "2-5", "6-20", "6-20", "21-100", "21-100", ">100"]
+    means = mean_scores_by(pd.DataFrame({"accuracy": [True, False, True]}), seen_groups(pd.Series([3, 500, 3])))
+    assert means == {"2-5": {"n": 2, "accuracy": 1.0}, ">100": {"n": 1, "accuracy": 0.0}}
+
+
+def test_calibration_by_hand():
+    found = calibration(np.array([0.05, 0.95, 0.95]), np.array([True, True, False]))
+    assert found["ece"] == pytest.approx((0.95 + 2 * 0.45) / 3)
+    assert found["bins"][9] == {"low": 0.9, "high": 1.0, "count": 2, "conf": 0.95, "accuracy": 0.5}
+    assert found["bins"][4]["accuracy"] is None
+    perfect = calibration(np.repeat([0.25, 0.75], 4), np.array([1, 0, 0, 0, 1, 1, 1, 0]))
+    assert perfect["ece"] == 0
+
+
+@given(CONFIDENCES)
+def test_calibration_agrees_with_scikit_learn(rows):
+    conf, right = (np.array(column) for column in zip(*rows, strict=True))
+    bins = [one for one in calibration(conf, right)["bins"] if one["count"]]
+    accuracy, mean_conf = calibration_curve(right, conf, n_bins=10)
+    np.testing.assert_allclose([one["accuracy"] for one in bins], accuracy)
+    np.testing.assert_allclose([one["conf"] for one in bins], mean_conf)
+
+
+def test_production_curve_by_hand():
+    curve = production_curve(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]), num_shares=5)
+    assert curve["share"] == [0, 0.25, 0.5, 0.75, 1]
+    assert curve["accuracy"] == [None, 1, 0.75, pytest.approx(2 / 3), 0.5]  # of two equally certain, half a right one
+    assert curve["conf"] == [None, 0.9, 0.5, 0.5, 0.1]
+
+
+@given(CONFIDENCES, st.randoms())
+def test_production_curve_ends_at_accuracy_whatever_the_order(rows, random):
+    def curve(rows):
+        return production_curve(*(np.array(column) for column in zip(*rows, strict=True)))
+
+    shuffled = random.sample(rows, len(rows))
+    assert curve(rows)["accuracy"][-1] == pytest.approx(np.mean([right for _, right in rows]))
+    np.testing.assert_allclose(
+        np.array(curve(rows)["accuracy"], dtype=float), np.array(curve(shuffled)["accuracy"], dtype=float)
+    )
+
+
+def test_thresholds_by_hand():
+    truth = code_sets(array([("a", None), ("b", None), ("a", "b")]))
+    probable = pd.DataFrame(
+        {"row": [0, 0, 1, 2, 2], "code": list("abbab"), "prob": [0.805, 0.305, 0.605, 0.405, 0.205]}
+    )
+    langs = pd.Series(["x", "x", "y"])
+    found = best_thresholds(truth, probable, langs, min_rows=2)
+    assert found["x"] == {"threshold": 0.46, "f1": 1, "n": 2}  # the middle of 0.31 … 0.60
+    assert "y" not in found and found["*"]["n"] == 3
+    assert found["*"]["f1"] == pytest.approx((1 + 1 + 2 / 3) / 3)
+    assert best_thresholds(truth, probable, langs, min_rows=1)["y"] == {"threshold": 0.11, "f1": 1, "n": 1}
+
+
+def test_confusions_by_hand():
+    truth = code_sets(array([("a", None), ("a", None), ("a", None), ("a", "b"), ("c", None), ("d", None)]))
+    guess = code_sets(array([("x", None), ("x", None), ("a", None), ("a", None), ("c", "y"), ("d", None)]))
+    found = confusions(truth, guess, ["one", "one", "two", "three", "four", "five"])
+    assert found == [
+        {"true": "a", "predicted": "x", "count": 2, "of": 4, "example": "one"},
+        {"true": None, "predicted": "y", "count": 1, "of": None, "example": "four"},
+        {"true": "b", "predicted": None, "count": 1, "of": 1, "example": "three"},
+    ]
+    assert confusions(truth, guess, ["-"] * 6, limit=1)[0]["predicted"] == "x"
+    assert confusions(truth, truth, ["-"] * 6) == []
+
+
+def test_evaluation_of_a_model():
+    coder, examples = tiny_coder(), few_examples()
+    seen = {"texts_seen": {"farmer": 3}, "codes_seen": pd.Series({"61110": 30, "61115": 200, "80110": 1})}
+    evaluation = evaluate(coder, examples, **seen, progress=False)
+    metrics, rows = evaluation.metrics, evaluation.rows
+    json.dumps(metrics, allow_nan=False)
+    assert (metrics["num_rows"], metrics["num_texts"]) == (6, 5)
+    top = list(metrics["topk"]["overall"].values())
+    assert len(top) == 5 and top == sorted(top)
+    for head in ("greedy", "flat"):
+        found = metrics[head]
+        assert found["production"]["accuracy"][-1] == pytest.approx(found["overall"]["accuracy"])
+        assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
+        assert {lang: s["n"] for lang, s in found["by_language"].items()} == {"da": 2, "en": 4}
+        assert {group: s["n"] for group, s in found["by_text_seen"].items()} == {"0": 4, "2-5": 2}
+        assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {"0": 1, "1": 2, "21-100": 2}
+        assert {group: s["n"] for group, s in found["by_num_codes"].items()} == {"0": 1, "1": 4, "2": 1}
+    assert list(evaluation.thresholds()) == ["*"]
+    decoded = coder.predict(examples.texts, examples.langs, progress=False)
+    assert rows["predicted_hisco_1"].isna().equals(decoded["hisco_1"].isna())
+    np.testing.assert_allclose(rows["conf"], decoded["conf"])
+    written = decoded[["hisco_1", "hisco_2"]].apply(lambda row: any(c not in (*CODES, None) for c in row), axis=1)
+    assert metrics["num_outside_key"] == written.sum()
+    assert rows["right"].mean() == metrics["greedy"]["overall"]["accuracy"]
+
+
+def test_times_seen_in_training_data():
+    texts, codes = times_seen(few_examples())
+    assert texts["farmer"] == 2 and texts["cobbler"] == 1
+    assert codes.to_dict() == {"61110": 2, "80110": 2, "61115": 1, "77610": 1}
+
+
+def test_the_flat_head_is_held_to_the_models_own_thresholds():
+    examples = few_examples()
+    low = evaluate(tiny_coder(thresholds={"*": 0.01, "da": 0.99}), examples, progress=False)
+    assert low.rows["flat"].isna().tolist() == [lang == "da" for lang in examples.langs]
+    assert set(low.rows["flat"][0].split("&")) == set(CODES)
+
+
+def test_nothing_to_evaluate_on_is_said():
+    with pytest.raises(UserError, match="no descriptions"):
+        evaluate(tiny_coder(), Examples([], [], pd.DataFrame({"hisco_1": []})), progress=False)

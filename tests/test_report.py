@@ -1,0 +1,151 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from test_evaluate import few_examples, tiny_coder
+
+from histocoder.errors import UserError
+from histocoder.evaluate import Evaluation, evaluate
+from histocoder.page import table, tag
+from histocoder.report import write_report
+from histocoder.summary import summary
+
+LOG = """step,epoch,train_loss,val_loss,seq_acc,token_acc,flat_acc,greedy_seq_acc
+10,1,0.5,,,,,
+20,1,0.25,,,,,
+20,,,0.3,50,60,20,45
+"""
+
+
+class Balance(HTMLParser):
+    """Checks that all that is opened is closed, and collects attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, name, attrs):
+        self.tags.add(name)
+        self.links += [value for key, value in attrs if key in ("src", "href")]
+        if name not in ("img", "meta"):
+            self.open.append(name)
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def parsed(path: Path) -> Balance:
+    page = Balance()
+    page.feed(path.read_text(encoding="utf-8"))
+    page.close()
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    return evaluate(tiny_coder(), few_examples(), texts_seen={"farmer": 3}, codes_seen={"61110": 3}, progress=False)
+
+
+@pytest.fixture(scope="module")
+def folder(evaluation: Evaluation, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "made"
+    folder.mkdir()
+    (folder / "logs.csv").write_text(LOG)
+    path = write_report(folder, evaluation, tiny_coder(), title="A <small> model & its", logs=folder / "logs.csv")
+    assert path == folder / "report.html"
+    return folder
+
+
+def test_files(folder: Path, evaluation: Evaluation):
+    assert {path.name for path in folder.iterdir()} == {"logs.csv", "metrics.json", "report", "report.html"}
+    assert {path.stem for path in (folder / "report").iterdir()} == {
+        *("training", "production", "calibration", "languages", "digits", "code_seen", "text_seen")
+    }
+    assert json.loads((folder / "metrics.json").read_text(encoding="utf-8")) == evaluation.metrics
+
+
+def test_the_page_stands_alone(folder: Path):
+    page = parsed(folder / "report.html")
+    images = [link for link in page.links if link.startswith("data:image/png;base64,")]
+    assert len(images) == 7
+    anchors = [link for link in page.links if link not in images]
+    source = (folder / "report.html").read_text(encoding="utf-8")
+    assert anchors and all(link.startswith("#") and f'id="{link[1:]}"' in source for link in anchors)
+    assert "script" not in page.tags and "http" not in source and not re.search(r"url\(|@import", source)
+
+
+def test_all_text_is_escaped(folder: Path):
+    source = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in source and "<small> model" not in source and "<b>Farmer" not in source
+    page = parsed(folder / "report.html")
+    assert "<script>alert('baker')</script>" in page.text
+    assert "General <b>Farmer</b>" in page.text and "A <small> model & its" in page.text
+
+
+def test_a_report_without_what_is_not_known(tmp_path: Path):
+    examples = few_examples()
+    examples.langs = ["en"] * len(examples)
+    examples.codes["hisco_1"], examples.codes["hisco_2"] = "61110", None
+    coder = tiny_coder()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "training.png").write_bytes(b"an earlier report's")
+    path = write_report(tmp_path, evaluate(coder, examples, progress=False), coder, title="t", logs=tmp_path / "no.csv")
+    assert {p.stem for p in (tmp_path / "report").iterdir()} == {"production", "calibration", "digits"}
+    page = parsed(path)
+    assert "Languages" not in page.text and "Times seen" not in page.text and "Training" not in page.text
+
+
+def test_a_log_without_numbers_gives_no_curves(tmp_path: Path, evaluation: Evaluation):
+    (tmp_path / "logs.csv").write_text(LOG.splitlines()[0] + "\n")
+    write_report(tmp_path, evaluation, tiny_coder(), title="t", logs=tmp_path / "logs.csv")
+    assert not (tmp_path / "report" / "training.png").exists()
+
+
+def test_a_folder_that_is_a_file_is_said(tmp_path: Path, evaluation: Evaluation):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="Can't write"):
+        write_report(tmp_path / "file", evaluation, tiny_coder(), title="t")
+
+
+def test_the_summary_in_plain_words(evaluation: Evaluation):
+    scores = {"accuracy": 0.64, "conf": 0.9, "n": 1200, "precision": 0.7, "recall": 0.7, "f1": 0.7}
+    shares = [i / 100 for i in range(101)]
+    greedy = {
+        "overall": scores,
+        "by_language": {"da": {**scores, "n": 1000, "accuracy": 0.7}, "no": scores, "nl": {**scores, "n": 3}},
+        "by_num_codes": {"1": scores, "2": {**scores, "accuracy": 0.1}},
+        "by_text_seen": {"0": {**scores, "n": 800, "accuracy": 0.5}, "1": scores},
+        "production": {
+            "share": shares,
+            "conf": [None, *(1 - s for s in shares[1:])],
+            "accuracy": [None, *(1 - 0.36 * s for s in shares[1:])],
+        },
+        "calibration": {"ece": 0.26},
+    }
+    topk = {"overall": {"1": 0.7, "2": 0.8}}
+    lines = summary({"num_rows": 1200, "num_texts": 1200, "num_outside_key": 12, "greedy": greedy, "topk": topk})
+    text = "\n".join(lines).replace("\u00a0", " ")
+    assert lines[0].replace("\u00a0", " ") == (
+        "Of 1,200 descriptions, 64.0 % got exactly the right codes. If the least certain 20 % are left to a person, "
+        "71.2 % of the others are right."
+    )
+    assert "the least certain 87 %, those with a confidence below 0.87, must be left to a person" in text
+    assert "“da” comes out best (70.0 %) and “no” worst (64.0 %)" in text and "nl" not in text
+    assert "64.0 % of those with one code and 10.0 % of those with two codes" in text
+    assert "For 1.0 % the decoder wrote a code that is not in the key." in text
+    assert "surer than it should be" in text and "26.0 percentage points" in text
+    assert "800 descriptions do not stand, letter by letter, in the training data; of these, 50.0 %" in text
+
+
+def test_markup():
+    assert tag("a", "x<y", href='"#"', class_="k") == '<a href="&quot;#&quot;" class="k">x&lt;y</a>'
+    assert '<td class="number">1</td>' in table(["a", "n"], [["x", "1"]]) and "<td>x</td>" in table(["a"], [["x"]])
