@@ -6,6 +6,7 @@ import argparse
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _main(argv: Sequence[str] | None) -> None:
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_predict, _add_review, _add_convert):
+    for add in (_add_predict, _add_evaluate, _add_review, _add_convert):
         add(commands)
     args = parser.parse(argv)
     args.run(args)
@@ -103,6 +104,72 @@ def _print_table(texts: list[str], table: pd.DataFrame) -> None:
             table[column] = table[column].map(lambda p: "" if pd.isna(p) else f"{p:.2f}")
     table.insert(0, "text", texts)
     print(table.fillna("").to_string(index=False))
+
+
+def _add_evaluate(commands: argparse._SubParsersAction) -> None:
+    parser = _command(commands, "evaluate", "see how right a model is on descriptions whose codes are known")
+    _add_model(parser)
+    parser.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet of descriptions and codes")
+    parser.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes (default: the model's)")
+    parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
+    parser.add_argument("--language", metavar="LANG", help="of all of them (default: by --language-col)")
+    parser.add_argument("--language-col", default="lang", metavar="COL", help="column of languages (default: lang)")
+    parser.add_argument("--zero-pad-codes", action="store_true", help="give codes of digits their leading zeros back")
+    parser.add_argument("--drop-bad-labels", action="store_true", help="leave out rows whose labels do not fit")
+    parser.add_argument(
+        "--train-data", metavar="FILE", help="what it was trained on, to tell seen from new (default: as saved)"
+    )
+    parser.add_argument("--output", default="evaluation", metavar="DIR", help="for the report (default: evaluation)")
+    parser.add_argument(
+        "--save-thresholds", action="store_true", help="keep the flat head's best thresholds in the model"
+    )
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="descriptions at once (default: 256)")
+    parser.set_defaults(run=_evaluate)
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    device = distributed.start(device=args.device)
+
+    from histocoder.checkpoint import save_config
+    from histocoder.data.examples import read_examples
+    from histocoder.data.labels import LabelRules
+    from histocoder.data.prepare import TRAIN_FILE
+    from histocoder.evaluate import evaluate, times_seen
+    from histocoder.hub import local_folder
+    from histocoder.predict import Coder
+    from histocoder.report import write_report
+    from histocoder.summary import summary
+    from histocoder.tracking import LOG_FILE
+
+    folder = local_folder(args.model)
+    coder = Coder.from_pretrained(folder, str(device))
+    target_cols = args.target_cols or list(coder.model.config.target_cols)
+    columns = {"input_col": args.input_col, "language_col": args.language_col}
+    rules = LabelRules(args.zero_pad_codes, True, args.drop_bad_labels)
+    examples = read_examples([args.data], target_cols, coder.formatter, rules=rules, **columns)
+    if args.language is not None:
+        examples.langs = [args.language] * len(examples)
+    for notice in examples.notices if args.language is None else []:
+        _say(notice)
+    train_data = Path(args.train_data) if args.train_data else _beside(folder, TRAIN_FILE)
+    seen: dict = {}
+    if train_data is not None:
+        trained = read_examples([train_data], coder.model.config.target_cols, coder.formatter, rules=rules)
+        seen = dict(zip(("texts_seen", "codes_seen"), times_seen(trained), strict=True))
+    found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
+    title = f"{Path(args.model).name} on {Path(args.data).name}"
+    report = write_report(Path(args.output), found, coder, title=title, logs=_beside(folder, LOG_FILE))
+    for line in summary(found.metrics):
+        _say(line)
+    if args.save_thresholds:
+        save_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
+        _say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
+    _say(f"The report is {report}.")
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    """A file of the run that a model's folder belongs to: there, or in one of the folders above it."""
+    return next((parent / name for parent in (folder, *folder.parents[:2]) if (parent / name).is_file()), None)
 
 
 def _add_review(commands: argparse._SubParsersAction) -> None:

@@ -35,7 +35,10 @@ from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.formatters import Formatter
 from histocoder.model import PRESETS, MixerModel, load_encoder
-from histocoder.tracking import CsvLog, NullRun, Tee, Tracker, WandbRun
+from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, WandbRun
+
+REPORT_ROWS = 5_000
+"""Validation rows that the report at the end of a run is about, at most."""
 
 
 def say(text: str) -> None:
@@ -128,7 +131,30 @@ def train(
         )
     finally:
         tracker.close()
+    if not args.no_report:
+        distributed.run_on_primary(
+            lambda: report(model, folder, train_examples, val_examples, device), doing="writing the report"
+        )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def report(
+    model: MixerModel, folder: Path, train_examples: Examples, val_examples: Examples, device: torch.device
+) -> None:
+    """Write `report.html` on the validation data, or on a sample of them; rank 0's part."""
+    from histocoder.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.predict import Coder
+    from histocoder.report import write_report
+    from histocoder.summary import summary
+
+    coder = Coder(model, str(device))
+    texts_seen, codes_seen = times_seen(train_examples)
+    examples = val_examples.sample(REPORT_ROWS, seed=0)
+    found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
+    path = write_report(folder, found, coder, title=folder.resolve().name, logs=folder / LOG_FILE)
+    for line in summary(found.metrics)[:2]:
+        say(line)
+    say(f"The report is {path}.")
 
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:

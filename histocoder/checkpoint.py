@@ -26,6 +26,11 @@ OPTIMIZER_FILE, RNG_FILE, STATE_FILE, MANIFEST_FILE = "optimizer.pt", "rng.safet
 LAST_BIN_FILE = "last.bin"
 CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
 _STEP_PREFIX = "step-"
+_RUN_FILES = (
+    *(CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "README.md"),
+    *("logs.csv", "wandb_run_id", "metrics.json", "report.html"),
+)
+"""What a run leaves besides folders and prepared data."""
 
 
 @dataclass
@@ -46,8 +51,13 @@ def save_model(folder: Path, model: MixerModel) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS_FILE) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+    save_config(folder, model.config)
+
+
+def save_config(folder: Path, config: ModelConfig) -> None:
+    """Write `config.json` into a folder, whole or not at all."""
     with replacing(folder / CONFIG_FILE) as temporary:
-        text = json.dumps(model.config.to_dict(), indent=2, ensure_ascii=False)
+        text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
@@ -312,9 +322,9 @@ def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def clear_run(folder: Path) -> None:
     """Delete what training has left in a run's folder; prepared data and other files stay."""
-    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER):
+    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER, "report"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "README.md", "logs.csv", "wandb_run_id"):
+    for name in _RUN_FILES:
         (folder / name).unlink(missing_ok=True)
 
 

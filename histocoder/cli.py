@@ -204,6 +204,9 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
     group.add_argument(
         "--eval-interval", type=int, default=1000, metavar="N", help="steps between validations (default: 1000)"
     )
+    group.add_argument(
+        "--no-report", action="store_true", help="leave out report.html on the validation data, at the end"
+    )
     group.add_argument("--log-wandb", action="store_true", help="log to Weights & Biases as well")
     group.add_argument(
         "--wandb-project-name", default="histco-v2-mixer", metavar="NAME", help="W&B project (default: histco-v2-mixer)"

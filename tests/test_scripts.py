@@ -17,7 +17,7 @@ import yaml
 from conftest import DEADLINE, ROOT, environment, free_port, run, shared, torchrun, write_table
 from safetensors.torch import load_file
 
-TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1")
+TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1", "--no-report")
 
 
 def finetune(table: Path, out: Path, *extra: object) -> tuple[object, ...]:
@@ -48,7 +48,7 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
     assert not result.stderr
     assert {p.name for p in out.iterdir()} == {
         *("data_train.csv", "data_val.csv", "key.csv", "rejected.csv", "prepared.json", "args.yaml"),
-        *("config.json", "model.safetensors", "checkpoints", "best", "logs.csv"),
+        *("config.json", "model.safetensors", "README.md", "checkpoints", "best", "logs.csv"),
     }
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]
     assert logs(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
@@ -63,6 +63,28 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
 
     table_of_codes = run("-m", "histocoder", "predict", "--model", out, "--language", "en", "farmer", "nan").stdout
     assert "farmer" in table_of_codes and "prob_1" in table_of_codes
+
+
+def test_the_report_of_a_run(table: Path, tmp_path: Path):
+    args = [
+        arg for arg in finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2) if arg != "--no-report"
+    ]
+    result = run(*args)
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "got exactly the right codes" in result.stdout and "report.html" in result.stdout
+    assert "<h1" in html and "Training" in html and "http://" not in html
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert (
+        metrics["num_rows"] == 6
+        and 100 * metrics["greedy"]["overall"]["accuracy"] == logs(tmp_path / "out", "greedy_seq_acc")[-1]
+    )
+    again = run(
+        *("-m", "histocoder", "evaluate", "--model", tmp_path / "out" / "best", "--save-thresholds"),
+        *("--data", tmp_path / "out" / "data_val.csv", "--output", tmp_path / "evaluation"),
+    )
+    assert "None of the descriptions stands" in again.stdout  # it found what the run was trained on
+    assert json.loads((tmp_path / "out" / "best" / "config.json").read_text())["thresholds"].keys() == {"*"}
+    assert (tmp_path / "evaluation" / "report.html").exists()
 
 
 def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):

@@ -35,6 +35,14 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def sample(self, num_rows: int, *, seed: int) -> Examples:
+        """So many of the rows at random, in their order; all of them where there are no more."""
+        if num_rows >= len(self):
+            return self
+        rows = np.sort(np.random.default_rng(seed).permutation(len(self))[:num_rows])
+        texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
+        return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True), self.notices)
+
     def distinct_codes(self) -> set[str]:
         """All codes that occur; a missing one is none."""
         return {code for code in pd.unique(self.codes.to_numpy().ravel()) if code is not None and code != MISSING}
