@@ -18,8 +18,8 @@ demo: $(VENV)/.installed
 	$(BIN)/python finetune.py --dataset data/train.csv --language-col lang --target-cols hisco_1 hisco_2 \
 	  --encoder small --batch-size 32 --num-epochs 4 --augmentation-prob 0 --unk-lang-prob 0 \
 	  --log-interval 200 --save-path demo --overwrite
-	$(BIN)/histocoder predict --model demo --language en "boot and shoe maker" "farmer and miller" "retired schoolmaster"
-	$(BIN)/histocoder predict --model demo --language da "husmand og væver" "smedemester"
+	$(BIN)/histocoder predict --model demo --language en "boot and shoe maker" "retired schoolmaster" "dairy farmer"
+	$(BIN)/histocoder predict --model demo --language da "smedemester" "skrædersvend"
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
@@ -35,6 +35,7 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/predict.py
 
 # All GPUs of this machine: make finetune-ddp DATA=my.csv SAVE=out ARGS="--target-cols hisco_1 --language en"
 finetune-ddp: $(VENV)/.installed

@@ -71,7 +71,6 @@ def train(
 ) -> None:
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
     train_config = train_config_of(args)
-    augment = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
     loader = LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers)
     settings = _settings(args, train_examples, formatter, key)
     checkpoint_path = find_checkpoint(folder, args.resume)
@@ -89,15 +88,6 @@ def train(
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())  # dropout differs from rank to rank
 
-    words = (
-        read_word_list(augment.word_freq_file) if augment.word_freq_file else WordList.from_texts(train_examples.texts)
-    )
-    augmenter = Augmenter(
-        words,
-        augmentation_prob=augment.augmentation_prob,
-        num_transformations=augment.num_transformations,
-        unk_lang_prob=augment.unk_lang_prob,
-    )
     train_data, val_data = (
         OccupationDataset(
             normalize(examples.texts, model.config.text_normalization),
@@ -109,7 +99,7 @@ def train(
             augmenter=noise,
             seed=args.seed,
         )
-        for examples, noise in ((train_examples, augmenter), (val_examples, None))
+        for examples, noise in ((train_examples, augmenter_of(args, train_examples)), (val_examples, None))
     )
     start_step = checkpoint.state.step if checkpoint is not None else 0
     _print_banner(args, model, train_data, val_data, device)
@@ -250,6 +240,17 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
         f"--initial-checkpoint: the codes of {path} are others than these data's: "
         f"{'; '.join(parts) or 'the same ones in another order'}. Name its key with --key, or "
         "take the encoder alone with --only-encoder."
+    )
+
+
+def augmenter_of(args: argparse.Namespace, examples: Examples) -> Augmenter:
+    """The noise that the arguments ask for."""
+    config = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
+    return Augmenter(
+        read_word_list(config.word_freq_file) if config.word_freq_file else WordList.from_texts(examples.texts),
+        augmentation_prob=config.augmentation_prob,
+        num_transformations=config.num_transformations,
+        unk_lang_prob=config.unk_lang_prob,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from histocoder import distributed, losses, metrics
-from histocoder.data.dataset import OccupationDataset
+from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.decoding.greedy import greedy
 from histocoder.model import MixerModel
@@ -50,38 +51,8 @@ def validate(
     in_sample[np.random.default_rng(0).permutation(len(data))[:num_greedy]] = True
     sums = torch.zeros(9, dtype=torch.float64)
     for share in sampler:
-        batch = data[share].to(device)
-        memory, pooled, memory_mask = model.encode(batch.input_ids)
-        logits = model.decoder(batch.targets[:, :-2], memory, memory_mask)
-        flat_logits = model.linear_decoder(pooled)
-        target_loss, unused_loss = losses.block_losses(logits, batch.targets, num_blocks=num_blocks)
-        true, forced = batch.targets[:, 1:-1], logits.argmax(-1)
-        correct, real = metrics.token_matches(true, forced, num_blocks=num_blocks)
-
         freely = torch.from_numpy(in_sample[share.rows]).to(device)
-        right = torch.zeros((), device=device)
-        if freely.any():
-            mask = None if memory_mask is None else memory_mask[freely]
-            tokens, _ = greedy(
-                model.decoder,
-                memory[freely],
-                mask,
-                num_tokens=true.shape[1],
-                block_size=true.shape[1] // num_blocks,
-            )
-            right = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks).sum()
-        parts = (
-            target_loss.sum(),
-            unused_loss.sum(),
-            losses.flat_bce(flat_logits, batch.class_ids, num_rows=1),
-            metrics.exact_set(true, forced, num_blocks=num_blocks).sum(),
-            correct.sum(),
-            real.sum(),
-            metrics.flat_exact_set(flat_logits, batch.class_ids).sum(),
-            right,
-            freely.sum(),
-        )
-        sums += torch.stack([part.float() for part in parts]).cpu()
+        sums += _batch_sums(model, data[share].to(device), freely, num_blocks=num_blocks)
     model.train()
     target, unused, flat, forced_right, correct, real, flat_right, greedy_right, sampled = distributed.reduce_sum(
         sums
@@ -97,3 +68,31 @@ def validate(
         "flat_acc": 100 * flat_right / n,
         "greedy_seq_acc": 100 * greedy_right / max(sampled, 1),
     }
+
+
+def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: int) -> Tensor:
+    """What a batch adds to each of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
+    memory, pooled, memory_mask = model.encode(batch.input_ids)
+    logits = model.decoder(batch.targets[:, :-2], memory, memory_mask)
+    flat_logits = model.linear_decoder(pooled)
+    target_loss, unused_loss = losses.block_losses(logits, batch.targets, num_blocks=num_blocks)
+    true, forced = batch.targets[:, 1:-1], logits.argmax(-1)
+    correct, real = metrics.token_matches(true, forced, num_blocks=num_blocks)
+    right = torch.zeros((), device=memory.device)
+    if freely.any():
+        mask = None if memory_mask is None else memory_mask[freely]
+        length = true.shape[1]
+        tokens, _ = greedy(model.decoder, memory[freely], mask, num_tokens=length, block_size=length // num_blocks)
+        right = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks).sum()
+    parts = (
+        target_loss.sum(),
+        unused_loss.sum(),
+        losses.flat_bce(flat_logits, batch.class_ids, num_rows=1),
+        metrics.exact_set(true, forced, num_blocks=num_blocks).sum(),
+        correct.sum(),
+        real.sum(),
+        metrics.flat_exact_set(flat_logits, batch.class_ids).sum(),
+        right,
+        freely.sum(),
+    )
+    return torch.stack([part.float() for part in parts]).cpu()

@@ -69,13 +69,13 @@ class DecoderLayer(nn.Module):
 
     def step(self, x: Tensor, layer: LayerCache, memory_mask: Tensor | None) -> Tensor:
         """One position: `x` (B, 1, dim), with the positions before it in `layer`."""
-        keys, values = layer.append(*self.self_attn.keys_values(x))
+        keys, values = layer.append(*self.self_attn.keys_values(x), dim=2)
         x = self.norm1(x + self.dropout(self.self_attn.attend(self.self_attn.queries(x), keys, values)))
         return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
 
-    def step_tree(self, x: Tensor, layer: TreeLayerCache, paths: Tensor, memory_mask: Tensor | None) -> Tensor:
+    def step_tree(self, x: Tensor, layer: LayerCache, paths: Tensor, memory_mask: Tensor | None) -> Tensor:
         """One level: `x` (B, W, dim), each attending to the positions that its path (B, W, levels) names."""
-        keys, values = layer.append(*(y.transpose(1, 2).flatten(2) for y in self.self_attn.keys_values(x)))
+        keys, values = layer.append(*(y.transpose(1, 2).flatten(2) for y in self.self_attn.keys_values(x)), dim=1)
         heads = self.self_attn.num_heads
         queries = self.self_attn.queries(x).transpose(1, 2).flatten(0, 1)[:, :, None]  # (B * W, heads, 1, dim / heads)
         own = [_rows(y, paths).unflatten(-1, (heads, -1)).transpose(1, 2) for y in (keys, values)]
@@ -90,19 +90,19 @@ class DecoderLayer(nn.Module):
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer: of the memory, and of the positions decoded so far (B, heads, L, dim / heads)."""
+    """Keys and values of one layer: of the memory (B, heads, S, dim / heads), and of what has been decoded so far."""
 
     memory_keys: Tensor
     memory_values: Tensor
     keys: Tensor | None = None
     values: Tensor | None = None
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one position; return all there are."""
+    def append(self, keys: Tensor, values: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
+        """Add the newest along `dim`; return all there are."""
         if self.keys is None or self.values is None:
             self.keys, self.values = keys, values
         else:
-            self.keys, self.values = torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
+            self.keys, self.values = torch.cat([self.keys, keys], dim=dim), torch.cat([self.values, values], dim=dim)
         return self.keys, self.values
 
 
@@ -118,30 +118,12 @@ class DecoderCache:
 
 
 @dataclass
-class TreeLayerCache:
-    """Keys and values of one layer: of the memory (B, heads, S, dim / heads), and of all nodes so far (B, N, dim)."""
-
-    memory_keys: Tensor
-    memory_values: Tensor
-    keys: Tensor | None = None
-    values: Tensor | None = None
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a level's; return all there are."""
-        if self.keys is None or self.values is None:
-            self.keys, self.values = keys, values
-        else:
-            self.keys, self.values = torch.cat([self.keys, keys], dim=1), torch.cat([self.values, values], dim=1)
-        return self.keys, self.values
-
-
-@dataclass
 class TreeCache:
     """What decoding a tree, level by level, carries from one level to the next."""
 
     memory_mask: Tensor | None
     """True where memory may be attended to, of shape (B, 1, 1, S)."""
-    layers: list[TreeLayerCache]
+    layers: list[LayerCache]
     paths: Tensor
     """Where each node of the newest level has its ancestors and itself among all nodes, of shape (B, W, levels)."""
     num_nodes: int = 0
@@ -269,9 +251,10 @@ class Decoder(nn.Module):
 
     def start_tree(self, memory: Tensor, memory_mask: Tensor | None = None) -> TreeCache:
         """Begin decoding a tree of sequences for each row, level by level; for arguments see `forward`."""
-        layers = [TreeLayerCache(*layer.multihead_attn.keys_values(memory)) for layer in self.decoder.layers]  # type: ignore[operator, union-attr]
-        mask = None if memory_mask is None else memory_mask[:, None, None, :]
-        return TreeCache(mask, layers, torch.empty(len(memory), 1, 0, dtype=torch.long, device=memory.device))
+        start = self.start(memory, memory_mask)
+        return TreeCache(
+            start.memory_mask, start.layers, torch.empty(len(memory), 1, 0, dtype=torch.long, device=memory.device)
+        )
 
     def step_tree(self, tokens: Tensor, parents: Tensor, cache: TreeCache) -> Tensor:
         """Predict what follows each node of the next level.
