@@ -159,7 +159,7 @@ class Coder:
             Whether only codes of the key may come; topk and full always do that, greedy not by default.
         batch_size : int
         progress : bool
-            Whether to show a bar.
+            Whether to show a bar, on a terminal.
 
         Returns
         -------
@@ -182,7 +182,8 @@ class Coder:
         rows = self._distinct(texts, lang)
         table = rows.distinct
         batches = self._batches(table, batch_size if mode in ("greedy", "flat") else self._search_batch(batch_size))
-        bar = tqdm(total=len(table), unit="text", disable=not progress or len(table) <= batch_size, leave=False)
+        hidden = None if progress and len(table) > batch_size else True  # None: where there is no terminal
+        bar = tqdm(total=len(table), unit="text", disable=hidden, leave=False)
         parts: list[tuple[np.ndarray, Prediction]] = []
         for places, input_ids in batches:
             limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
