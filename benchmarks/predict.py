@@ -4,7 +4,7 @@ The model has CANINE-s's sizes and random weights, the key 1,919 codes, and each
 reference's way: inputs padded to 128 positions, fp32, the whole prefix computed again at each step, and full search one
 node of the trie at a time. Both sides alternate within the run; the figures are the medians.
 
-Usage: python benchmarks/predict.py [--rows N] [--modes flat greedy topk full]
+Usage: python benchmarks/predict.py [--precision fp32] [--rows N] [--modes flat greedy topk full]
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def descriptions(num_rows: int) -> list[str]:
     return texts.sample(num_rows, random_state=0).tolist()
 
 
-def build_coder() -> Coder:
+def build_coder(precision: str) -> Coder:
     """A model of CANINE-s's sizes with random weights."""
     torch.manual_seed(0)
     formatter = build_formatter("hisco", num_blocks=5)
@@ -60,7 +60,7 @@ def build_coder() -> Coder:
         codes=codes(),
         target_cols=tuple(f"hisco_{i + 1}" for i in range(5)),
     )
-    return Coder(MixerModel(config))
+    return Coder(MixerModel(config), precision=precision)
 
 
 class Reference:
@@ -117,9 +117,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256, help="descriptions of a round (default: 256)")
     parser.add_argument("--full-rows", type=int, default=2, help="of the reference's full search (default: 2)")
     parser.add_argument("--rounds", type=int, default=3, help="of both sides (default: 3)")
+    parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"), help="ours (default: bf16)")
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
     args = parser.parse_args()
-    coder, texts = build_coder(), descriptions(args.rows)
+    coder, texts = build_coder(args.precision), descriptions(args.rows)
     reference = Reference(coder)
     results = {}
     for mode in args.modes:
@@ -135,7 +136,17 @@ def main() -> None:
         mine, their = statistics.median(ours), statistics.median(theirs)
         results[mode] = {"rows_per_s": round(mine, 2), "reference": round(their, 4), "ratio": round(mine / their, 1)}
     machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {coder.device.type}"
-    print(json.dumps({"benchmark": "predict", "modes": results, "machine": machine, "torch": torch.__version__}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "predict",
+                "precision": args.precision,
+                "modes": results,
+                "machine": machine,
+                "torch": torch.__version__,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

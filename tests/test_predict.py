@@ -113,6 +113,18 @@ def test_embeddings(coder: Coder):
     assert np.array_equal(vectors[0], vectors[3]) and not np.allclose(vectors[0], vectors[2])
 
 
+def test_bf16_is_near_and_leaves_the_model_as_it_was(coder: Coder):
+    fast = Coder(coder.model, "cpu", precision="bf16")
+    texts = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
+    for mode in ("flat", "full"):
+        near, exact = (one.predict(texts, "en", mode=mode, threshold=0.0) for one in (fast, coder))
+        numbers = exact.select_dtypes("number").columns
+        assert (near[numbers] - exact[numbers]).abs().to_numpy().mean() < 0.01
+    assert all(p.dtype == torch.float32 for p in coder.model.parameters())
+    with pytest.raises(UserError, match="no precision 'fp8'"):
+        Coder(coder.model, "cpu", precision="fp8")
+
+
 def test_bad_arguments(coder: Coder):
     for arguments, message in (
         ({"mode": "best"}, "no mode 'best'"),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
 from histocoder.model import Decoder
+
+_NEGLIGIBLE = 1e-9
+"""Orders whose first blocks are less probable are left out: an order is never more probable than its beginning."""
+_BEGINNING = 2
+"""So many blocks are looked at for that."""
 
 
 @torch.no_grad()
@@ -38,7 +44,7 @@ def set_probability(
     Returns
     -------
     Tensor of shape (B,)
-        Of whole blocks: the codes in one order or another, and the first unused block behind them.
+        Of whole blocks: the codes in one order or another, and the first unused block behind them; exact within 1e-7.
     """
     num_blocks = is_code.shape[1]
     blocks = tokens.unflatten(1, (num_blocks, -1))
@@ -48,14 +54,33 @@ def set_probability(
     total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
     is_set = (is_code | ~used).all(1)
     for count in counts[is_set & counts.gt(1)].unique().tolist():
-        among = (is_set & counts.eq(count)).nonzero()[:, 0]
-        for order in itertools.islice(itertools.permutations(range(count)), 1, None):  # the first one is as decoded
-            rows = among[~_repeats_an_earlier_order(blocks[among], order)]
-            if len(rows):
-                places = [*order, *range(count, min(count + 1, num_blocks))]
-                mask = None if memory_mask is None else memory_mask[rows]
-                total[rows] += _sequence_probability(decoder, memory[rows], mask, blocks[rows][:, places].flatten(1))
+        rows = (is_set & counts.eq(count)).nonzero()[:, 0]
+        mask = None if memory_mask is None else memory_mask[rows]
+        total[rows] += _other_orders(decoder, memory[rows], mask, blocks[rows], count)
     return total.clamp(max=1.0)
+
+
+def _other_orders(decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, blocks: Tensor, count: int) -> Tensor:
+    """The probability of all orders but the given one of the first `count` blocks of (B, num_blocks, block_size)."""
+
+    def probability(places: Sequence[int], rows: Tensor) -> Tensor:
+        mask = None if memory_mask is None else memory_mask[rows]
+        return _sequence_probability(decoder, memory[rows], mask, blocks[rows][:, list(places)].flatten(1))
+
+    everything = torch.arange(len(blocks), device=blocks.device)
+    beginnings = {
+        begun: probability(begun, everything)
+        for length in range(1, min(count, _BEGINNING + 1))
+        for begun in itertools.permutations(range(count), length)
+    }
+    total = torch.zeros(len(blocks), device=blocks.device)
+    for order in itertools.islice(itertools.permutations(range(count)), 1, None):  # the first one is the given one
+        likely = beginnings[order[: min(count - 1, _BEGINNING)]] >= _NEGLIGIBLE
+        rows = everything[likely & ~_repeats_an_earlier_order(blocks, order)]
+        if len(rows):
+            unused = range(count, min(count + 1, blocks.shape[1]))
+            total[rows] += probability([*order, *unused], rows)
+    return total
 
 
 def _repeats_an_earlier_order(blocks: Tensor, order: tuple[int, ...]) -> Tensor:
