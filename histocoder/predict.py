@@ -30,7 +30,8 @@ from histocoder.model import MixerModel
 
 PRECISIONS = ("fp32", "bf16")
 MODES = ("greedy", "flat", "topk", "full")
-_NODES_AT_ONCE = 1 << 15  # rows × codes that a search holds in memory
+_AT_ONCE = {"cpu": (64, 1 << 12)}  # descriptions, and rows × codes of a search: what fits a CPU's caches
+_AT_ONCE_ELSEWHERE = (4096, 1 << 16)
 
 
 class TextCutWarning(UserWarning):
@@ -170,6 +171,7 @@ class Coder:
         constrain : bool, optional
             Whether only codes of the key may come; topk and full always do that, greedy not by default.
         batch_size : int
+            Descriptions that go through the model at once, at most.
         progress : bool
             Whether to show a bar, on a terminal.
 
@@ -193,7 +195,7 @@ class Coder:
             raise UserError(f"k is {k}; it must be 1 or more.")
         rows = self._distinct(texts, lang)
         table = rows.distinct
-        batches = self._batches(table, batch_size if mode in ("greedy", "flat") else self._search_batch(batch_size))
+        batches = self._batches(table, self._rows_at_once(batch_size, mode))
         hidden = None if progress and len(table) > batch_size else True  # None: where there is no terminal
         bar = tqdm(total=len(table), unit="text", disable=hidden, leave=False)
         parts: list[tuple[np.ndarray, Prediction]] = []
@@ -265,7 +267,7 @@ class Coder:
         """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
         rows = self._distinct(texts, lang)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-        for places, input_ids in self._batches(rows.distinct, batch_size):
+        for places, input_ids in self._batches(rows.distinct, self._rows_at_once(batch_size, "flat")):
             pooled[places] = self._computing.encode(input_ids)[1].float().cpu().numpy()
         return pooled[rows.place]
 
@@ -307,8 +309,10 @@ class Coder:
         """Codes of a row at least, where there is no row to tell."""
         return {"greedy": self.formatter.num_blocks, "full": len(self.codes)}.get(mode, min(k, len(self.codes)))
 
-    def _search_batch(self, batch_size: int) -> int:
-        return max(1, min(batch_size, _NODES_AT_ONCE // len(self.codes)))
+    def _rows_at_once(self, batch_size: int, mode: str) -> int:
+        """What goes through the model at once: `batch_size`, or as much less as the device is fast with."""
+        rows, nodes = _AT_ONCE.get(self.device.type, _AT_ONCE_ELSEWHERE)
+        return max(1, min(batch_size, rows, nodes // len(self.codes) if mode in ("topk", "full") else rows))
 
     def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Batches of like lengths: their places, and token ids of shape (B, S)."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder
+from histocoder.model import Decoder, DecoderCache
 
-_NEGLIGIBLE = 1e-9
+_NEGLIGIBLE = 1e-8
 """Orders whose first blocks are less probable are left out: an order is never more probable than its beginning."""
 _BEGINNING = 2
 """So many blocks are looked at for that."""
@@ -44,7 +44,7 @@ def set_probability(
     Returns
     -------
     Tensor of shape (B,)
-        Of whole blocks: the codes in one order or another, and the first unused block behind them; exact within 1e-7.
+        Of whole blocks: the codes in one order or another, and the first unused block behind them; exact within 1.2e-6.
     """
     num_blocks = is_code.shape[1]
     blocks = tokens.unflatten(1, (num_blocks, -1))
@@ -56,16 +56,16 @@ def set_probability(
     for count in counts[is_set & counts.gt(1)].unique().tolist():
         rows = (is_set & counts.eq(count)).nonzero()[:, 0]
         mask = None if memory_mask is None else memory_mask[rows]
-        total[rows] += _other_orders(decoder, memory[rows], mask, blocks[rows], count)
+        total[rows] += _other_orders(decoder, decoder.start(memory[rows], mask), blocks[rows], count)
     return total.clamp(max=1.0)
 
 
-def _other_orders(decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, blocks: Tensor, count: int) -> Tensor:
+def _other_orders(decoder: Decoder, cache: DecoderCache, blocks: Tensor, count: int) -> Tensor:
     """The probability of all orders but the given one of the first `count` blocks of (B, num_blocks, block_size)."""
 
     def probability(places: Sequence[int], rows: Tensor) -> Tensor:
-        mask = None if memory_mask is None else memory_mask[rows]
-        return _sequence_probability(decoder, memory[rows], mask, blocks[rows][:, list(places)].flatten(1))
+        begun = cache if len(rows) == len(blocks) else cache.begun(rows)
+        return _sequence_probability(decoder, begun, blocks[rows][:, list(places)].flatten(1))
 
     everything = torch.arange(len(blocks), device=blocks.device)
     beginnings = {
@@ -93,8 +93,8 @@ def _repeats_an_earlier_order(blocks: Tensor, order: tuple[int, ...]) -> Tensor:
     return repeated
 
 
-def _sequence_probability(decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, tokens: Tensor) -> Tensor:
+def _sequence_probability(decoder: Decoder, cache: DecoderCache, tokens: Tensor) -> Tensor:
     """The probability of whole sequences of shape (B, L), of shape (B,)."""
-    begun = torch.cat([torch.full_like(tokens[:, :1], BOS), tokens[:, :-1]], dim=1)
-    log_probs = decoder(begun, memory, memory_mask).float().log_softmax(-1)
+    before = torch.cat([torch.full_like(tokens[:, :1], BOS), tokens[:, :-1]], dim=1)
+    log_probs = decoder.score(before, cache).float().log_softmax(-1)
     return log_probs.gather(-1, tokens[..., None])[..., 0].sum(-1).exp()

@@ -116,6 +116,11 @@ class DecoderCache:
     length: int = field(default=0)
     """Positions decoded so far."""
 
+    def begun(self, rows: Tensor) -> DecoderCache:
+        """The same for some rows of the batch, with nothing decoded yet."""
+        layers = [LayerCache(layer.memory_keys[rows], layer.memory_values[rows]) for layer in self.layers]
+        return DecoderCache(None if self.memory_mask is None else self.memory_mask[rows], layers)
+
 
 @dataclass
 class TreeCache:
@@ -230,7 +235,10 @@ class Decoder(nn.Module):
         Tensor of shape (B, L, vocab_size)
             Logits of the token that follows each position.
         """
-        cache = self.start(memory, memory_mask)
+        return self.score(tokens, self.start(memory, memory_mask))
+
+    def score(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """Predict all positions of `tokens` (B, L) at once, as `forward`, for the memory that `cache` began with."""
         x = self._embed(tokens)
         for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
             x = layer(x, layer_cache, cache.memory_mask)
