@@ -68,7 +68,14 @@ def main() -> None:
         )
         timed("build dataset, all of it", started)
     print(
-        json.dumps({"benchmark": "data", "rows": num_rows, "rows_per_second": rates, "machine": platform.processor()})
+        json.dumps(
+            {
+                "benchmark": "data",
+                "rows": num_rows,
+                "rows_per_second": rates,
+                "machine": platform.processor() or platform.machine(),
+            }
+        )
     )
 
 

@@ -207,7 +207,7 @@ def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     if _group is None:
         return model
     ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
 def reduce_sum(values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -180,6 +181,14 @@ def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
     rest = torchrun(*args)
     assert "Going on from step" in rest.stdout
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_saving_each_epoch(table: Path, tmp_path: Path):
+    extra = ("--batch-size", 8, "--num-epochs", 2, "--save-each-epoch", "--save-interval", 100, "--keep-checkpoints", 5)
+    run(*finetune(table, tmp_path / "out", *extra))
+    steps = math.ceil(json.loads((tmp_path / "out" / "prepared.json").read_text())["rows"]["train"] / 8)
+    saved = sorted(p.name for p in (tmp_path / "out" / "checkpoints").iterdir())
+    assert saved == [f"step-{steps:07}", f"step-{2 * steps:07}"]
 
 
 def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
