@@ -16,6 +16,7 @@ from histocoder import assemble, cli, distributed
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import read_examples
 from histocoder.data.key import read_key
+from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
 
@@ -82,16 +83,13 @@ def main() -> None:
     )
     folder = Path(args.save_path)
 
-    def prepare_folder() -> None:
-        prepare(config, folder, overwrite=args.overwrite)
-        assemble.open_folder(folder, args)
-
-    distributed.run_on_primary(prepare_folder, doing="preparing the data")
+    distributed.run_on_primary(lambda: prepare(config, folder, overwrite=args.overwrite), doing="preparing the data")
     if args.prepare_only:
         return
     formatter, key = formatter_of(config), read_key(folder / KEY_FILE)
     train_examples, val_examples = (
-        read_examples([folder / name], config.target_cols, formatter, key=key) for name in (TRAIN_FILE, VAL_FILE)
+        read_examples([folder / name], config.target_cols, formatter, key=key, rules=LabelRules(allow_short=True))
+        for name in (TRAIN_FILE, VAL_FILE)
     )
     assemble.train(
         args,

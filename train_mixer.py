@@ -13,8 +13,9 @@ import argparse
 from pathlib import Path
 
 from histocoder import assemble, cli, distributed
+from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, read_examples
-from histocoder.data.key import Key, read_key, write_key
+from histocoder.data.key import Key, read_key
 from histocoder.data.labels import LabelRules
 from histocoder.errors import UserError
 from histocoder.files import make_folder
@@ -82,6 +83,7 @@ def main() -> None:
         block_size=args.block_size,
         use_within_block_sep=args.use_within_block_sep,
     )
+    check_target_len(formatter.num_blocks, formatter.block_size)
     if len(target_cols) > formatter.num_blocks:
         raise UserError(f"--formatter {args.formatter} takes {formatter.num_blocks} columns of codes at most.")
     rules = LabelRules(args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels)
@@ -102,12 +104,7 @@ def main() -> None:
         assemble.say(notice)
     key = key or Key.from_codes(train_examples.distinct_codes() | val_examples.distinct_codes())
 
-    def open_folder() -> None:
-        make_folder(folder)
-        assemble.open_folder(folder, args)
-        write_key(folder / "key.csv", key)
-
-    distributed.run_on_primary(open_folder, doing="opening the run's folder")
+    distributed.run_on_primary(lambda: make_folder(folder), doing="making the run's folder")
     assemble.train(
         args,
         train_examples,

@@ -17,6 +17,7 @@ from histocoder.checkpoint import (
     CONFIG_FILE,
     Checkpoint,
     clear_run,
+    drop_checkpoints_after,
     find_checkpoint,
     initial_weights,
     is_own_model,
@@ -27,7 +28,7 @@ from histocoder.config import AugmentConfig, LoaderConfig, ModelConfig, TrainCon
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
-from histocoder.data.key import Key
+from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.data.table import read_table
 from histocoder.engine import fit
@@ -47,14 +48,17 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def open_folder(folder: Path, args: argparse.Namespace) -> None:
-    """Rank 0's part: empty a run's folder where that is asked for, and write `args.yaml`."""
-    if args.overwrite or args.resume == "never":
+def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step: int) -> None:
+    """Rank 0's part, once nothing stands in a run's way: take away an earlier run that is not gone on with, or what one
+    left beyond the checkpoint that is; write `args.yaml` and `key.csv`.
+    """
+    if start_step == 0 and (folder / "args.yaml").is_file():
         clear_run(folder)
+    drop_checkpoints_after(folder, start_step)
+    write_key(folder / "key.csv", key)
+    once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / "args.yaml") as temporary:
-        values = {
-            name: value for name, value in vars(args).items() if name not in ("config", "local_rank", "overwrite")
-        }
+        values = {name: value for name, value in vars(args).items() if name not in once}
         temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
@@ -73,7 +77,8 @@ def train(
     train_config = train_config_of(args)
     loader = LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers)
     settings = _settings(args, train_examples, formatter, key)
-    checkpoint_path = find_checkpoint(folder, args.resume)
+    anew = args.overwrite and args.resume == "auto"
+    checkpoint_path = find_checkpoint(folder, "never" if anew else args.resume)
     checkpoint = None if checkpoint_path is None else load_checkpoint(checkpoint_path)
     if checkpoint is not None:
         _refuse_other_settings(checkpoint, settings, folder)
@@ -102,6 +107,9 @@ def train(
         for examples, noise in ((train_examples, augmenter_of(args, train_examples)), (val_examples, None))
     )
     start_step = checkpoint.state.step if checkpoint is not None else 0
+    distributed.run_on_primary(
+        lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
+    )
     _print_banner(args, model, train_data, val_data, device)
     if checkpoint is not None:
         say(f"Going on from step {start_step} ({checkpoint_path}).")
@@ -212,7 +220,14 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> M
     if not args.only_encoder:
         if codes is not None and codes != config.codes:
             raise UserError(_describe_other_codes(path, codes, config.codes))
-        config = replace(config, vocab_size=len(weights["decoder.head.weight"]))
+        head = weights.get("decoder.head.weight")
+        others = read_model_config(path).formatter if is_own_model(path) else config.formatter
+        if head is None or len(head) < config.vocab_size - 1 or others != config.formatter:
+            raise UserError(
+                f"--initial-checkpoint: the decoder of {path} writes codes of another form ({others['name']}, "
+                f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
+            )
+        config = replace(config, vocab_size=len(head))
     model = MixerModel(replace(config, encoder=encoder_config))
     try:
         if args.only_encoder:
@@ -246,8 +261,12 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
 def augmenter_of(args: argparse.Namespace, examples: Examples) -> Augmenter:
     """The noise that the arguments ask for."""
     config = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
+    if config.word_freq_file is not None:
+        words = read_word_list(config.word_freq_file)
+    else:
+        words = WordList.from_texts(normalize(examples.texts, args.text_normalization))
     return Augmenter(
-        read_word_list(config.word_freq_file) if config.word_freq_file else WordList.from_texts(examples.texts),
+        words,
         augmentation_prob=config.augmentation_prob,
         num_transformations=config.num_transformations,
         unk_lang_prob=config.unk_lang_prob,
@@ -274,6 +293,11 @@ def _settings(args: argparse.Namespace, examples: Examples, formatter: Formatter
         "--max-len": args.max_len,
         "--text-normalization": args.text_normalization,
         "--seed": args.seed,
+        "--learning-rate": args.learning_rate,
+        "--weight-decay": args.weight_decay,
+        "--seq2seq-weight": args.seq2seq_weight,
+        "--dropout": args.dropout,
+        "--decoder-dim-feedforward": args.decoder_dim_feedforward,
         "rows a step (--batch-size × processes)": args.batch_size * distributed.world_size(),
     }
 

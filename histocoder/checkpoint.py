@@ -181,6 +181,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((p for p in found if (p / MANIFEST_FILE).is_file()), key=lambda p: int(p.name[len(_STEP_PREFIX) :]))
 
 
+def drop_checkpoints_after(folder: Path, step: int) -> None:
+    """Delete a run's checkpoints beyond a step: those of a course that is not gone on with."""
+    for path in list_checkpoints(folder):
+        if int(path.name[len(_STEP_PREFIX) :]) > step:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def find_checkpoint(folder: Path, resume: str) -> Path | None:
     """The checkpoint that a run goes on from.
 

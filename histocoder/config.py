@@ -12,6 +12,8 @@ FORMAT_VERSION = 1
 """Version of the model's and the checkpoints' files; a newer one is refused by name."""
 
 
+MAX_TARGET_LEN = 128
+"""Positions that the decoder knows."""
 NUM_GREEDY = 1024
 """Validation rows that are decoded freely during training."""
 
@@ -19,6 +21,15 @@ NUM_GREEDY = 1024
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise UserError(message)
+
+
+def check_target_len(num_blocks: int, block_size: int) -> None:
+    """Raise a UserError where so many codes of so many tokens are more than the decoder has positions for."""
+    _require(
+        1 + num_blocks * block_size <= MAX_TARGET_LEN,
+        f"{num_blocks} codes of {block_size} characters are more than the {MAX_TARGET_LEN - 1} places of the decoder; "
+        "set --block-size to the longest code's length.",
+    )
 
 
 @dataclass(frozen=True)
@@ -57,12 +68,17 @@ class PrepareConfig:
     def __post_init__(self) -> None:
         _require(bool(self.target_cols), "No target columns are given; name them with --target-cols COL [COL ...].")
         _require(len(set(self.target_cols)) == len(self.target_cols), "A column stands twice in --target-cols.")
+        _require(
+            not {"occ1", "lang"} & set(self.target_cols),
+            "A target column can't be called occ1 or lang, as the prepared data's own columns are; rename it.",
+        )
         _require(self.input_col not in self.target_cols, f"{self.input_col!r} is both input and target column.")
         _require(
             self.language == "unk" or self.language_col is None,
             "Give --language (one for all rows) or --language-col (one for each row), not both.",
         )
         _require(self.block_size >= 1, f"--block-size is {self.block_size}; it must be 1 or more.")
+        check_target_len(len(self.target_cols), self.block_size)
         _require(
             0 < self.share_val < 1, f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does."
         )

@@ -171,6 +171,8 @@ def _choose_device(name: str) -> torch.device:
         raise UserError("--device mps is for one process on a Mac. Leave --device away.")
     if name != "cuda":
         return torch.device(name)
+    if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ:
+        return torch.device("cuda", 0)  # each task was given a GPU of its own
     if _launch.local_world_size > torch.cuda.device_count():
         raise UserError(
             f"{_launch.local_world_size} processes were started here, but there are {torch.cuda.device_count()} GPUs. "
@@ -214,7 +216,7 @@ def reduce_sum(values: Tensor) -> Tensor:
     """The sum of `values` over all processes, on each of them."""
     if _group is not None:
         values = values.clone()
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=_group.control if values.device.type == "cpu" else None)
     return values
 
 
@@ -227,10 +229,16 @@ def gather(values: Tensor) -> list[Tensor]:
     return gathered
 
 
-def barrier() -> None:
-    """Wait for all processes."""
-    if _group is not None:
-        dist.barrier(group=_group.control)
+def wait_for_all(*, doing: str) -> None:
+    """Wait until every process has come here, outside any collective and without a deadline."""
+    if _group is None:
+        return
+    _group.calls += 1
+    key = f"all/{_group.calls}"
+    if _group.store.add(f"{key}/count", 1) == world_size():
+        _group.store.set(key, "done")
+    _wait_for(key, doing)
+    _acknowledge(key)
 
 
 class Ballot:
@@ -288,17 +296,35 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
         try:
             result = work()
         except UserError as error:
-            _group.store.set(key, f"!{error}")
+            _answer(key, f"!{error}")
             raise
         except BaseException as error:
-            _group.store.set(key, f"!rank 0 failed while {doing} ({type(error).__name__}); its own output says more.")
+            _answer(key, f"!rank 0 failed while {doing} ({type(error).__name__}); its own output says more.")
             raise
-        _group.store.set(key, "done")
+        _answer(key, "done")
         return result
     answer = _wait_for(key, doing)
+    _acknowledge(key)
     if answer.startswith("!"):
         raise UserError(answer[1:])
     return None
+
+
+def _answer(key: str, answer: str) -> None:
+    """Say how it went, and give the others time to hear it: rank 0 may hold the store, and end right after this."""
+    assert _group is not None
+    _group.store.set(key, answer)
+    _acknowledge(key)
+
+
+def _acknowledge(key: str) -> None:
+    """Rank 0 waits, for some seconds at most, until all others have called this too."""
+    assert _group is not None
+    heard = _group.store.add(f"{key}/heard", 1)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while is_primary() and heard < world_size() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS / 10)
+        heard = _group.store.add(f"{key}/heard", 0)
 
 
 def _wait_for(key: str, doing: str) -> str:

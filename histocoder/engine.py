@@ -282,9 +282,14 @@ class _Run:
         if self.results["val_loss"] < self.state.best_val_loss:
             self.state.best_val_loss = self.results["val_loss"]
             best = self.folder / BEST_FOLDER
-            distributed.run_on_primary(lambda: save_model(best, self.model), doing="saving the best model")
+            distributed.run_on_primary(lambda: self.save_best(best), doing="saving the best model")
         self.meter.started += time.monotonic() - started  # rows/s are of training alone
         return self.results
+
+    def save_best(self, folder: Path) -> None:
+        """Write the model with its card; rank 0's part."""
+        save_model(folder, self.model)
+        write_card(folder, self.card())
 
     def save(self) -> None:
         """Write a checkpoint, unless this step has one."""
@@ -341,8 +346,8 @@ class _Run:
         self.save()
         self.progress.close()
         raise Interrupted(
-            f"{signal.Signals(signum).name}: saved at step {self.state.step} of {self.total_steps}. The same command "
-            "goes on from there.",
+            f"{signal.Signals(signum).name}: saved at step {self.state.step} of {self.total_steps}. Started "
+            "again, without --overwrite and --resume, it goes on from there.",
             signum,
         )
 

@@ -119,7 +119,7 @@ def predict_file(
     bar.close()
     for notice in _notices([w.message for w in heard]):
         say(notice)
-    distributed.barrier()
+    distributed.wait_for_all(doing="coding its share")
     distributed.run_on_primary(lambda: _join_parts(parts, output), doing="writing the output")
     say(f"Coded {source} into {output}.")
 
@@ -242,7 +242,7 @@ def _read(part: Path, *, numbers: Sequence[str]) -> pa.Table:
 
 def _join_parts(parts: Path, output: Path) -> None:
     """Make one file of all parts, in order, and take the parts away."""
-    files = sorted(parts.glob(f"*{output.suffix}"))
+    files = sorted(parts.glob(f"[0-9]*{output.suffix}"))
     with replacing(output) as temporary:
         if is_parquet(output):
             with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:

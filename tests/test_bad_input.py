@@ -63,6 +63,7 @@ CASES = [
     ({"--fn-word-freq": "table.csv"}, r"no column 'word'"),
     ({"--key": "table.csv"}, r"needs the columns system_code and code"),
     ({"--bach-size": "8"}, r"[Uu]nrecognized arguments: --bach-size"),
+    ({"--block-size": "200"}, r"set --block-size to the longest"),
     ({"--zero-pad-codes": "", "--use-within-block-sep": ""}, r"can't go with"),
 ]
 
@@ -109,6 +110,31 @@ def test_finetune(folder: Path, changes: dict[str, str], message: str, monkeypat
     assert not any(".tmp" in name or "model.safetensors" in name or "checkpoints" in name for name in left)
     if "out/data_train.csv" in left:  # what was prepared is whole, and used by the next run
         assert "out/prepared.json" in left
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bach_size: 8", "no flag 'bach_size'. Did you mean 'batch_size'"),
+        ("batch_size: many", "batch_size can't be 'many'"),
+        ("batch_size: [1, 2]", "batch_size can't be"),
+        ("batch_size: null", "batch_size can't be None"),
+        ("device: gpu", "device is 'gpu'; it must be of auto, cpu"),
+        ("zero_pad_codes: yes please", "zero_pad_codes can't be"),
+        ("- a list", "must hold lines of the form"),
+        ("a: [", "can't be read"),
+    ],
+)
+def test_mistakes_in_a_config_file(folder: Path, text: str, message: str, monkeypatch, capsys):
+    (folder / "run.yaml").write_text(text)
+    assert message in ends_in_a_sentence(finetune, {**BASE, "--config": "run.yaml"}, monkeypatch, capsys)
+
+
+def test_a_single_column_in_a_config_file(folder: Path, monkeypatch):
+    (folder / "run.yaml").write_text("target_cols: hisco_1\nbatch-size: 4\nlearning_rate: 1e-3\n")
+    monkeypatch.setattr(sys, "argv", ["finetune.py", "--config", "run.yaml", "--dataset", "t.csv", "--batch-size", "2"])
+    args = finetune.parse_args()
+    assert (args.target_cols, args.batch_size, args.learning_rate) == (["hisco_1"], 2, 1e-3)
 
 
 MIXER = {"--train-data": "table.csv", "--val-data": "table.csv", "--save-dir": "out", "--encoder": "tiny"}

@@ -94,9 +94,6 @@ def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
     assert args["augmentation_prob"] == 0.5 and args["seed"] == 42
     run("finetune.py", "--config", tmp_path / "a" / "args.yaml", "--save-path", tmp_path / "b")
     assert_same_weights(tmp_path / "a", tmp_path / "b")
-    (tmp_path / "c.yaml").write_text("dataset: t.csv\nbach_size: 8\n")
-    refused = run("finetune.py", "--config", tmp_path / "c.yaml", check=False)
-    assert refused.returncode == 2 and "'batch_size'" in refused.stderr
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "launch"])
@@ -118,6 +115,30 @@ def test_two_ranks_do_what_one_process_does(tmp_path: Path, launcher: str):
         assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-3)
     assert json.loads((tmp_path / "one" / "prepared.json").read_text())["rows"]["val"] % 2 == 1
     assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
+
+
+def as_slurm_tasks(args: tuple[object, ...]) -> list[tuple[int, str]]:
+    """Run a script as the two tasks of a SLURM step, without a launcher; how each ended, and its standard error."""
+    port = str(free_port())
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "MASTER_PORT": port}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, *map(str, args)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**environment(), **step, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+        )
+        for task in range(2)
+    ]  # fmt: skip
+    return [(task.returncode, stderr) for task in tasks for _, stderr in [task.communicate(timeout=DEADLINE)]]
+
+
+def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
+    args = finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 3)
+    assert [status for status, _ in as_slurm_tasks(args)] == [0, 0]
+    run(*finetune(table, tmp_path / "one", "--batch-size", 8, "--max-steps", 3))
+    assert logs(tmp_path / "out", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    ended = as_slurm_tasks(finetune(table, tmp_path / "bad", "--input-col", "occ"))
+    assert [status for status, _ in ended] == [2, 2]
+    assert all("no column 'occ'" in stderr and "Traceback" not in stderr for _, stderr in ended)
 
 
 def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
@@ -181,6 +202,33 @@ def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
     rest = torchrun(*args)
     assert "Going on from step" in rest.stdout
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_codes_of_several_lengths(tmp_path: Path):
+    table = tmp_path / "psti.csv"
+    rows = [f'"{title} no {i}","{code}"' for i in range(12) for title, code in (("miller", "1,10,2"), ("cook", "80,4"))]
+    table.write_text("occ1,hisco_1\n" + "\n".join(rows) + "\n")
+    extra = ("--use-within-block-sep", "--block-size", 8, "--allow-codes-shorter-than-block-size", "--batch-size", 4)
+    run(*finetune(table, tmp_path / "out", *extra, "--max-steps", 2))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["codes"] == ["1,10,2", "80,4"]
+
+
+def test_weights_of_another_form_of_codes_are_refused(tmp_path: Path):
+    train, val = mixer_files(tmp_path)
+    mixer = ("--train-data", train, "--val-data", val, "--save-dir", tmp_path / "mixer", "--batch-size", 8)
+    run("train_mixer.py", *mixer, *TINY, "--max-steps", 1)
+    start = ("--initial-checkpoint", tmp_path / "mixer", "--key", tmp_path / "mixer" / "key.csv")
+    refused = run(*finetune(train, tmp_path / "out", "--batch-size", 8, *start), check=False)
+    assert refused.returncode == 2 and "another form (hisco, 5 of 5 tokens)" in refused.stderr
+
+
+def test_going_on_from_an_older_checkpoint_drops_the_newer(table: Path, tmp_path: Path):
+    out, extra = tmp_path / "out", ("--batch-size", 8, "--save-interval", 2, "--keep-checkpoints", 9)
+    run(*finetune(table, out, *extra, "--max-steps", 6))
+    older = out / "checkpoints" / "step-0000002"
+    run(*finetune(table, out, *extra, "--max-steps", 5, "--resume", older))
+    assert sorted(p.name[-1] for p in (out / "checkpoints").iterdir()) == ["2", "4", "5"]
+    assert "resume" not in yaml.safe_load((out / "args.yaml").read_text())
 
 
 def test_saving_each_epoch(table: Path, tmp_path: Path):

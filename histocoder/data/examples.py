@@ -83,6 +83,8 @@ def read_examples(
         _read_file(Path(path), target_cols, formatter, input_col, language_col, key, rules or LabelRules())
         for path in paths
     ]
+    if not any(len(part) for part in parts):
+        raise UserError(f"{', '.join(map(str, paths))}: no row has a description and codes that fit.")
     return Examples(
         texts=[text for part in parts for text in part.texts],
         langs=[lang for part in parts for lang in part.langs],

@@ -158,8 +158,8 @@ def _csv_batches(path: Path, header: list[str], dialect: Dialect, *, is_utf8: bo
         yield from reader
     except pa.ArrowInvalid as error:
         raise _malformed(path, dialect, ragged, error) from error
-    if ragged:
-        raise UserError(_describe_ragged(path, dialect, ragged[0]))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.") from error
 
 
 def count_rows(path: str | Path) -> int:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MAX_TARGET_LEN = 128
+from histocoder.config import MAX_TARGET_LEN
 
 
 class Attention(nn.Module):
