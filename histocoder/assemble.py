@@ -31,11 +31,11 @@ from histocoder.data.examples import Examples
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.data.table import read_table
-from histocoder.engine import fit
+from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.formatters import Formatter
-from histocoder.model import PRESETS, MixerModel, load_encoder
+from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, WandbRun
 
 REPORT_ROWS = 5_000
@@ -75,6 +75,7 @@ def train(
 ) -> None:
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
     train_config = train_config_of(args)
+    check_batch_size(train_config.batch_size, len(train_examples))
     loader = LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers)
     settings = _settings(args, train_examples, formatter, key)
     anew = args.overwrite and args.resume == "auto"
@@ -217,6 +218,7 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> M
         encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()
     else:
         encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
+    check_positions(encoder_config, args.max_len, name=str(path))
     if not args.only_encoder:
         if codes is not None and codes != config.codes:
             raise UserError(_describe_other_codes(path, codes, config.codes))

@@ -70,7 +70,7 @@ def fit(
     Interrupted
         Where the run was asked to stop; its state is saved.
     UserError
-        Where the batch is larger than the data, or a file can't be written.
+        Where a file can't be written.
     """
     run = _Run.begin(model, train_data, val_data, config, loader, device, folder, settings, tracker or NullRun())
     if checkpoint is not None:
@@ -84,6 +84,17 @@ def fit(
     run.results = results = run.results or run.validate()
     distributed.run_on_primary(run.save_result, doing="saving the model")
     return results
+
+
+def check_batch_size(batch_size: int, num_rows: int) -> None:
+    """Raise a UserError where a step of all processes together takes more rows than there are to train on."""
+    world_size = distributed.world_size()
+    if batch_size * world_size > num_rows:
+        processes = "" if world_size == 1 else f" × {world_size} processes"
+        raise UserError(
+            f"A batch of {batch_size}{processes} is larger than the {num_rows:,} rows to train on; set --batch-size to "
+            f"{max(num_rows // world_size, 1)} or less."
+        )
 
 
 def train_epoch(run: _Run) -> None:
@@ -193,12 +204,6 @@ class _Run:
         """Put the model on its device, wrap it, and set up optimizer, schedule and batches."""
         world_size = distributed.world_size()
         global_batch = config.batch_size * world_size
-        if global_batch > len(train_data):
-            processes = "" if world_size == 1 else f" × {world_size} processes"
-            raise UserError(
-                f"A batch of {config.batch_size}{processes} is larger than the {len(train_data):,} rows to train on; "
-                f"set --batch-size to {max(len(train_data) // world_size, 1)} or less."
-            )
         model.to(device)
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(

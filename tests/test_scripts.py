@@ -243,6 +243,8 @@ def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2))
     other = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4), check=False)
     assert other.returncode == 2 and "8 then, 4 now" in other.stderr and "--resume never" in other.stderr
+    too_large = run(*finetune(table, tmp_path / "out", "--batch-size", 400, "--resume", "never"), check=False)
+    assert too_large.returncode == 2 and (tmp_path / "out" / "checkpoints" / "step-0000002").exists()  # nothing is lost
     anew = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
     assert "Going on" not in anew.stdout and logs(tmp_path / "out", "step")[0] == 1
 
@@ -300,6 +302,9 @@ def test_initial_checkpoint(table: Path, tmp_path: Path):
     still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1)  # one step at rate 0: nothing is learnt
     run(*finetune(table, tmp_path / "whole", *still, "--initial-checkpoint", tmp_path / "first"))
     assert_same_weights(tmp_path / "first", tmp_path / "whole")
+
+    long = finetune(table, tmp_path / "long", *still, "--initial-checkpoint", tmp_path / "first", "--max-len", 512)
+    assert "has 256 positions" in run(*long, check=False).stderr
 
     other = write_table(tmp_path / "other.csv", two_codes=True)
     other.write_text(other.read_text().replace("58340", "11111"))

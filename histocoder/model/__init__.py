@@ -1,7 +1,16 @@
 """Encoder, decoder, and the model made of both."""
 
 from histocoder.model.decoder import Decoder, DecoderCache
-from histocoder.model.encoder import PRESETS, load_encoder, trimmed_length
+from histocoder.model.encoder import PRESETS, check_positions, load_encoder, trimmed_length
 from histocoder.model.mixer import MixerModel, MixerOutput
 
-__all__ = ["PRESETS", "Decoder", "DecoderCache", "MixerModel", "MixerOutput", "load_encoder", "trimmed_length"]
+__all__ = [
+    "PRESETS",
+    "Decoder",
+    "DecoderCache",
+    "MixerModel",
+    "MixerOutput",
+    "check_positions",
+    "load_encoder",
+    "trimmed_length",
+]

@@ -92,10 +92,15 @@ def load_encoder(name: str, *, max_len: int) -> CanineModel:
             f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "
             "scratch with --encoder small."
         ) from error
-    positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
-    if max_len > positions:
-        raise UserError(f"The encoder {name!r} has {positions} positions; set --max-len to that or less.")
+    check_positions(encoder.config.to_dict(), max_len, name=name)
     return encoder
+
+
+def check_positions(config: dict[str, Any], max_len: int, *, name: str) -> None:
+    """Raise a UserError where an encoder with these fields of a `CanineConfig` can't read so many tokens."""
+    positions = min(config.get("num_hash_buckets", 16384), config.get("max_position_embeddings", 16384))
+    if max_len > positions:
+        raise UserError(f"The encoder of {name} has {positions} positions; set --max-len to that or less.")
 
 
 def hub_answers() -> bool:
