@@ -14,6 +14,7 @@ import pandas as pd
 from histocoder import distributed
 from histocoder.cli import Parser, run_script
 from histocoder.errors import UserError
+from histocoder.precision import PRECISIONS
 
 # What computes is imported where it is called for, so that --help comes at once.
 
@@ -62,9 +63,9 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="descriptions at once (default: 256)")
     parser.add_argument(
         "--precision",
-        default="fp32",
-        choices=("fp32", "bf16"),
-        help="bf16: several times faster where the processor has it, a little less exact (default: fp32)",
+        default="auto",
+        choices=PRECISIONS,
+        help="auto: bf16 where the hardware has it, several times as fast and a little less exact (default: auto)",
     )
     parser.set_defaults(run=_predict)
 
@@ -84,7 +85,7 @@ def _predict(args: argparse.Namespace) -> None:
     if args.input:
         options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
         config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
-        model_id = f"{fingerprint(folder / 'model.safetensors')['sha256']} {args.precision}"
+        model_id = f"{fingerprint(folder / 'model.safetensors')['sha256']} {coder.precision}"
         predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
         return
     with warnings.catch_warnings(record=True) as heard:

@@ -132,13 +132,19 @@ def train(
         tracker.close()
     if not args.no_report:
         distributed.run_on_primary(
-            lambda: report(model, folder, train_examples, val_examples, device), doing="writing the report"
+            lambda: report(model, folder, train_examples, val_examples, device, args.precision),
+            doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
 
 
 def report(
-    model: MixerModel, folder: Path, train_examples: Examples, val_examples: Examples, device: torch.device
+    model: MixerModel,
+    folder: Path,
+    train_examples: Examples,
+    val_examples: Examples,
+    device: torch.device,
+    precision: str,
 ) -> None:
     """Write `report.html` on the validation data, or on a sample of them; rank 0's part."""
     from histocoder.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
@@ -146,7 +152,7 @@ def report(
     from histocoder.report import write_report
     from histocoder.summary import summary
 
-    coder = Coder(model, str(device))
+    coder = Coder(model, str(device), precision=precision)
     texts_seen, codes_seen = times_seen(train_examples)
     examples = val_examples.sample(REPORT_ROWS, seed=0)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
@@ -166,6 +172,8 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         weight_decay=args.weight_decay,
         warmup_pct=args.warmup_pct,
         max_grad_norm=args.max_grad_norm,
+        precision=args.precision,
+        use_amp=args.use_amp,
         max_steps=args.max_steps,
         seed=args.seed,
         log_interval=args.log_interval,
@@ -298,6 +306,7 @@ def _settings(args: argparse.Namespace, examples: Examples, formatter: Formatter
         "--learning-rate": args.learning_rate,
         "--weight-decay": args.weight_decay,
         "--seq2seq-weight": args.seq2seq_weight,
+        "--precision": args.precision,
         "--dropout": args.dropout,
         "--decoder-dim-feedforward": args.decoder_dim_feedforward,
         "rows a step (--batch-size × processes)": args.batch_size * distributed.world_size(),

@@ -107,6 +107,7 @@ def save_checkpoint(
     *,
     optimizer: dict[str, Any],
     scheduler: dict[str, Any],
+    scaler: dict[str, Any],
     rng: dict[str, Tensor],
     settings: dict[str, Any],
     keep: int,
@@ -120,7 +121,7 @@ def save_checkpoint(
     state : TrainState
     model : MixerModel
         Unwrapped.
-    optimizer, scheduler : dict
+    optimizer, scheduler, scaler : dict
         State dicts.
     rng : dict of str to Tensor
         The random states of all ranks, one row each.
@@ -140,7 +141,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_model(temporary, model)
-        torch.save({"optimizer": optimizer, "scheduler": scheduler}, temporary / OPTIMIZER_FILE)
+        torch.save({"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}, temporary / OPTIMIZER_FILE)
         save_file(rng, temporary / RNG_FILE)
         record = {"format_version": FORMAT_VERSION, **asdict(state), "settings": settings}
         (temporary / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -224,6 +225,8 @@ class Checkpoint:
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
+    scaler: dict[str, Any]
+    """Empty but in fp16."""
     rng: dict[str, Tensor]
     settings: dict[str, Any]
 
@@ -251,6 +254,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         weights=read_weights(path),
         optimizer=saved["optimizer"],
         scheduler=saved["scheduler"],
+        scaler=saved.get("scaler", {}),
         rng=load_file(path / RNG_FILE),
         settings=settings,
     )

@@ -14,6 +14,7 @@ from histocoder import distributed
 from histocoder.data.normalize import NORMALIZATIONS
 from histocoder.errors import Interrupted, UserError
 from histocoder.model import PRESETS
+from histocoder.precision import PRECISIONS
 
 DEFAULT_ENCODER = "google/canine-s"
 FINETUNE_LEARNING_RATE, SCRATCH_LEARNING_RATE = 2e-5, 1e-3
@@ -178,6 +179,10 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
     group.add_argument(
         "--max-grad-norm", type=float, default=1.0, metavar="N", help="gradients are clipped to (default: 1)"
     )
+    group.add_argument(
+        "--precision", default="auto", choices=PRECISIONS, help="auto: bf16 where the hardware has it (default: auto)"
+    )
+    group.add_argument("--use-amp", action="store_true", help="let auto be fp16 on GPUs without bf16")
     group.add_argument(
         "--seed", type=int, default=42, metavar="N", help="of split, batches, noise, weights (default: 42)"
     )

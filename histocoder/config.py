@@ -191,6 +191,9 @@ class TrainConfig:
     warmup_pct: float = 0.05
     """Share of all steps in which the learning rate rises."""
     max_grad_norm: float = 1.0
+    precision: str = "auto"
+    """See `precision.computing_dtype`, likewise below."""
+    use_amp: bool = False
     max_steps: int | None = None
     """Steps of the whole run, whatever `num_epochs` says."""
     seed: int = 42

@@ -22,7 +22,9 @@ from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import Interrupted, UserError
 from histocoder.hub import model_card, write_card
-from histocoder.model import MixerModel, MixerOutput
+from histocoder.memory import keep_freed_memory
+from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.precision import computing_dtype
 from histocoder.signals import StopSignals
 from histocoder.tracking import Meter, NullRun, Progress, Tracker
 from histocoder.validation import validate
@@ -130,9 +132,12 @@ def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
     """One optimizer step; returns this rank's part of the loss, and the norm of all gradients."""
     output = run.trainee(batch.input_ids, batch.targets[:, :-2])
     loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
-    (loss * distributed.world_size()).backward()  # ranks' gradients are averaged, their losses add up
+    # ranks' gradients are averaged, their losses add up
+    run.scaler.scale(loss * distributed.world_size()).backward()
+    run.scaler.unscale_(run.optimizer)
     grad_norm = nn.utils.clip_grad_norm_(run.parameters, run.config.max_grad_norm, foreach=True)
-    run.optimizer.step()
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
     run.scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
     return loss.detach(), grad_norm.detach()
@@ -169,6 +174,8 @@ class _Run:
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR
+    scaler: torch.amp.GradScaler
+    """Of fp16; in other precisions it does nothing."""
     sampler: BucketSampler
     train_loader: DataLoader
     num_train: int
@@ -204,7 +211,11 @@ class _Run:
         """Put the model on its device, wrap it, and set up optimizer, schedule and batches."""
         world_size = distributed.world_size()
         global_batch = config.batch_size * world_size
+        trim_positions(model.encoder, model.config.max_len)
+        if device.type == "cpu":
+            keep_freed_memory()
         model.to(device)
+        model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
             parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type in ("cpu", "cuda")
@@ -238,6 +249,7 @@ class _Run:
             parameters=parameters,
             optimizer=optimizer,
             scheduler=scheduler,
+            scaler=torch.amp.GradScaler(device.type, enabled=model.dtype == torch.float16),
             sampler=sampler,
             train_loader=train_loader,
             num_train=len(train_data),
@@ -312,6 +324,7 @@ class _Run:
                 self.model,
                 optimizer=self.optimizer.state_dict(),
                 scheduler=self.scheduler.state_dict(),
+                scaler=self.scaler.state_dict(),
                 rng=rng,
                 settings=self.settings,
                 keep=self.config.keep_checkpoints,
@@ -337,6 +350,8 @@ class _Run:
         self.model.load_state_dict(checkpoint.weights)
         self.optimizer.load_state_dict(checkpoint.optimizer)
         self.scheduler.load_state_dict(checkpoint.scheduler)
+        if checkpoint.scaler:
+            self.scaler.load_state_dict(checkpoint.scaler)
         self.state = checkpoint.state
         self.saved_step = self.state.step
         rank = distributed.rank()

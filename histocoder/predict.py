@@ -27,8 +27,8 @@ from histocoder.errors import UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
+from histocoder.precision import computing_dtype
 
-PRECISIONS = ("fp32", "bf16")
 MODES = ("greedy", "flat", "topk", "full")
 _AT_ONCE = {"cpu": (64, 1 << 12)}  # descriptions, and rows × codes of a search: what fits a CPU's caches
 _AT_ONCE_ELSEWHERE = (4096, 1 << 16)
@@ -63,9 +63,9 @@ class Coder:
     model : MixerModel
     device : str, optional
         By default a GPU if there is one.
-    precision : {"fp32", "bf16"}
-        bf16 is several times faster on GPUs, and on CPUs with AMX or AVX512-BF16; probabilities then differ in their
-        second or third digit.
+    precision : {"auto", "fp32", "bf16", "fp16"}
+        auto is bf16 where the hardware has it, several times as fast as fp32; probabilities then differ in their third
+        digit, some in their second.
 
     Attributes
     ----------
@@ -73,6 +73,8 @@ class Coder:
         What the codes' columns are called: the common stem of the target columns, else the formatter's name.
     codes : tuple of str
         The codes of the model's key.
+    precision : str
+        What it computes in, the name of a torch dtype.
     card : str
         The model card, the README.md that is saved beside the model.
 
@@ -83,12 +85,13 @@ class Coder:
     """
 
     def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:
-        if precision not in PRECISIONS:
-            raise UserError(f"There is no precision {precision!r}; there are {', '.join(PRECISIONS)}.")
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = computing_dtype(precision, self.device)
         self.model = model.to(self.device).eval()
-        # of bf16, a copy: what is saved stays as it was trained
-        self._computing = copy.deepcopy(self.model).bfloat16() if precision == "bf16" else self.model
+        # in another precision, a copy: what is saved stays as it was trained
+        self._computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
+        self._computing.dtype = dtype
+        self.precision = str(dtype).removeprefix("torch.")
         self.formatter = formatter_from_config(model.config.formatter)
         self.codes = model.config.codes
         self.system = _stem(model.config.target_cols) or self.formatter.name
@@ -272,7 +275,7 @@ class Coder:
         return pooled[rows.place]
 
     def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
-        probabilities = self._computing.linear_decoder(pooled).float().sigmoid()
+        probabilities = self._computing.classify(pooled).sigmoid()
         if thresholds is None:
             width = min(k, probabilities.shape[1])
         else:

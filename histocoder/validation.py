@@ -74,13 +74,14 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
     """What a batch adds to each of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
     memory, pooled, memory_mask = model.encode(batch.input_ids)
     logits = model.decoder(batch.targets[:, :-2], memory, memory_mask)
-    flat_logits = model.linear_decoder(pooled)
+    flat_logits = model.classify(pooled)
     target_loss, unused_loss = losses.block_losses(logits, batch.targets, num_blocks=num_blocks)
     true, forced = batch.targets[:, 1:-1], logits.argmax(-1)
     correct, real = metrics.token_matches(true, forced, num_blocks=num_blocks)
     right = torch.zeros((), device=memory.device)
     if freely.any():
         mask = None if memory_mask is None else memory_mask[freely]
+        memory = memory.to(model.decoder.head.weight.dtype)
         length = true.shape[1]
         tokens, _ = greedy(model.decoder, memory[freely], mask, num_tokens=length, block_size=length // num_blocks)
         right = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks).sum()

@@ -39,32 +39,6 @@ def some_ids(lengths: list[int], width: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("longest", range(3, 62))
-def test_a_trimmed_batch_is_encoded_as_a_padded_one(longest: int):
-    model = tiny_model()
-    lengths = [longest, max(longest - 3, 2)]
-    ids = some_ids(lengths, 64)
-    trimmed = ids[:, : trimmed_length(longest, 64)]
-    memory, pooled, _ = model.encode(ids)
-    short_memory, short_pooled, _ = model.encode(trimmed)
-    torch.testing.assert_close(short_pooled, pooled, atol=1e-5, rtol=0)
-    for row, length in enumerate(lengths):
-        torch.testing.assert_close(short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def test_the_trimming_rule_has_nothing_to_spare():
-    model = tiny_model()
-    changed = 0
-    for longest in range(3, 40):
-        ids = some_ids([longest], 64)
-        memory = model.encode(ids)[0][:, :longest]
-        shorter = model.encode(ids[:, : trimmed_length(longest, 64) - 4])[0][:, :longest]
-        changed += not torch.allclose(shorter, memory, atol=1e-5)
-    assert changed == len(range(3, 40))
-
-
-@torch.no_grad()
 def test_logits_do_not_depend_on_padding():
     model = tiny_model()
     ids, targets = some_ids([20, 9], 64), torch.from_numpy(FORMATTER.encode(["61110", "-1&41025"])).long()[:, :-2]

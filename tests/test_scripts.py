@@ -18,7 +18,7 @@ import yaml
 from conftest import DEADLINE, ROOT, environment, free_port, run, shared, torchrun, write_table
 from safetensors.torch import load_file
 
-TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1", "--no-report")
+TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1", "--precision", "fp32", "--no-report")
 
 
 def finetune(table: Path, out: Path, *extra: object) -> tuple[object, ...]:

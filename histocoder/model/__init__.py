@@ -3,6 +3,7 @@
 from histocoder.model.decoder import Decoder, DecoderCache
 from histocoder.model.encoder import PRESETS, check_positions, load_encoder, trimmed_length
 from histocoder.model.mixer import MixerModel, MixerOutput
+from histocoder.model.positions import trim_positions
 
 __all__ = [
     "PRESETS",
@@ -12,5 +13,6 @@ __all__ = [
     "MixerOutput",
     "check_positions",
     "load_encoder",
+    "trim_positions",
     "trimmed_length",
 ]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
+from histocoder.model.layers import attention, layer_norm, linear, product
 
 
 class Attention(nn.Module):
@@ -33,18 +34,17 @@ class Attention(nn.Module):
     def queries(self, x: Tensor) -> Tensor:
         """Queries of `x` (B, L, dim), of shape (B, heads, L, dim / heads)."""
         dim = x.shape[-1]
-        return self._heads(F.linear(x, self.in_proj_weight[:dim], self.in_proj_bias[:dim]))
+        return self._heads(product(x, [self.in_proj_weight[:dim]], [self.in_proj_bias[:dim]]))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
         dim = x.shape[-1]
-        keys, values = F.linear(x, self.in_proj_weight[dim:], self.in_proj_bias[dim:]).chunk(2, dim=-1)
+        keys, values = product(x, [self.in_proj_weight[dim:]], [self.in_proj_bias[dim:]]).chunk(2, dim=-1)
         return self._heads(keys), self._heads(values)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
-        """Attention's output, of shape (B, L, dim)."""
-        mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attention's output, of shape (B, L, dim); see `layers.attention`."""
+        return linear(attention(queries, keys, values, mask), self.out_proj)
 
 
 class DecoderLayer(nn.Module):
@@ -63,14 +63,15 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layer: LayerCache, memory_mask: Tensor | None) -> Tensor:
         """All positions at once: `x` (B, L, dim), `memory_mask` (B, 1, 1, S)."""
-        mixed = self.self_attn.attend(self.self_attn.queries(x), *self.self_attn.keys_values(x), is_causal=True)
-        x = self.norm1(x + self.dropout(mixed))
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        mixed = self.self_attn.attend(self.self_attn.queries(x), *self.self_attn.keys_values(x), causal)
+        x = layer_norm(x + self.dropout(mixed), self.norm1)
         return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
 
     def step(self, x: Tensor, layer: LayerCache, memory_mask: Tensor | None) -> Tensor:
         """One position: `x` (B, 1, dim), with the positions before it in `layer`."""
         keys, values = layer.append(*self.self_attn.keys_values(x), dim=2)
-        x = self.norm1(x + self.dropout(self.self_attn.attend(self.self_attn.queries(x), keys, values)))
+        x = layer_norm(x + self.dropout(self.self_attn.attend(self.self_attn.queries(x), keys, values)), self.norm1)
         return self._after_self_attention(x, layer.memory_keys, layer.memory_values, memory_mask)
 
     def step_tree(self, x: Tensor, layer: LayerCache, paths: Tensor, memory_mask: Tensor | None) -> Tensor:
@@ -80,12 +81,15 @@ class DecoderLayer(nn.Module):
         queries = self.self_attn.queries(x).transpose(1, 2).flatten(0, 1)[:, :, None]  # (B * W, heads, 1, dim / heads)
         own = [_rows(y, paths).unflatten(-1, (heads, -1)).transpose(1, 2) for y in (keys, values)]
         mixed = self.self_attn.attend(queries, *own).view_as(x)
-        return self._after_self_attention(self.norm1(x + mixed), layer.memory_keys, layer.memory_values, memory_mask)
+        return self._after_self_attention(
+            layer_norm(x + mixed, self.norm1), layer.memory_keys, layer.memory_values, memory_mask
+        )
 
     def _after_self_attention(self, x: Tensor, keys: Tensor, values: Tensor, memory_mask: Tensor | None) -> Tensor:
-        mixed = self.multihead_attn.attend(self.multihead_attn.queries(x), keys, values, attn_mask=memory_mask)
-        x = self.norm2(x + self.dropout(mixed))
-        return self.norm3(x + self.dropout(self.linear2(self.dropout(F.relu(self.linear1(x))))))
+        mixed = self.multihead_attn.attend(self.multihead_attn.queries(x), keys, values, memory_mask)
+        x = layer_norm(x + self.dropout(mixed), self.norm2)
+        update = linear(self.dropout(F.relu(linear(x, self.linear1))), self.linear2)
+        return layer_norm(x + self.dropout(update), self.norm3)
 
 
 @dataclass
@@ -239,10 +243,10 @@ class Decoder(nn.Module):
 
     def score(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
         """Predict all positions of `tokens` (B, L) at once, as `forward`, for the memory that `cache` began with."""
-        x = self._embed(tokens)
+        x = self._embed(tokens).to(cache.layers[0].memory_keys.dtype)
         for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
             x = layer(x, layer_cache, cache.memory_mask)
-        return self.head(x)
+        return linear(x.float(), self.head)
 
     def start(self, memory: Tensor, memory_mask: Tensor | None = None) -> DecoderCache:
         """Begin decoding step by step; for arguments see `forward`."""
@@ -251,11 +255,11 @@ class Decoder(nn.Module):
 
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
         """Predict what follows `tokens` (B,), the newest position; return logits of shape (B, vocab_size)."""
-        x = self._embed(tokens[:, None], cache.length)
+        x = self._embed(tokens[:, None], cache.length).to(cache.layers[0].memory_keys.dtype)
         for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
             x = layer.step(x, layer_cache, cache.memory_mask)  # type: ignore[operator]
         cache.length += 1
-        return self.head(x[:, 0])
+        return linear(x[:, 0].float(), self.head)
 
     def start_tree(self, memory: Tensor, memory_mask: Tensor | None = None) -> TreeCache:
         """Begin decoding a tree of sequences for each row, level by level; for arguments see `forward`."""
@@ -286,6 +290,7 @@ class Decoder(nn.Module):
         cache.paths = torch.cat([inherited, own[..., None]], dim=2)
         cache.num_nodes += tokens.shape[1]
         x = self.token_emb(tokens) + self.positional_encoding.pos_embedding[depth, 0]
+        x = x.to(cache.layers[0].memory_keys.dtype)
         for layer, layer_cache in zip(self.decoder.layers, cache.layers, strict=True):
             x = layer.step_tree(x, layer_cache, cache.paths, cache.memory_mask)  # type: ignore[operator]
-        return self.head(x)
+        return linear(x.float(), self.head)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from histocoder.config import ModelConfig
+from histocoder.model.canine import canine
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import encoder_from_config
+from histocoder.model.layers import linear
 
 if TYPE_CHECKING:
     from transformers import CanineModel
@@ -34,6 +36,11 @@ class MixerModel(nn.Module):
         Sizes.
     encoder : CanineModel, optional
         With weights; by default one of `config.encoder`'s sizes with random weights.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+        The precision of matrix products and what lies between them; fp32 unless it is set. Weights stay in their own.
     """
 
     def __init__(self, config: ModelConfig, encoder: CanineModel | None = None) -> None:
@@ -54,6 +61,7 @@ class MixerModel(nn.Module):
         # a new head starts from "one class in num_classes", not from even odds on each
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
         self._encoder_frozen = False
+        self.dtype = torch.float32
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
@@ -78,15 +86,21 @@ class MixerModel(nn.Module):
 
         Returns
         -------
-        memory : Tensor of shape (B, S, dim)
+        memory : Tensor of shape (B, M, dim)
+            M is S, or less where the last positions are padding in every row.
         pooled : Tensor of shape (B, dim)
-        memory_mask : Tensor of bool, of shape (B, S), or None
+        memory_mask : Tensor of bool, of shape (B, M), or None
             What the decoder may attend to; None is all of it.
         """
-        mask = input_ids.ne(0)
+        masked = self.config.mask_memory
+        trimmed = masked and input_ids.shape[1] < self.config.max_len
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._encoder_frozen):
-            output = self.encoder(input_ids=input_ids, attention_mask=mask.float())
-        return output.last_hidden_state, output.pooler_output, mask if self.config.mask_memory else None
+            memory, pooled = canine(self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed)
+        return memory, pooled, input_ids[:, : memory.shape[1]].ne(0) if masked else None
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """The flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
+        return linear(self.dropout(pooled).float(), self.linear_decoder)
 
     def forward(self, input_ids: Tensor, target_tokens: Tensor) -> MixerOutput:
         """Encode, then predict both ways.
@@ -100,4 +114,4 @@ class MixerModel(nn.Module):
         """
         memory, pooled, memory_mask = self.encode(input_ids)
         seq2seq_logits = self.decoder(target_tokens, memory, memory_mask)
-        return MixerOutput(seq2seq_logits, self.linear_decoder(self.dropout(pooled)))
+        return MixerOutput(seq2seq_logits, self.classify(pooled))

@@ -1,0 +1,136 @@
+"""A forward pass over a `CanineModel`'s weights that does for short texts only what their encoding depends on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from histocoder.model.layers import add_dropout, additive, attention, dropout, layer_norm, linear, product
+
+if TYPE_CHECKING:
+    from transformers import CanineModel
+
+_PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
+"""Of CANINE's hash functions (Clark et al. 2022, section 3.1)."""
+
+
+def canine(model: CanineModel, input_ids: Tensor, *, dtype: torch.dtype, trimmed: bool) -> tuple[Tensor, Tensor]:
+    """What `model(input_ids, attention_mask=input_ids != 0)` gives, faster.
+
+    Local attention is attention within blocks, convolutions are matrix products, and the molecules' part of the
+    second one is computed once for each molecule instead of once for each of its characters.
+
+    Parameters
+    ----------
+    model : CanineModel
+        In training mode its dropout applies.
+    input_ids : Tensor of int, of shape (B, L)
+        0 where padded; L a multiple of 4.
+    dtype : torch.dtype
+        Precision of the computation; the weights stay in their own.
+    trimmed : bool
+        Whether L is `trimmed_length`'s, so that the last 6 positions are padding in every row. The last 4 are there
+        for the molecule that CANINE drops, and the 2 before for the last convolution to look at; with this they are
+        not computed.
+
+    Returns
+    -------
+    encoding : Tensor of shape (B, L, dim), or (B, L - 6, dim) where `trimmed`
+    pooled : Tensor of shape (B, dim)
+    """
+    p = model.config.hidden_dropout_prob if model.training else 0.0
+    rate = model.config.downsampling_rate
+    mask = input_ids.ne(0)
+    molecule_mask = additive(mask.unflatten(1, (-1, rate)).any(-1)[:, None, None], dtype)  # of L / rate, CLS included
+    mask = additive(mask[:, None, None], dtype)
+    length = input_ids.shape[1]
+    num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
+
+    chars = _embed(model.char_embeddings, input_ids[:, :num_chars], p).to(dtype)
+    chars = dropout(chars, p)
+    local = mask[..., :num_chars]
+    if num_chars > model.config.local_transformer_stride:
+        block = torch.arange(num_chars, device=mask.device) // model.config.local_transformer_stride
+        local = local.masked_fill(block[:, None] != block, -torch.inf)
+    for layer in model.initial_char_encoder.layer:
+        chars = _layer(layer, chars, local)
+
+    molecules = _downsample(model.chars_to_molecules, chars, drop_last=not trimmed)
+    for layer in model.encoder.layer:
+        molecules = _layer(layer, molecules, molecule_mask)
+    pooled = torch.tanh(linear(molecules[:, 0], model.pooler.dense))
+
+    encoded = _upsample(model.projection, chars, molecules[:, 1:])[:, :num_encoded]
+    encoded = dropout(layer_norm(encoded, model.projection.LayerNorm), p)
+    for layer in model.final_char_encoder.layer:
+        encoded = _layer(layer, encoded, mask[..., :num_encoded])
+    return encoded, pooled
+
+
+def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
+    config = embeddings.config
+    hashes = (
+        (input_ids.long() + 1)[..., None]
+        * torch.tensor(_PRIMES[: config.num_hash_functions], device=input_ids.device)
+        % config.num_hash_buckets
+    )
+    shards = [
+        getattr(embeddings, f"HashBucketCodepointEmbedder_{i}")(hashes[..., i])
+        for i in range(config.num_hash_functions)
+    ]
+    positions = embeddings.char_position_embeddings.weight[: input_ids.shape[1]]
+    x = torch.cat(shards, dim=-1) + (positions + embeddings.token_type_embeddings.weight[0])
+    return embeddings.LayerNorm(x)
+
+
+def _layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
+    """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
+    own, output = layer.attention.self, layer.attention.output
+    hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))
+    joint = linear(x, own.query, own.key, own.value)
+    heads = joint.unflatten(-1, (3, own.num_attention_heads, -1)).permute(
+        2, 0, 3, 1, 4
+    )  # (3, B, heads, L, dim / heads)
+    queries, keys, values = heads.unbind()  # backwards in one copy, unlike three selections
+    mixed = attention(queries, keys, values, mask, dropout_p=attention_p)
+    update = linear(mixed, output.dense)
+    x = layer_norm(add_dropout(x, update, hidden_p), output.LayerNorm)
+    wide = layer.intermediate.intermediate_act_fn(linear(x, layer.intermediate.dense))
+    update = linear(wide, layer.output.dense)
+    return layer_norm(add_dropout(x, update, hidden_p), layer.output.LayerNorm)
+
+
+def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
+    """CLS, and a molecule for every `rate` characters of `chars` (B, L, dim)."""
+    weight = module.conv.weight  # (dim, dim, rate)
+    rate = weight.shape[2]
+    windows = chars.unflatten(1, (-1, rate)).flatten(2)  # (B, L / rate, rate * dim)
+    molecules = module.activation(product(windows, [weight.permute(0, 2, 1).flatten(1)], [module.conv.bias]))
+    return layer_norm(
+        torch.cat([chars[:, :1], molecules[:, : molecules.shape[1] - drop_last]], dim=1), module.LayerNorm
+    )
+
+
+def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
+    """The convolution over each character (B, L, dim) and the molecule (B, M, dim) that it is in; activated."""
+    weight = module.conv.weight  # (dim, 2 * dim, taps): of characters, then of molecules
+    dim, _, taps = weight.shape
+    rate = module.config.downsampling_rate
+    before = (taps - 1) // 2
+    length = chars.shape[1]
+    padded = F.pad(chars, (0, 0, before, taps - 1 - before))
+    windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
+    out = product(windows, [weight[:, :dim].permute(0, 2, 1).flatten(1)], [module.conv.bias])
+    by_tap = F.linear(molecules, weight[:, dim:].permute(2, 0, 1).flatten(0, 1).to(chars.dtype)).unflatten(
+        -1, (taps, dim)
+    )
+    place = torch.arange(length, device=chars.device)
+    for k in range(taps):
+        at = place + k - before
+        molecule = (at // rate).clamp(0, molecules.shape[1] - 1)
+        inside = ((at >= 0) & (at < length)).to(out.dtype)[:, None]
+        out = out + by_tap[:, molecule, k] * inside
+    return module.activation(out)

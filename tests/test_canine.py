@@ -1,0 +1,134 @@
+"""Our forward pass over CANINE's weights against `transformers.CanineModel`'s own."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CanineConfig, CanineModel
+
+from histocoder.model import trim_positions, trimmed_length
+from histocoder.model.canine import canine
+from histocoder.model.layers import add_dropout, dropout
+
+
+def small_canine() -> CanineModel:
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    return CanineModel(CanineConfig(**sizes, num_hash_buckets=512, num_hash_functions=4)).eval()
+
+
+def some_ids(lengths: list[int], width: int) -> torch.Tensor:
+    ids = torch.randint(97, 123, (len(lengths), width), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    for row, length in enumerate(lengths):
+        ids[row, 0], ids[row, length - 1] = 0xE000, 0xE001
+        ids[row, length:] = 0
+    return ids
+
+
+def theirs(model: CanineModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    output = model(input_ids=ids, attention_mask=ids.ne(0).float())
+    return output.last_hidden_state, output.pooler_output
+
+
+def ours(model: CanineModel, ids: torch.Tensor, *, trimmed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return canine(model, ids, dtype=torch.float32, trimmed=trimmed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [8, 64, 128, 132, 300])
+def test_it_agrees_with_transformers_at_every_position(width: int):
+    model, ids = small_canine(), some_ids([width, width // 2, 3], width)
+    for mine, their in zip(ours(model, ids, trimmed=False), theirs(model, ids), strict=True):
+        torch.testing.assert_close(mine, their, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("longest", range(2, 62))
+def test_a_trimmed_batch_is_encoded_as_transformers_encode_a_padded_one(longest: int):
+    model, lengths = small_canine(), [longest, max(longest - 3, 2)]
+    ids = some_ids(lengths, 64)
+    memory, pooled = theirs(model, ids)
+    width = trimmed_length(longest, 64)
+    short_memory, short_pooled = ours(model, ids[:, :width], trimmed=width < 64)
+    torch.testing.assert_close(short_pooled, pooled, atol=1e-5, rtol=0)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_trimming_rule_has_nothing_to_spare():
+    model = small_canine()
+    for longest in range(3, 40):
+        ids = some_ids([longest], 64)
+        shorter = ids[:, : trimmed_length(longest, 64) - 4]
+        memory, _ = theirs(model, ids)
+        cut = theirs(model, shorter)[0][:, :longest]
+        assert cut.shape[1] < longest or not torch.allclose(cut, memory[:, :longest], atol=1e-5)
+
+
+def test_gradients_agree_with_transformers():
+    ids = some_ids([20, 17], 64)
+    gradients = []
+    for run, width in ((theirs, 64), (lambda model, x: ours(model, x, trimmed=True), trimmed_length(20, 64))):
+        model = small_canine()
+        memory, pooled = run(model, ids[:, :width])
+        real = ids[:, : memory.shape[1]].ne(0)
+        (memory[real].square().sum() + pooled.sum()).backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, their in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], their, atol=2e-4, rtol=1e-4, msg=name)
+
+
+@torch.no_grad()
+def test_a_short_batch_costs_what_its_characters_cost():
+    model, width = small_canine(), trimmed_length(29, 128)
+    counts = []
+    for run, ids in (
+        (theirs, some_ids([29] * 4, 128)),
+        (theirs, some_ids([29] * 4, width)),
+        (lambda m, x: ours(m, x, trimmed=True), some_ids([29] * 4, width)),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            run(model, ids)
+        counts.append(counter.get_total_flops())
+    assert counts[1] < 0.3 * counts[0]
+    assert counts[2] < 0.85 * counts[1]  # no dropped molecule, no padding behind it, molecules' convolution once
+
+
+def test_bf16_is_near_fp32_and_keeps_the_weights_precision():
+    model, ids = small_canine(), some_ids([20, 17], 28)
+    memory, pooled = ours(model, ids, trimmed=True)
+    rough_memory, rough_pooled = canine(model, ids, dtype=torch.bfloat16, trimmed=True)
+    assert rough_memory.dtype == rough_pooled.dtype == torch.bfloat16
+    torch.testing.assert_close(rough_memory.float(), memory, atol=0.1, rtol=0)
+    torch.testing.assert_close(rough_pooled.float(), pooled, atol=0.05, rtol=0)
+    rough_memory.float().sum().backward()
+    assert all(parameter.grad is None or parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_zeroes_its_share_keeps_the_mean_and_sends_gradients_where_it_kept(p: float):
+    torch.manual_seed(0)
+    x = torch.ones(301, 1001, requires_grad=True)
+    dropped = dropout(x, p)
+    assert dropped.eq(0).float().mean() == pytest.approx(p, abs=0.003)
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.005)
+    dropped.sum().backward()
+    torch.testing.assert_close(x.grad, dropped.detach())
+    base, update = torch.full((3, 5), 2.0, requires_grad=True), torch.ones(3, 5, requires_grad=True)
+    total = add_dropout(base, update, p)
+    total.sum().backward()
+    torch.testing.assert_close(total - 2, update.grad)
+    torch.testing.assert_close(base.grad, torch.ones(3, 5))
+
+
+def test_positions_beyond_the_longest_input_are_saved_but_not_trained():
+    model, whole = small_canine(), small_canine()
+    trim_positions(model, 64)
+    table = model.char_embeddings.char_position_embeddings.weight
+    assert table.shape == (64, 48) and table.requires_grad
+    name = "char_embeddings.char_position_embeddings.weight"
+    torch.testing.assert_close(model.state_dict()[name], whole.state_dict()[name])
+    changed = {**whole.state_dict(), name: torch.randn(512, 48)}
+    model.load_state_dict(changed)
+    torch.testing.assert_close(model.state_dict()[name], changed[name])
+    torch.testing.assert_close(table.detach(), changed[name][:64])
