@@ -275,7 +275,7 @@ def test_train_mixer_under_two_ranks(tmp_path: Path):
     common = ("train_mixer.py", "--train-data", train, train, "--val-data", val, *TINY, "--max-steps", 6)
     run(*common, "--save-dir", tmp_path / "one", "--batch-size", 8)
     torchrun(*common, "--save-dir", tmp_path / "two", "--batch-size", 4)
-    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=3e-5)
     config = json.loads((tmp_path / "two" / "config.json").read_text())
     assert config["formatter"]["name"] == "hisco" and config["formatter"]["num_blocks"] == 5
 
