@@ -14,7 +14,7 @@ from pathlib import Path
 
 from histocoder import assemble, cli, distributed
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import read_examples
+from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
@@ -87,20 +87,11 @@ def main() -> None:
     if args.prepare_only:
         return
     formatter, key = formatter_of(config), read_key(folder / KEY_FILE)
-    train_examples, val_examples = (
-        read_examples([folder / name], config.target_cols, formatter, key=key, rules=LabelRules(allow_short=True))
+    train_files, val_files = (
+        ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=LabelRules(allow_short=True))
         for name in (TRAIN_FILE, VAL_FILE)
     )
-    assemble.train(
-        args,
-        train_examples,
-        val_examples,
-        formatter=formatter,
-        key=key,
-        target_cols=config.target_cols,
-        folder=folder,
-        device=device,
-    )
+    assemble.train(args, train_files, val_files, folder=folder, device=device)
 
 
 if __name__ == "__main__":

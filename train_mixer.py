@@ -14,8 +14,8 @@ from pathlib import Path
 
 from histocoder import assemble, cli, distributed
 from histocoder.config import check_target_len
-from histocoder.data.examples import MAX_CODES, read_examples
-from histocoder.data.key import Key, read_key
+from histocoder.data.examples import MAX_CODES, ExampleFiles
+from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.errors import UserError
 from histocoder.files import make_folder
@@ -88,33 +88,20 @@ def main() -> None:
         raise UserError(f"--formatter {args.formatter} takes {formatter.num_blocks} columns of codes at most.")
     rules = LabelRules(args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels)
     key = read_key(args.key) if args.key else None
-    train_examples, val_examples = (
-        read_examples(
-            files,
-            target_cols,
+    train_files, val_files = (
+        ExampleFiles(
+            tuple(map(Path, paths)),
+            tuple(target_cols),
             formatter,
             input_col=args.input_col,
             language_col=args.language_col,
             key=key,
             rules=rules,
         )
-        for files in (args.train_data, args.val_data)
+        for paths in (args.train_data, args.val_data)
     )
-    for notice in train_examples.notices + val_examples.notices:
-        assemble.say(notice)
-    key = key or Key.from_codes(train_examples.distinct_codes() | val_examples.distinct_codes())
-
     distributed.run_on_primary(lambda: make_folder(folder), doing="making the run's folder")
-    assemble.train(
-        args,
-        train_examples,
-        val_examples,
-        formatter=formatter,
-        key=key,
-        target_cols=target_cols,
-        folder=folder,
-        device=device,
-    )
+    assemble.train(args, train_files, val_files, folder=folder, device=device)
 
 
 if __name__ == "__main__":

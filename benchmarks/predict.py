@@ -24,7 +24,7 @@ import torch
 
 from histocoder import Coder
 from histocoder.config import ModelConfig
-from histocoder.data.dataset import TokenizedTexts, join_language
+from histocoder.data.tokens import join_language, tokenize
 from histocoder.formatters import BOS, build_formatter
 from histocoder.model import MixerModel
 
@@ -72,7 +72,7 @@ class Reference:
 
     def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Padded to 128 positions."""
-        tokens = TokenizedTexts(join_language(texts, ["en"] * len(texts)), max_len=128)
+        tokens = tokenize(join_language(texts, ["en"] * len(texts)), max_len=128)
         ids = tokens.pad(np.arange(len(texts)), max_len=128, num_positions=128)
         memory, pooled, _ = self.model.encode(torch.from_numpy(ids).to(self.device))
         return memory, pooled

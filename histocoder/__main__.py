@@ -138,7 +138,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     device = distributed.start(device=args.device)
 
     from histocoder.checkpoint import save_config
-    from histocoder.data.examples import read_examples
+    from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.evaluate import evaluate, times_seen
@@ -150,19 +150,26 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     folder = local_folder(args.model)
     coder = Coder.from_pretrained(folder, str(device))
-    target_cols = args.target_cols or list(coder.model.config.target_cols)
-    columns = {"input_col": args.input_col, "language_col": args.language_col}
     rules = LabelRules(args.zero_pad_codes, True, args.drop_bad_labels)
-    examples = read_examples([args.data], target_cols, coder.formatter, rules=rules, **columns)
+    files = ExampleFiles(
+        (Path(args.data),),
+        tuple(args.target_cols or coder.model.config.target_cols),
+        coder.formatter,
+        input_col=args.input_col,
+        language_col=args.language_col,
+        rules=rules,
+    )
+    notices: list[str] = []
+    examples = files.read(say=notices.append)
     if args.language is not None:
         examples.langs = [args.language] * len(examples)
-    for notice in examples.notices if args.language is None else []:
+    for notice in notices if args.language is None else []:
         _say(notice)
     train_data = Path(args.train_data) if args.train_data else _beside(folder, TRAIN_FILE)
     seen: dict = {}
     if train_data is not None:
-        trained = read_examples([train_data], coder.model.config.target_cols, coder.formatter, rules=rules)
-        seen = dict(zip(("texts_seen", "codes_seen"), times_seen(trained), strict=True))
+        trained = ExampleFiles((train_data,), coder.model.config.target_cols, coder.formatter, rules=rules)
+        seen = dict(zip(("texts_seen", "codes_seen"), times_seen(trained.chunks(), examples.texts), strict=True))
     found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
     title = f"{Path(args.model).name} on {Path(args.data).name}"
     report = write_report(Path(args.output), found, coder, title=title, logs=_beside(folder, LOG_FILE))

@@ -24,19 +24,17 @@ from histocoder.checkpoint import (
     load_checkpoint,
     read_model_config,
 )
-from histocoder.config import AugmentConfig, LoaderConfig, ModelConfig, TrainConfig
-from histocoder.data.augment import Augmenter, WordList
+from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import Examples
+from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
-from histocoder.data.normalize import normalize
-from histocoder.data.table import read_table
 from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
 from histocoder.files import replacing
-from histocoder.formatters import Formatter
+from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, WandbRun
+from histocoder.training_data import augmenter_of, open_data
 
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
@@ -64,20 +62,23 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
 
 def train(
     args: argparse.Namespace,
-    train_examples: Examples,
-    val_examples: Examples,
+    train_files: ExampleFiles,
+    val_files: ExampleFiles,
     *,
-    formatter: Formatter,
-    key: Key,
-    target_cols: Sequence[str],
     folder: Path,
     device: torch.device,
 ) -> None:
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
     train_config = train_config_of(args)
-    check_batch_size(train_config.batch_size, len(train_examples))
+    train_arrays, val_arrays = open_data(args, [train_files, val_files], folder)
+    for notice in train_arrays.notices + val_arrays.notices:
+        say(notice)
+    if train_config.tokens_per_batch is None:
+        check_batch_size(train_config.batch_size, len(train_arrays))
+    formatter = train_files.formatter
+    key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     loader = LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers)
-    settings = _settings(args, train_examples, formatter, key)
+    settings = _settings(args, len(train_arrays), formatter, key)
     anew = args.overwrite and args.resume == "auto"
     checkpoint_path = find_checkpoint(folder, "never" if anew else args.resume)
     checkpoint = None if checkpoint_path is None else load_checkpoint(checkpoint_path)
@@ -85,27 +86,22 @@ def train(
         _refuse_other_settings(checkpoint, settings, folder)
 
     torch.manual_seed(args.seed)
-    languages = tuple(sorted({*train_examples.langs, "unk"}))
+    languages = tuple(sorted({*train_arrays.languages, "unk"}))
     if checkpoint_path is not None:
         model = MixerModel(read_model_config(checkpoint_path))
     else:
-        model = build_model(args, formatter=formatter, key=key, target_cols=target_cols, languages=languages)
+        model = build_model(
+            args, formatter=formatter, key=key, target_cols=train_files.target_cols, languages=languages
+        )
     if args.freeze_encoder:
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())  # dropout differs from rank to rank
 
     train_data, val_data = (
         OccupationDataset(
-            normalize(examples.texts, model.config.text_normalization),
-            examples.langs,
-            examples.codes,
-            formatter=formatter,
-            classes=key.codes,
-            max_len=model.config.max_len,
-            augmenter=noise,
-            seed=args.seed,
+            arrays, formatter=formatter, classes=key.codes, max_len=args.max_len, augmenter=noise, seed=args.seed
         )
-        for examples, noise in ((train_examples, augmenter_of(args, train_examples)), (val_examples, None))
+        for arrays, noise in ((train_arrays, augmenter_of(args, train_arrays)), (val_arrays, None))
     )
     start_step = checkpoint.state.step if checkpoint is not None else 0
     distributed.run_on_primary(
@@ -132,7 +128,7 @@ def train(
         tracker.close()
     if not args.no_report:
         distributed.run_on_primary(
-            lambda: report(model, folder, train_examples, val_examples, device, args.precision),
+            lambda: report(model, folder, train_files, val_files, len(val_data), device, args.precision),
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
@@ -141,8 +137,9 @@ def train(
 def report(
     model: MixerModel,
     folder: Path,
-    train_examples: Examples,
-    val_examples: Examples,
+    train_files: ExampleFiles,
+    val_files: ExampleFiles,
+    num_val: int,
     device: torch.device,
     precision: str,
 ) -> None:
@@ -153,8 +150,8 @@ def report(
     from histocoder.summary import summary
 
     coder = Coder(model, str(device), precision=precision)
-    texts_seen, codes_seen = times_seen(train_examples)
-    examples = val_examples.sample(REPORT_ROWS, seed=0)
+    examples = val_files.sample(REPORT_ROWS, of=num_val, seed=0)
+    texts_seen, codes_seen = times_seen(train_files.chunks(), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=folder / LOG_FILE)
     for line in summary(found.metrics)[:2]:
@@ -164,6 +161,11 @@ def report(
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
     """The training configuration that the arguments describe; raises UserError where it makes no sense."""
+    if args.tokens_per_batch is not None and args.tokens_per_batch < args.max_len:
+        raise UserError(
+            f"--tokens-per-batch is {args.tokens_per_batch}; a single row takes up to {args.max_len} positions "
+            "(--max-len)."
+        )
     return TrainConfig(
         batch_size=args.batch_size,
         num_epochs=args.num_epochs,
@@ -175,6 +177,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         precision=args.precision,
         use_amp=args.use_amp,
         max_steps=args.max_steps,
+        tokens_per_batch=args.tokens_per_batch,
         seed=args.seed,
         log_interval=args.log_interval,
         eval_interval=args.eval_interval,
@@ -268,34 +271,10 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
     )
 
 
-def augmenter_of(args: argparse.Namespace, examples: Examples) -> Augmenter:
-    """The noise that the arguments ask for."""
-    config = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
-    if config.word_freq_file is not None:
-        words = read_word_list(config.word_freq_file)
-    else:
-        words = WordList.from_texts(normalize(examples.texts, args.text_normalization))
-    return Augmenter(
-        words,
-        augmentation_prob=config.augmentation_prob,
-        num_transformations=config.num_transformations,
-        unk_lang_prob=config.unk_lang_prob,
-    )
-
-
-def read_word_list(path: str) -> WordList:
-    """Read words and their frequencies from a CSV file with the columns `word` and `freq`."""
-    table = read_table(path, ("word", "freq"))
-    words, counts = (table.columns[name].to_pylist() for name in ("word", "freq"))
-    try:
-        return WordList({word: float(count) for word, count in zip(words, counts, strict=True) if word is not None})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--fn-word-freq {path}: a frequency is missing or no number ({error}).") from error
-
-
-def _settings(args: argparse.Namespace, examples: Examples, formatter: Formatter, key: Key) -> dict[str, Any]:
+def _settings(args: argparse.Namespace, num_rows: int, formatter: Formatter, key: Key) -> dict[str, Any]:
+    world_size, num_tokens = distributed.world_size(), args.tokens_per_batch
     return {
-        "rows to train on": len(examples),
+        "rows to train on": num_rows,
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
         "formatter": formatter.to_config(),
         "--encoder": args.encoder,
@@ -309,7 +288,8 @@ def _settings(args: argparse.Namespace, examples: Examples, formatter: Formatter
         "--precision": args.precision,
         "--dropout": args.dropout,
         "--decoder-dim-feedforward": args.decoder_dim_feedforward,
-        "rows a step (--batch-size × processes)": args.batch_size * distributed.world_size(),
+        "rows a step (--batch-size × processes)": args.batch_size * world_size if num_tokens is None else None,
+        "positions a step (--tokens-per-batch × processes)": None if num_tokens is None else num_tokens * world_size,
     }
 
 
@@ -349,4 +329,5 @@ def _print_banner(
     rows = f"{len(train_data):,} rows to train on, {len(val_data):,} to validate on"
     say(f"data      {rows}, {model.config.num_classes:,} codes")
     say(f"machine   {device.type}, {processes} process{'es' if processes > 1 else ''}")
-    say(f"batch     {args.batch_size} × {processes} = {args.batch_size * processes} rows a step")
+    size, what = (args.batch_size, "rows") if args.tokens_per_batch is None else (args.tokens_per_batch, "positions")
+    say(f"batch     {size} × {processes} = {size * processes} {what} a step")

@@ -109,6 +109,9 @@ def add_data_arguments(parser: Parser) -> None:
         action="store_true",
         help="take codes shorter than --block-size as meant",
     )
+    group.add_argument(
+        "--cache-dir", metavar="DIR", help="where tokenised data are kept, for several runs (default: the run's cache/)"
+    )
 
 
 def add_model_arguments(parser: Parser) -> None:
@@ -158,6 +161,12 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         default=batch_size,
         metavar="N",
         help=f"rows a step and process (default: {batch_size})",
+    )
+    group.add_argument(
+        "--tokens-per-batch",
+        type=int,
+        metavar="N",
+        help="positions a step and process, padding included, in training: as many rows as fit (default: --batch-size)",
     )
     group.add_argument(
         "--learning-rate",

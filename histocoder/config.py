@@ -32,6 +32,11 @@ def check_target_len(num_blocks: int, block_size: int) -> None:
     )
 
 
+def check_max_len(max_len: int) -> None:
+    """Raise a UserError where the encoder can't have so many positions."""
+    _require(max_len >= 16 and max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")
+
+
 @dataclass(frozen=True)
 class PrepareConfig:
     """How a user's table becomes training and validation data."""
@@ -124,7 +129,7 @@ class ModelConfig:
     """By language, the probability from which the flat head's classes count; "*" for all others."""
 
     def __post_init__(self) -> None:
-        _require(self.max_len >= 16 and self.max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")
+        check_max_len(self.max_len)
         _require(0 <= self.dropout < 1, f"--dropout is {self.dropout:g}; it must be 0 or more and less than 1.")
 
     @property
@@ -196,6 +201,8 @@ class TrainConfig:
     use_amp: bool = False
     max_steps: int | None = None
     """Steps of the whole run, whatever `num_epochs` says."""
+    tokens_per_batch: int | None = None
+    """Padded positions of a step for each process, in place of `batch_size` rows; see `samplers.TokenBudget`."""
     seed: int = 42
     log_interval: int = 100
     eval_interval: int = 1000
@@ -212,7 +219,7 @@ class TrainConfig:
         for name in ("batch_size", "num_epochs", "log_interval", "eval_interval", "keep_checkpoints"):
             value = getattr(self, name)
             _require(value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
-        for name in ("max_steps", "save_interval"):
+        for name in ("max_steps", "save_interval", "tokens_per_batch"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
         for name in ("seq2seq_weight", "warmup_pct"):

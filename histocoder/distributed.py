@@ -310,6 +310,15 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     return None
 
 
+def from_primary(text: str | None) -> str:
+    """Rank 0's `text`, on every process."""
+    texts = [text]
+    if _group is not None:
+        dist.broadcast_object_list(texts, group=_group.control)
+    assert texts[0] is not None
+    return texts[0]
+
+
 def _answer(key: str, answer: str) -> None:
     """Say how it went, and give the others time to hear it: rank 0 may hold the store, and end right after this."""
     assert _group is not None

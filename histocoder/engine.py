@@ -19,7 +19,7 @@ from histocoder import distributed, losses
 from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_last_bin, save_model
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
-from histocoder.data.samplers import BucketSampler
+from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, UserError
 from histocoder.hub import model_card, write_card
 from histocoder.memory import keep_freed_memory
@@ -210,10 +210,12 @@ class _Run:
     ) -> _Run:
         """Put the model on its device, wrap it, and set up optimizer, schedule and batches."""
         world_size = distributed.world_size()
-        global_batch = config.batch_size * world_size
         trim_positions(model.encoder, model.config.max_len)
         if device.type == "cpu":
             keep_freed_memory()
+        global_batch: int | TokenBudget = config.batch_size * world_size
+        if config.tokens_per_batch is not None:
+            global_batch = TokenBudget(config.tokens_per_batch * world_size, model.config.max_len)
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -221,7 +223,7 @@ class _Run:
             parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type in ("cpu", "cuda")
         )
         sampler = BucketSampler(
-            train_data.texts.lengths,
+            train_data.lengths,
             train_data.num_target_blocks,
             batch_size=global_batch,
             seed=config.seed,

@@ -6,7 +6,8 @@ Barrier, https://arxiv.org/abs/2402.13604.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +60,8 @@ def evaluate(
     coder: Coder,
     examples: Examples,
     *,
-    texts_seen: Mapping[str, int] | pd.Series | None = None,
-    codes_seen: Mapping[str, int] | pd.Series | None = None,
+    texts_seen: Mapping[str, int] | None = None,
+    codes_seen: Mapping[str, int] | None = None,
     k: int = 5,
     batch_size: int = 256,
     progress: bool = True,
@@ -72,7 +73,7 @@ def evaluate(
     coder : Coder
     examples : Examples
         Of n rows.
-    texts_seen, codes_seen : mapping or Series, optional
+    texts_seen, codes_seen : mapping, optional
         How often each description and each code stands in the training data (see `times_seen`); what is missing
         stands there never.
     k : int
@@ -126,9 +127,15 @@ def evaluate(
     return Evaluation(metrics, rows.assign(**{name: groups[name] for name in groups if name.endswith("_seen")}))
 
 
-def times_seen(examples: Examples) -> tuple[pd.Series, pd.Series]:
-    """How often each description and each code stands in training data: the two that `evaluate` takes."""
-    return pd.Series(examples.texts, dtype=object).value_counts(), code_sets(examples.codes)["code"].value_counts()
+def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """How often each of some descriptions, and each code, stands in training data: the two that `evaluate` takes."""
+    wanted = set(texts)
+    texts_seen: Counter[str] = Counter()
+    codes_seen: Counter[str] = Counter()
+    for examples in chunks:
+        texts_seen.update(text for text in examples.texts if text in wanted)
+        codes_seen.update(code_sets(examples.codes)["code"].value_counts().to_dict())
+    return dict(texts_seen), dict(codes_seen)
 
 
 def head_metrics(
@@ -187,8 +194,8 @@ def applied_thresholds(coder: Coder, langs: Sequence[str]) -> np.ndarray:
 def _groups(
     examples: Examples,
     truth: pd.DataFrame,
-    texts_seen: Mapping[str, int] | pd.Series | None,
-    codes_seen: Mapping[str, int] | pd.Series | None,
+    texts_seen: Mapping[str, int] | None,
+    codes_seen: Mapping[str, int] | None,
 ) -> dict[str, pd.Series]:
     """Each row's language, number of true codes, and how often its description and its rarest code were seen."""
     num_rows = len(examples)

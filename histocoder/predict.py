@@ -16,9 +16,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from histocoder.checkpoint import load_model, save_model
-from histocoder.data.dataset import TokenizedTexts, join_language
 from histocoder.data.normalize import normalize
 from histocoder.data.samplers import SequentialSampler
+from histocoder.data.tokens import join_language, tokenize
 from histocoder.decoding.confidence import set_probability
 from histocoder.decoding.greedy import greedy
 from histocoder.decoding.search import full_search, top_k_search
@@ -325,7 +325,7 @@ class Coder:
         num_cut = sum(len(text) > config.max_len - 2 for text in joined)
         if num_cut:
             warnings.warn(TextCutWarning(num_cut, config.max_len), stacklevel=3)
-        texts = TokenizedTexts(joined, max_len=config.max_len)
+        texts = tokenize(joined, max_len=config.max_len)
         for share in SequentialSampler(texts.lengths, batch_size=batch_size):
             ids = texts.pad(share.rows, max_len=config.max_len, num_positions=config.pad_to)
             yield share.rows, torch.from_numpy(ids).to(self.device)

@@ -45,6 +45,7 @@ CASES = [
     ({"--share-val": "x"}, r"invalid float value: 'x'"),
     ({"--language": "en", "--language-col": "lang"}, r"not both"),
     ({"--batch-size": "100000"}, r"larger than the 58 rows.*--batch-size to 58"),
+    ({"--tokens-per-batch": "100"}, r"--tokens-per-batch is 100; a single row takes up to 128 positions"),
     ({"--batch-size": "0"}, r"--batch-size is 0"),
     ({"--learning-rate": "-1"}, r"--learning-rate"),
     ({"--max-len": "30"}, r"multiple of 4"),

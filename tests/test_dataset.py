@@ -1,3 +1,4 @@
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -6,8 +7,12 @@ from hypothesis import strategies as st
 from transformers import CanineTokenizer
 
 from histocoder.data.augment import Augmenter, WordList, row_rng
-from histocoder.data.dataset import OccupationDataset, TokenizedTexts
-from histocoder.data.samplers import BucketSampler
+from histocoder.data.cache import ExampleArrays, build_cache, open_cache
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.labels import LabelRules
+from histocoder.data.samplers import BucketSampler, Share
+from histocoder.data.tokens import tokenize
 from histocoder.formatters import build_formatter
 
 TOKENIZER = CanineTokenizer()
@@ -20,15 +25,22 @@ CODES = pd.DataFrame(
 CLASSES = ("-1", "41025", "61220", "62105", "75400", "80110")
 
 
-def dataset(augmenter: Augmenter | None = None, seed: int = 0) -> OccupationDataset:
-    return OccupationDataset(
-        TEXTS, LANGS, CODES, formatter=FORMATTER, classes=CLASSES, max_len=128, augmenter=augmenter, seed=seed
-    )
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> ExampleArrays:
+    """The rows above, from a file, tokenised."""
+    folder = tmp_path_factory.mktemp("dataset")
+    pd.DataFrame({"occ1": TEXTS, "lang": LANGS}).join(CODES).to_csv(folder / "rows.csv", index=False)
+    files = ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=LabelRules(allow_short=True))
+    return open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
+
+
+def dataset(arrays: ExampleArrays, augmenter: Augmenter | None = None, seed: int = 0) -> OccupationDataset:
+    return OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES, max_len=128, augmenter=augmenter, seed=seed)
 
 
 def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list[int]]:
     """The token ids of each row, by row."""
-    sampler = BucketSampler(data.texts.lengths, data.num_target_blocks, batch_size=4, seed=0, **kwargs)
+    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=4, seed=0, **kwargs)
     sampler.set_position(epoch, 0)
     found = {}
     for batch in map(data.__getitem__, sampler):
@@ -40,7 +52,7 @@ def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list
 
 @given(st.lists(st.text(min_size=0, max_size=40).filter(lambda t: "\0" not in t), min_size=1, max_size=5))
 def test_token_ids_are_canines(texts: list[str]):
-    tokenized = TokenizedTexts(texts, max_len=24)
+    tokenized = tokenize(texts, max_len=24)
     for row, text in enumerate(texts):
         points = [ord(character) for character in text][:22]
         ids = tokenized.ids[tokenized.offsets[row] : tokenized.offsets[row + 1]].tolist()
@@ -49,25 +61,24 @@ def test_token_ids_are_canines(texts: list[str]):
             assert ids == TOKENIZER(text)["input_ids"]
 
 
-def test_a_batch_holds_language_separator_and_description():
-    ids = batches(dataset())
+def test_a_batch_holds_language_separator_and_description(arrays: ExampleArrays):
+    ids = batches(dataset(arrays))
     assert "".join(map(chr, ids[1][1:-1])) == "da[SEP]husmand og væver"
     assert len(ids[4]) == 128  # cut, with SEP at its end
     assert ids[4][0] == 0xE000 and ids[4][-1] == 0xE001
 
 
-def test_labels_of_a_batch():
-    data = dataset()
-    assert data.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
+def test_labels_of_a_batch(arrays: ExampleArrays):
+    data = dataset(arrays)
+    batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
+    assert batch.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
     assert data.num_target_blocks.tolist() == [1, 2, 1, 1, 1, 1]
-    assert FORMATTER.decode(data.targets)[:2].tolist() == [["41025", None], ["61220", "75400"]]
+    assert np.array_equal(batch.targets, FORMATTER.encode_columns([CODES["a"], CODES["b"]]))
 
 
-def test_a_missing_code_is_no_class_and_an_unknown_one_is_an_error():
-    with pytest.raises(ValueError, match="'99999'"):
-        OccupationDataset(
-            ["a"], ["en"], pd.DataFrame({"a": ["99999"]}), formatter=FORMATTER, classes=CLASSES, max_len=128
-        )
+def test_a_code_that_is_no_class_is_an_error(arrays: ExampleArrays):
+    with pytest.raises(ValueError, match="'80110'"):
+        OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES[:-1], max_len=128)
 
 
 def augmenter(**changes) -> Augmenter:
@@ -75,17 +86,17 @@ def augmenter(**changes) -> Augmenter:
     return Augmenter(WordList.from_texts(TEXTS), **settings)
 
 
-def test_noise_depends_on_seed_epoch_and_row_alone():
-    data = dataset(augmenter())
+def test_noise_depends_on_seed_epoch_and_row_alone(arrays: ExampleArrays):
+    data = dataset(arrays, augmenter())
     two_ranks = {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
     assert batches(data) == two_ranks
     assert batches(data, epoch=0) != batches(data, epoch=1)
-    assert batches(data) != batches(dataset(augmenter(), seed=1))
+    assert batches(data) != batches(dataset(arrays, augmenter(), seed=1))
 
 
-def test_noise_is_the_same_in_workers():
-    data = dataset(augmenter())
-    sampler = BucketSampler(data.texts.lengths, data.num_target_blocks, batch_size=2, seed=0)
+def test_noise_is_the_same_in_workers(arrays: ExampleArrays):
+    data = dataset(arrays, augmenter())
+    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=2, seed=0)
     loaders = (torch.utils.data.DataLoader(data, sampler=sampler, batch_size=None, num_workers=n) for n in (0, 2))
     for alone, in_worker in zip(*loaders, strict=True):
         assert torch.equal(alone.input_ids, in_worker.input_ids)

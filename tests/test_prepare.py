@@ -9,12 +9,12 @@ import pytest
 from conftest import shared, write_table
 
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import read_examples
+from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import formatter_of, prepare
 from histocoder.errors import UserError
-from histocoder.formatters import build_formatter
+from histocoder.formatters import Formatter, build_formatter
 
 
 def config(table: Path, **changes) -> PrepareConfig:
@@ -25,6 +25,10 @@ def prepared(table: Path, folder: Path, **changes) -> dict[str, pd.DataFrame]:
     prepare(config(table, **changes), folder, say=lambda _: None)
     names = ("data_train", "data_val", "key", "rejected")
     return {name: pd.read_csv(folder / f"{name}.csv", dtype=str, keep_default_na=False) for name in names}
+
+
+def read(path: Path, columns: list[str], formatter: Formatter, **options) -> Examples:
+    return ExampleFiles((path,), tuple(columns), formatter, **options).read()
 
 
 def test_files_of_preparing(table: Path, tmp_path: Path):
@@ -154,7 +158,7 @@ def test_preparing_is_vectorised_over_distinct_codes(tmp_path: Path, monkeypatch
     calls = []
     problem = type(formatter.system).problem
     monkeypatch.setattr(type(formatter.system), "problem", lambda self, code: calls.append(code) or problem(self, code))
-    read_examples([table], ["hisco_1"], formatter)
+    read(table, ["hisco_1"], formatter)
     assert len(calls) <= 2 * 8  # once in checking and once in encoding each of the 8 codes, of 2,560 rows
 
 
@@ -172,7 +176,7 @@ def test_prepared_codes_encode_and_decode(table: Path, tmp_path: Path):
     prepare(config(table), tmp_path / "out", say=lambda _: None)
     formatter = formatter_of(config(table))
     key = read_key(tmp_path / "out" / "key.csv")
-    examples = read_examples([tmp_path / "out" / "data_train.csv"], ["hisco_1"], formatter, key=key)
+    examples = read(tmp_path / "out" / "data_train.csv", ["hisco_1"], formatter, key=key)
     targets = formatter.encode_columns([examples.codes["hisco_1"]])
     assert formatter.decode(targets)[:, 0].tolist() == examples.codes["hisco_1"].tolist()
 
@@ -184,15 +188,13 @@ def test_mixer_files_of_codes_and_of_indices_agree(tmp_path: Path):
     key, formatter = read_key(tmp_path / "key.csv"), build_formatter("hisco", num_blocks=5)
     assert key.codes == ("-1", "61110", "41025") and key.descriptions == {"61110": "Farmer", "41025": "Merchant"}
     columns = [f"hisco_{i}" for i in range(1, 6)]
-    frames = [
-        read_examples([tmp_path / name], columns, formatter, key=key).codes for name in ("codes.csv", "indices.csv")
-    ]
+    frames = [read(tmp_path / name, columns, formatter, key=key).codes for name in ("codes.csv", "indices.csv")]
     assert frames[0].equals(frames[1]) and frames[0].shape == (2, 5)
     with pytest.raises(UserError, match="--key"):
-        read_examples([tmp_path / "indices.csv"], columns, formatter)
+        read(tmp_path / "indices.csv", columns, formatter)
     (tmp_path / "bad.csv").write_text("occ1,lang,code1\na,en,1\nb,en,7\n")
     with pytest.raises(UserError, match=r"line 3, code1: '7'"):
-        read_examples([tmp_path / "bad.csv"], columns, formatter, key=key)
+        read(tmp_path / "bad.csv", columns, formatter, key=key)
 
 
 def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
@@ -200,9 +202,10 @@ def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
     (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\na,en,61110\nb,en,99999\n")
     key, formatter = read_key(tmp_path / "key.csv"), build_formatter("hisco", num_blocks=5)
     with pytest.raises(UserError, match=r"line 3, hisco_1: '99999' is not in the key"):
-        read_examples([tmp_path / "t.csv"], ["hisco_1"], formatter, key=key)
-    kept = read_examples([tmp_path / "t.csv"], ["hisco_1"], formatter, key=key, rules=LabelRules(drop_bad=True))
-    assert len(kept) == 1 and re.search("1 rows", kept.notices[-1])
+        read(tmp_path / "t.csv", ["hisco_1"], formatter, key=key)
+    files = ExampleFiles((tmp_path / "t.csv",), ("hisco_1",), formatter, key=key, rules=LabelRules(drop_bad=True))
+    heard: list[str] = []
+    assert len(files.read(say=heard.append)) == 1 and re.search("1 rows", heard[-1])
 
 
 def test_the_reference_key_is_read():

@@ -49,7 +49,7 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
     assert not result.stderr
     assert {p.name for p in out.iterdir()} == {
         *("data_train.csv", "data_val.csv", "key.csv", "rejected.csv", "prepared.json", "args.yaml"),
-        *("config.json", "model.safetensors", "README.md", "checkpoints", "best", "logs.csv"),
+        *("config.json", "model.safetensors", "README.md", "checkpoints", "best", "logs.csv", "cache"),
     }
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]
     assert logs(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
@@ -363,3 +363,31 @@ def test_prepare_only_prepares_and_stops(table: Path, tmp_path: Path):
     assert (tmp_path / "out" / "prepared.json").exists() and not (tmp_path / "out" / "config.json").exists()
     run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1))
     assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_cache_is_built_once_for_all_ranks_and_runs(table: Path, tmp_path: Path):
+    extra = ("--batch-size", 4, "--max-steps", 12, "--cache-dir", tmp_path / "cache")  # two epochs
+    first = torchrun(*finetune(table, tmp_path / "one", *extra))
+    assert first.stdout.count("Tokenised data_train.csv") == first.stdout.count("Tokenised data_val.csv") == 1
+    again = torchrun(*finetune(table, tmp_path / "two", *extra))
+    assert "Tokenised" not in again.stdout and not (tmp_path / "two" / "cache").exists()
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_runs_own_cache_keeps_nothing_of_other_settings(table: Path, tmp_path: Path):
+    for max_len in (32, 64):
+        run(
+            *finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1, "--max-len", max_len, "--overwrite")
+        )
+        assert len(list((tmp_path / "out" / "cache").iterdir())) == 2
+
+
+def test_a_token_budget_under_two_ranks(table: Path, tmp_path: Path):
+    extra = ("--num-epochs", 2, "--eval-interval", 10)
+    run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 400))
+    torchrun(*finetune(table, tmp_path / "two", *extra, "--tokens-per-batch", 200))
+    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    assert logs(tmp_path / "one", "epoch")[-1] == 2 and logs(tmp_path / "one", "lr")[-1] == 0
+    other = run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 300), check=False)
+    assert other.returncode == 2 and "400 then, 300 now" in other.stderr

@@ -1,4 +1,4 @@
-"""Descriptions and labels as flat arrays, and batches made of them."""
+"""Batches made of the arrays of a cache."""
 
 from __future__ import annotations
 
@@ -6,79 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from histocoder.data.augment import Augmenter, row_rng
+from histocoder.data.cache import ExampleArrays
 from histocoder.data.samplers import Share
-from histocoder.formatters import MISSING, PAD, Formatter
-from histocoder.model.encoder import trimmed_length
-
-CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0
-"""CANINE's own, in Unicode's private use area."""
-LANG_SEP = "[SEP]"
-"""Stands between language and description, as these five characters."""
-
-
-class TokenizedTexts:
-    """Token ids of texts, one behind the other in one array.
-
-    Parameters
-    ----------
-    texts : sequence of str
-    max_len : int
-        Tokens of a text at most, CLS and SEP included; the rest is cut off.
-
-    Attributes
-    ----------
-    ids : ndarray of int32, of shape (total,)
-        CLS, the Unicode code points, SEP; text after text.
-    offsets : ndarray of int64, of shape (n + 1,)
-        Where each text begins.
-
-    Examples
-    --------
-    >>> TokenizedTexts(["en[SEP]cook"], max_len=128).ids[:4].tolist()
-    [57344, 101, 110, 91]
-    """
-
-    def __init__(self, texts: Sequence[str], *, max_len: int) -> None:
-        full = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-        points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        kept = np.minimum(full, max_len - 2)
-        self.offsets = np.concatenate([[0], np.cumsum(kept + 2)])
-        self.ids = np.empty(self.offsets[-1], dtype=np.int32)
-        self.ids[self.offsets[:-1]], self.ids[self.offsets[1:] - 1] = CLS_ID, SEP_ID
-        self.ids[_ragged(self.offsets[:-1] + 1, kept)] = points[_ragged(np.cumsum(full) - full, kept)]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each text, of shape (n,)."""
-        return np.diff(self.offsets)
-
-    def text(self, row: int) -> str:
-        """The text of a row, as far as it was kept."""
-        ids = self.ids[self.offsets[row] + 1 : self.offsets[row + 1] - 1]
-        return ids.tobytes().decode("utf-32-le", "surrogatepass")
-
-    def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
-        """Some texts as one array of shape (len(rows), S), 0 behind each; S is by default `trimmed_length`'s."""
-        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
-        num_positions = num_positions or trimmed_length(int(lengths.max()), max_len)
-        padded = np.full((len(rows), num_positions), PAD_ID, dtype=np.int32)
-        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[_ragged(starts, lengths)]
-        return padded
-
-
-def _ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The indices start, start + 1, …, start + length - 1 of each run, one run behind the other."""
-    behind = np.cumsum(lengths)
-    return np.repeat(starts - (behind - lengths), lengths) + np.arange(behind[-1] if len(behind) else 0)
+from histocoder.data.tokens import LANG_SEP, tokenize
+from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 
 
 @dataclass
@@ -120,10 +56,9 @@ class OccupationDataset(Dataset):
 
     Parameters
     ----------
-    texts, langs : sequence of str, of shape (n,)
-    codes : DataFrame of str, of shape (n, k)
-        Codes, first code first; None where there is none.
+    arrays : ExampleArrays
     formatter : Formatter
+        That the arrays were made with.
     classes : sequence of str
         The flat head's codes, in order.
     max_len : int
@@ -134,14 +69,12 @@ class OccupationDataset(Dataset):
     Raises
     ------
     ValueError
-        Where a code does not fit the formatter.
+        Where a code does not fit the formatter, or is no class.
     """
 
     def __init__(
         self,
-        texts: Sequence[str],
-        langs: Sequence[str],
-        codes: pd.DataFrame,
+        arrays: ExampleArrays,
         *,
         formatter: Formatter,
         classes: Sequence[str],
@@ -149,29 +82,39 @@ class OccupationDataset(Dataset):
         augmenter: Augmenter | None = None,
         seed: int = 0,
     ) -> None:
-        self.targets = formatter.encode_columns([codes[column] for column in codes.columns])
-        self.class_ids = class_ids(codes, classes, num_blocks=formatter.num_blocks)
-        first_tokens = self.targets[:, 1 : -1 : formatter.block_size]
-        self.num_target_blocks = (first_tokens != PAD).sum(1)
-        self.texts = TokenizedTexts(join_language(texts, langs), max_len=max_len)
+        self.arrays = arrays
+        self._blocks = _block_table(arrays.code_table, formatter)
+        self._class_ids = _class_table(arrays.code_table, classes)
         self._max_len = max_len
         self._augmenter = augmenter
         self._seed = seed
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.arrays)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, before it is altered, of shape (n,)."""
+        return self.arrays.texts.lengths
+
+    @property
+    def num_target_blocks(self) -> np.ndarray:
+        """Codes of each row, of shape (n,)."""
+        return self.arrays.num_codes
 
     def __getitem__(self, share: Share) -> Batch:
         rows = share.rows
         if self._augmenter is None:
-            input_ids = self.texts.pad(rows, max_len=self._max_len)
+            input_ids = self.arrays.texts.pad(rows, max_len=self._max_len)
         else:
-            altered = TokenizedTexts(self._augment(rows, share.epoch), max_len=self._max_len)
+            altered = tokenize(self._augment(rows, share.epoch), max_len=self._max_len)
             input_ids = altered.pad(np.arange(len(rows)), max_len=self._max_len)
+        codes = self.arrays.codes[rows]  # (B, num_blocks)
+        blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         return Batch(
             input_ids=torch.from_numpy(input_ids),
-            targets=torch.from_numpy(self.targets[rows].astype(np.int64)),
-            class_ids=torch.from_numpy(self.class_ids[rows].astype(np.int64)),
+            targets=torch.from_numpy(np.pad(blocks, ((0, 0), (1, 1)), constant_values=((0, 0), (BOS, EOS)))),
+            class_ids=torch.from_numpy(self._class_ids[codes]),
             num_rows=share.num_rows,
             num_target_blocks=share.num_target_blocks,
             weight=share.weight,
@@ -182,44 +125,23 @@ class OccupationDataset(Dataset):
         assert self._augmenter is not None
         altered = []
         for row in rows.tolist():
-            lang, _, text = self.texts.text(row).partition(LANG_SEP)
+            lang, _, text = self.arrays.texts.text(row).partition(LANG_SEP)
             text, lang = self._augmenter(text, lang, row_rng(self._seed, epoch, row))
             altered.append(lang + LANG_SEP + text)
         return altered
 
 
-def join_language(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
-    """What the model reads: language, separator, description."""
-    return [f"{lang}{LANG_SEP}{text}" for text, lang in zip(texts, langs, strict=True)]
+def _block_table(codes: Sequence[str], formatter: Formatter) -> np.ndarray:
+    """The tokens of each code behind those of an unused block, an array of int64 of shape (1 + n, block_size)."""
+    targets = formatter.encode_columns([np.array(codes, dtype=object)])
+    blocks = targets[:, 1 : 1 + formatter.block_size].astype(np.int64)
+    return np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
 
 
-def class_ids(codes: pd.DataFrame, classes: Sequence[str], *, num_blocks: int) -> np.ndarray:
-    """The flat head's class of each code.
-
-    Parameters
-    ----------
-    codes : DataFrame of str, of shape (n, k)
-        None where there is none.
-    classes : sequence of str
-    num_blocks : int
-        k or more.
-
-    Returns
-    -------
-    ndarray of int32, of shape (n, num_blocks)
-        -1 where there is no code.
-
-    Raises
-    ------
-    ValueError
-        Where a code is no class.
-    """
-    index = pd.Index(classes, dtype=object)
-    ids = np.full((len(codes), num_blocks), -1, dtype=np.int32)
-    for i, column in enumerate(codes.columns):
-        values = codes[column].to_numpy(dtype=object)
-        ids[:, i] = index.get_indexer(pd.Index(values, dtype=object))
-        strange = (ids[:, i] < 0) & ~np.isin(values.astype(str), ("None", "nan", MISSING))
-        if strange.any():
-            raise ValueError(f"the code {values[strange.argmax()]!r} in {column} is not in the key")
-    return ids
+def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """The class of each code behind that of an unused block; -1 where there is none."""
+    index = {code: i for i, code in enumerate(classes)}
+    strange = next((code for code in codes if code not in index and code != MISSING), None)
+    if strange is not None:
+        raise ValueError(f"the code {strange!r} is not in the key")
+    return np.array([-1, *(index.get(code, -1) for code in codes)], dtype=np.int64)

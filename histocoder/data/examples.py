@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.data.key import Key
-from histocoder.data.labels import LabelRules, check_labels
-from histocoder.data.table import Table, read_header, read_table
+from histocoder.data.labels import LabelChecker, LabelRules
+from histocoder.data.table import Table, open_table, read_header
 from histocoder.errors import UserError
-from histocoder.formatters import MISSING, Formatter
+from histocoder.formatters import Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
 MAX_CODES = 5
@@ -30,111 +30,123 @@ class Examples:
     langs: list[str]
     codes: pd.DataFrame
     """Of shape (n, k): strings, None where there is none."""
-    notices: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def sample(self, num_rows: int, *, seed: int) -> Examples:
-        """So many of the rows at random, in their order; all of them where there are no more."""
-        if num_rows >= len(self):
-            return self
-        rows = np.sort(np.random.default_rng(seed).permutation(len(self))[:num_rows])
+    def take(self, rows: np.ndarray) -> Examples:
+        """Some of the rows."""
         texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
-        return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True), self.notices)
+        return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True))
 
-    def distinct_codes(self) -> set[str]:
-        """All codes that occur; a missing one is none."""
-        return {code for code in pd.unique(self.codes.to_numpy().ravel()) if code is not None and code != MISSING}
-
-
-def read_examples(
-    paths: Sequence[str | Path],
-    target_cols: Sequence[str],
-    formatter: Formatter,
-    *,
-    input_col: str = TEXT_COL,
-    language_col: str = LANG_COL,
-    key: Key | None = None,
-    rules: LabelRules | None = None,
-) -> Examples:
-    """Read files with a description, a language and codes in each row; one behind the other.
-
-    Parameters
-    ----------
-    paths : sequence of path
-    target_cols : sequence of str
-        Columns of codes, first code first. A file may have the first few of them only. Where it has none, but has
-        `code1`, `code2`, … instead, these are indices into `key`.
-    formatter : Formatter
-    input_col, language_col : str
-        Without the language's column all rows are "unk".
-    key : Key, optional
-        The only codes there may be.
-    rules : LabelRules, optional
-        What is done about codes that do not fit.
-
-    Raises
-    ------
-    UserError
-        For what a user can mend, with the file and the line.
-    """
-    parts = [
-        _read_file(Path(path), target_cols, formatter, input_col, language_col, key, rules or LabelRules())
-        for path in paths
-    ]
-    if not any(len(part) for part in parts):
-        raise UserError(f"{', '.join(map(str, paths))}: no row has a description and codes that fit.")
-    return Examples(
-        texts=[text for part in parts for text in part.texts],
-        langs=[lang for part in parts for lang in part.langs],
-        codes=pd.concat([part.codes for part in parts], ignore_index=True),
-        notices=[notice for part in parts for notice in part.notices],
-    )
-
-
-def _read_file(
-    path: Path,
-    target_cols: Sequence[str],
-    formatter: Formatter,
-    input_col: str,
-    language_col: str,
-    key: Key | None,
-    rules: LabelRules,
-) -> Examples:
-    header = read_header(path)
-    present = [column for column in target_cols if column in header]
-    indexed = [f"code{i}" for i in range(1, MAX_CODES + 1) if f"code{i}" in header]
-    use_index = target_cols[0] not in header and "code1" in indexed
-    if use_index and key is None:
-        raise UserError(
-            f"{path} has code1 … (indices into a key) instead of {target_cols[0]}; name the key file with --key."
+    @classmethod
+    def join(cls, parts: list[Examples]) -> Examples:
+        """One behind the other."""
+        return cls(
+            texts=[text for part in parts for text in part.texts],
+            langs=[lang for part in parts for lang in part.langs],
+            codes=pd.concat([part.codes for part in parts], ignore_index=True),
         )
-    columns = indexed if use_index else [target_cols[0], *[c for c in present if c != target_cols[0]]]
-    has_lang = language_col in header
-    table = read_table(path, [input_col, *([language_col] if has_lang else []), *columns])
-    if use_index:
-        assert key is not None
-        for column, target in zip(columns, target_cols, strict=False):
-            table.columns[target] = _codes_of(table, column, key)
-        columns = list(target_cols[: len(columns)])
 
-    labels = check_labels(table, columns, formatter, rules, key=key)
-    notices = [*table.notices, *labels.notices]
-    keep = np.asarray(table.columns[input_col].is_valid())
-    if num_blank := int((~keep).sum()):
-        notices.append(f"{path}: {num_blank:,} rows without a description are left out.")
-    keep = keep.copy()
-    keep[list(labels.bad)] = False
-    if labels.bad:
-        notices.append(f"{path}: {len(labels.bad):,} rows with labels that do not fit are left out.")
-    if not has_lang:
-        notices.append(f"{path} has no column {language_col!r}; its language is taken as unknown (unk).")
-    mask = pa.array(keep)
-    langs = table.columns[language_col].fill_null("unk").filter(mask).to_pylist() if has_lang else ["unk"] * keep.sum()
-    codes = labels.codes[keep].reindex(columns=list(target_cols))
-    codes = codes.astype(object).where(codes.notna(), None)
-    return Examples(table.columns[input_col].filter(mask).to_pylist(), langs, codes, notices)
+
+def _say_nothing(_notice: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class ExampleFiles:
+    """Files with a description, a language and codes in each row; they are read one behind the other.
+
+    All that reads them raises `UserError` for what a user can mend, with the file and the line.
+    """
+
+    paths: tuple[Path, ...]
+    target_cols: tuple[str, ...]
+    """Columns of codes, first code first. A file may have the first few of them only. Where it has none, but has
+    `code1`, `code2`, … instead, these are indices into `key`."""
+    formatter: Formatter
+    input_col: str = TEXT_COL
+    language_col: str = LANG_COL
+    """Without it all rows of a file are "unk"."""
+    key: Key | None = None
+    """The only codes there may be."""
+    rules: LabelRules = field(default_factory=LabelRules)
+    """What is done about codes that do not fit."""
+
+    def chunks(self, *, say: Callable[[str], None] = _say_nothing) -> Iterator[Examples]:
+        """All rows, so many at once that they take little memory; labels that do not fit are an error at the end."""
+        is_empty = True
+        for path in self.paths:
+            for examples in self._file_chunks(path, say):
+                is_empty &= len(examples) == 0
+                yield examples
+        if is_empty:
+            raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
+
+    def read(self, *, say: Callable[[str], None] = _say_nothing) -> Examples:
+        """All rows at once."""
+        return Examples.join(list(self.chunks(say=say)))
+
+    def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
+        """So many of the `of` rows at random, in their order; all of them where there are no more."""
+        chosen = np.sort(np.random.default_rng(seed).permutation(of)[:num_rows])
+        parts, passed = [], 0
+        for examples in self.chunks():
+            first, last = np.searchsorted(chosen, (passed, passed + len(examples)))
+            parts.append(examples.take(chosen[first:last] - passed))
+            passed += len(examples)
+        return Examples.join(parts)
+
+    def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
+        header = read_header(path)
+        columns, use_index = self._code_columns(path, header)
+        targets = self.target_cols[: len(columns)] if use_index else columns
+        lang_cols = [self.language_col] if self.language_col in header else []
+        wanted = [self.input_col, *lang_cols, *columns]
+        file = open_table(path, wanted)
+        for notice in file.notices:
+            say(notice)
+        checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key)
+        num_blank = num_bad = 0
+        for table in file.tables(wanted):
+            if use_index and self.key is not None:
+                table.columns.update({t: _codes_of(table, c, self.key) for c, t in zip(columns, targets, strict=True)})
+            labels = checker.check(table)
+            keep = np.array(table.columns[self.input_col].is_valid())
+            num_blank += int((~keep).sum())
+            num_bad += len(labels.bad)
+            keep[list(labels.bad)] = False
+            yield self._select(table, labels.codes, keep)
+        for notice in checker.finish():
+            say(notice)
+        if num_blank:
+            say(f"{path}: {num_blank:,} rows without a description are left out.")
+        if num_bad:
+            say(f"{path}: {num_bad:,} rows with labels that do not fit are left out.")
+        if not lang_cols:
+            say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
+
+    def _code_columns(self, path: Path, header: list[str]) -> tuple[list[str], bool]:
+        """The columns of a file that hold codes, and whether they hold indices into the key instead."""
+        indexed = [f"code{i}" for i in range(1, MAX_CODES + 1) if f"code{i}" in header]
+        first, *others = self.target_cols
+        if first in header or "code1" not in indexed:
+            return [first, *(column for column in others if column in header)], False
+        if self.key is None:
+            raise UserError(
+                f"{path} has code1 … (indices into a key) instead of {first}; name the key file with --key."
+            )
+        return indexed[: len(self.target_cols)], True
+
+    def _select(self, table: Table, codes: pd.DataFrame, keep: np.ndarray) -> Examples:
+        mask = pa.array(keep)
+        texts = table.columns[self.input_col].filter(mask).to_pylist()
+        if self.language_col in table.columns:
+            langs = table.columns[self.language_col].fill_null("unk").filter(mask).to_pylist()
+        else:
+            langs = ["unk"] * len(texts)
+        codes = codes[keep].reindex(columns=list(self.target_cols)).astype(object)
+        return Examples(texts, langs, codes.where(codes.notna(), None))
 
 
 def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
@@ -146,8 +158,8 @@ def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
         if match is None or int(match[1]) >= len(key.codes):
             row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
             raise UserError(
-                f"{table.path}, line {table.lines(row[:1])[0]}, {column}: {text!r} is no index into the key, which has "
-                f"{len(key.codes):,} codes."
+                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {text!r} is no index into the key, "
+                f"which has {len(key.codes):,} codes."
             )
         codes.append(key.codes[int(match[1])])
     return pa.array(codes, pa.string()).take(coded.indices)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.data.key import Key
-from histocoder.data.table import Table
+from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, Formatter
 
@@ -38,78 +39,142 @@ class Labels:
     """Of shape (n, k): strings, None where there is none; each row's codes come first."""
     bad: dict[int, str]
     """Row -> why its labels do not fit."""
-    notices: list[str]
 
 
-def check_labels(
-    table: Table, target_cols: Sequence[str], formatter: Formatter, rules: LabelRules, *, key: Key | None = None
-) -> Labels:
-    """Clean a table's codes and find the rows whose codes do not fit.
+class LabelChecker:
+    """Cleans the codes of a file chunk by chunk, and gathers what does not fit.
 
     Blanks around a code are taken off; reading of a row stops at its first missing code. Where the formatter has a
     mark for a missing first code, it is put there.
 
     Parameters
     ----------
-    table : Table
+    file : TableFile
     target_cols : sequence of str
         First code's column first.
     formatter : Formatter
     rules : LabelRules
     key : Key, optional
         The only codes there may be.
-
-    Raises
-    ------
-    UserError
-        Where there is no code at all, or one does not fit and `rules` do not provide for it; names rows by line.
     """
-    system = formatter.system
-    num_rows = len(table)
-    codes: dict[str, np.ndarray] = {}
-    bad: dict[int, str] = {}
-    short_rows: list[tuple[int, str]] = []
-    num_short = 0
-    reading = np.ones(num_rows, dtype=bool)
-    num_ignored = 0
-    for i, column in enumerate(target_cols):
-        coded = pc.dictionary_encode(table.columns[column])
-        index = np.asarray(pc.fill_null(coded.indices, -1))
-        distinct = [_clean(code, formatter, rules) for code in coded.dictionary.to_pylist()]
+
+    def __init__(
+        self,
+        file: TableFile,
+        target_cols: Sequence[str],
+        formatter: Formatter,
+        rules: LabelRules,
+        *,
+        key: Key | None = None,
+    ) -> None:
+        self._file, self._target_cols, self._formatter = file, target_cols, formatter
+        self._rules, self._key = rules, key
+        self._has_codes = False
+        self._num_ignored = 0
+        self._short, self._bad = _Found(), _Found()
+
+    def check(self, table: Table) -> Labels:
+        """Clean the codes of a chunk; a chunk's rows stand behind those of the chunk before."""
+        bad: dict[int, str] = {}
+        codes: dict[str, np.ndarray] = {}
+        reading = np.ones(len(table), dtype=bool)
+        for i, column in enumerate(self._target_cols):
+            codes[column], reading = self._check_column(table, i, reading, bad)
+        self._bad.add(table.rows, bad, len(bad))
+        return Labels(pd.DataFrame(codes, dtype=object), bad)
+
+    def _check_column(
+        self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The codes of the i-th column, and the rows that are read on; adds to `bad`."""
+        name = self._target_cols[i]
+        index, distinct = self._distinct(table.columns[name])
         present = index >= 0
-        num_ignored += int((present & ~reading).sum())
-        if i == 0 and not present.any():
-            raise UserError(f"{table.path} has no code at all in the column {column!r}.")
+        self._num_ignored += int((present & ~reading).sum())
+        self._has_codes |= i == 0 and bool(present.any())
         present &= reading
 
-        is_short = np.array([_is_short(code, formatter) for code in distinct] + [False])
-        short_rows += [(row, distinct[index[row]]) for row in np.flatnonzero(is_short[index] & present)[:_NUM_EXAMPLES]]
-        num_short += int((is_short[index] & present).sum())
-
-        problems = [_problem(code, formatter, key) for code in distinct]
+        is_short = np.array([_is_short(code, self._formatter) for code in distinct] + [False])
+        short = np.flatnonzero(is_short[index] & present)
+        self._short.add(table.rows, {row: repr(distinct[index[row]]) for row in short[:_NUM_EXAMPLES]}, len(short))
+        problems = [_problem(code, self._formatter, self._key) for code in distinct]
         is_bad = np.array([problem is not None for problem in problems] + [False])
-        for row in np.flatnonzero(is_bad[index] & present):
-            bad.setdefault(int(row), f"{column}: {distinct[index[row]]!r} {problems[index[row]]}")
+        for row in np.flatnonzero(is_bad[index] & present).tolist():
+            bad.setdefault(row, f"{name}: {distinct[index[row]]!r} {problems[index[row]]}")
 
         values = np.array([*distinct, None], dtype=object)[np.where(present, index, -1)]
-        if i == 0:
-            if system.missing_block is not None:
-                values[~present] = MISSING
-                present = np.ones(num_rows, dtype=bool)
-            else:
-                for row in np.flatnonzero(~present):
-                    bad.setdefault(int(row), f"{column}: no code")
-        reading = present
-        codes[column] = values
+        if i == 0 and self._formatter.system.missing_block is not None:
+            values[~present] = MISSING
+            present = np.ones(len(table), dtype=bool)
+        elif i == 0:
+            for row in np.flatnonzero(~present).tolist():
+                bad.setdefault(row, f"{name}: no code")
+        return values, present
 
-    if num_short and not rules.allow_short and not rules.zero_pad:
-        raise UserError(_describe_short(table, short_rows, num_short, formatter))
-    if bad and not rules.drop_bad:
-        raise UserError(_describe_bad(table, bad))
-    notices = []
-    if num_ignored:
-        notices.append(f"{num_ignored:,} codes stand behind an empty cell of their row and are left out.")
-    return Labels(pd.DataFrame(codes, dtype=object), bad, notices)
+    def _distinct(self, column: pa.Array) -> tuple[np.ndarray, list[str]]:
+        """Each cell's place among the distinct codes, -1 where it is blank; and these, cleaned."""
+        coded = pc.dictionary_encode(column)
+        index = np.asarray(pc.fill_null(coded.indices, -1))
+        return index, [_clean(code, self._formatter, self._rules) for code in coded.dictionary.to_pylist()]
+
+    def finish(self) -> list[str]:
+        """Say what was found in all chunks.
+
+        Returns
+        -------
+        list of str
+            What a user should know.
+
+        Raises
+        ------
+        UserError
+            Where there is no code at all, or one does not fit and the rules do not provide for it; names rows by line.
+        """
+        if not self._has_codes:
+            raise UserError(f"{self._file.path} has no code at all in the column {self._target_cols[0]!r}.")
+        if self._short.count and not self._rules.allow_short and not self._rules.zero_pad:
+            raise UserError(self._describe_short())
+        if self._bad.count and not self._rules.drop_bad:
+            raise UserError(self._describe_bad())
+        if self._num_ignored:
+            return [f"{self._num_ignored:,} codes stand behind an empty cell of their row and are left out."]
+        return []
+
+    def _describe_short(self) -> str:
+        ways = "add --zero-pad-codes if leading zeros were lost"
+        if self._formatter.name == "general":
+            ways += ", or --allow-codes-shorter-than-block-size if they are meant so"
+        return (
+            f"{self._file.path}: {self._short.count:,} codes are shorter than the block of "
+            f"{self._formatter.block_size}, such as {self._short.describe(self._file)}. {ways[0].upper()}{ways[1:]}."
+        )
+
+    def _describe_bad(self) -> str:
+        rows = "row has a label that does" if self._bad.count == 1 else "rows have labels that do"
+        return (
+            f"{self._file.path}: {self._bad.count:,} {rows} not fit: {self._bad.describe(self._file)}. Mend the "
+            "labels, or leave such rows out with --drop-bad-labels."
+        )
+
+
+@dataclass
+class _Found:
+    """How many there are of something, and the first few of them."""
+
+    count: int = 0
+    first: list[tuple[int, str]] = field(default_factory=list)
+    """Positions in the file, and what is there."""
+
+    def add(self, positions: np.ndarray, found: dict[int, str], count: int) -> None:
+        """Take in what was found in a chunk: row -> text, of the first few of `count` at least."""
+        self.count += count
+        few = sorted(found.items())[:_NUM_EXAMPLES]
+        self.first = sorted([*self.first, *((int(positions[row]), text) for row, text in few)])[:_NUM_EXAMPLES]
+
+    def describe(self, file: TableFile) -> str:
+        """The first few with their lines."""
+        lines = file.lines(np.array([position for position, _ in self.first], dtype=np.int64))
+        return "; ".join(f"line {line}, {text}" for line, (_, text) in zip(lines, self.first, strict=True))
 
 
 def _clean(code: str, formatter: Formatter, rules: LabelRules) -> str:
@@ -128,29 +193,3 @@ def _problem(code: str, formatter: Formatter, key: Key | None) -> str | None:
     if problem is None and key is not None and code != MISSING and code not in key.index:
         return "is not in the key"
     return problem
-
-
-def _describe_short(table: Table, rows: list[tuple[int, str]], count: int, formatter: Formatter) -> str:
-    examples = _examples(table, [(row, repr(code)) for row, code in rows])
-    ways = "add --zero-pad-codes if leading zeros were lost"
-    if formatter.name == "general":
-        ways += ", or --allow-codes-shorter-than-block-size if they are meant so"
-    return (
-        f"{table.path}: {count:,} codes are shorter than the block of {formatter.block_size}, such as {examples}. "
-        f"{ways[0].upper()}{ways[1:]}."
-    )
-
-
-def _describe_bad(table: Table, bad: dict[int, str]) -> str:
-    examples = _examples(table, sorted(bad.items()))
-    rows = "row has a label that does" if len(bad) == 1 else "rows have labels that do"
-    return (
-        f"{table.path}: {len(bad):,} {rows} not fit: {examples}. Mend the labels, or leave such rows out with "
-        "--drop-bad-labels."
-    )
-
-
-def _examples(table: Table, rows: Sequence[tuple[int, str]]) -> str:
-    few = sorted(rows)[:_NUM_EXAMPLES]
-    lines = table.lines(np.array([row for row, _ in few], dtype=np.int64))
-    return "; ".join(f"line {line}, {text}" for line, (_, text) in zip(lines, few, strict=True))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import LANG_COL, TEXT_COL
 from histocoder.data.key import Key, read_key, write_key
-from histocoder.data.labels import LabelRules, check_labels
-from histocoder.data.table import Table, fingerprint, read_table, write_csv
+from histocoder.data.screen import Screened, screen, write_rejected
+from histocoder.data.table import csv_writer, fingerprint
 from histocoder.errors import UserError
-from histocoder.files import make_folder, replacing
-from histocoder.formatters import MISSING, Formatter, build_formatter
+from histocoder.files import make_folder, replacing, temporary_folder
+from histocoder.formatters import Formatter, build_formatter
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
@@ -71,46 +71,26 @@ def prepare(
         say(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
 
-    formatter = formatter_of(config)
-    columns = [config.input_col, *config.target_cols, *([config.language_col] if config.language_col else [])]
-    table = read_table(config.dataset, columns)
-    for notice in table.notices:
-        say(notice)
-    rules = LabelRules(config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels)
     key = read_key(config.key) if config.key else None
-    labels = check_labels(table, config.target_cols, formatter, rules, key=key)
-    for notice in labels.notices:
-        say(notice)
-    blank = np.flatnonzero(table.columns[config.input_col].is_null())
-    rejected = {row: "no description" for row in blank.tolist()}
-    rejected = {**labels.bad, **rejected}
-    keep = np.ones(len(table), dtype=bool)
-    keep[list(rejected)] = False
-    if not keep.any():
-        raise UserError(f"{config.dataset} has no row with a description and labels that fit.")
-
-    data = _select(table, labels.codes, keep, config)
-    codes = data[list(config.target_cols)].to_numpy().ravel()
-    present = {code for code in pd.unique(codes) if code is not None and code != MISSING}
-    if len(present) < 2:
-        raise UserError(
-            f"{config.dataset} has only one code ({''.join(present) or 'none'}) in {', '.join(config.target_cols)}; "
-            "there is nothing to learn. Check --target-cols."
-        )
-    key = key or Key.from_codes(present)
-    is_val = _split(data[TEXT_COL], config)
-    record["rows"] = {"train": int((~is_val).sum()), "val": int(is_val.sum()), "rejected": len(rejected)}
-    record["codes"] = len(key.codes)
-
-    (folder / PREPARED_FILE).unlink(missing_ok=True)  # from here until it is written again, nothing is prepared
-    _write_csv(folder / TRAIN_FILE, data[~is_val])
-    _write_csv(folder / VAL_FILE, data[is_val])
-    write_key(folder / KEY_FILE, key)
-    _write_rejected(folder / REJECTED_FILE, table, rejected, config)
+    with temporary_folder(folder / "prepared") as scratch:
+        found = screen(config, formatter_of(config), key, scratch, say=say)
+        if len(found.codes) < 2:
+            raise UserError(
+                f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
+                f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
+            )
+        key = key or Key.from_codes(found.codes)
+        record["rows"] = {**_write_split(scratch, found, config), "rejected": found.num_dropped}
+        record["codes"] = len(key.codes)
+        write_key(scratch / KEY_FILE, key)
+        write_rejected(scratch / REJECTED_FILE, found)
+        (folder / PREPARED_FILE).unlink(missing_ok=True)  # from here until it is written again, nothing is prepared
+        for name in (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE):
+            os.replace(scratch / name, folder / name)
     with replacing(folder / PREPARED_FILE) as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    if rejected:
-        say(f"{len(rejected):,} rows were dropped; {folder / REJECTED_FILE} lists them.")
+    if found.num_dropped:
+        say(f"{found.num_dropped:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
     say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
     return record
 
@@ -155,38 +135,26 @@ def _describe(record: dict[str, Any]) -> str:
     return f"{rows['train']:,} rows to train on, {rows['val']:,} to validate on, {record['codes']:,} codes."
 
 
-def _select(table: Table, codes: pd.DataFrame, keep: np.ndarray, config: PrepareConfig) -> pd.DataFrame:
-    columns = {TEXT_COL: table.columns[config.input_col].to_numpy(zero_copy_only=False)}
-    if config.language_col is None:
-        columns[LANG_COL] = np.full(len(table), config.language, dtype=object)
-    else:
-        langs = table.columns[config.language_col].fill_null("unk").to_numpy(zero_copy_only=False)
-        columns[LANG_COL] = langs
-    return pd.concat([pd.DataFrame(columns, dtype=object), codes], axis=1)[keep]
+def _write_split(folder: Path, found: Screened, config: PrepareConfig) -> dict[str, int]:
+    """Write the data to train on and to validate on; how many rows each has."""
+    units = found.units()
+    last = _last_of_validation(units, config)
+    num_val = written = 0
+    with ExitStack() as stack:
+        train, val = (stack.enter_context(csv_writer(folder / name, found.schema)) for name in (TRAIN_FILE, VAL_FILE))
+        for batch in found.kept():
+            is_val = units[written : written + len(batch)] <= last
+            train.write_batch(batch.filter(pa.array(~is_val)))
+            val.write_batch(batch.filter(pa.array(is_val)))
+            num_val += int(is_val.sum())
+            written += len(batch)
+    return {"train": written - num_val, "val": num_val}
 
 
-def _split(texts: pd.Series, config: PrepareConfig) -> np.ndarray:
-    """Which rows are for validation, of shape (n,)."""
-    unit = np.arange(len(texts)) if config.split_by == "row" else pd.factorize(texts)[0]
-    num_units = int(unit.max()) + 1
-    if num_units < 2:
+def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:
+    """The largest of the hashes that are for validation: the smallest ones, a share of the distinct."""
+    ordered = np.sort(units)
+    distinct = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
+    if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
-    num_val = min(max(round(num_units * config.share_val), 1), num_units - 1)
-    chosen = np.zeros(num_units, dtype=bool)
-    chosen[np.random.default_rng(config.seed).permutation(num_units)[:num_val]] = True
-    return chosen[unit]
-
-
-def _write_csv(path: Path, data: pd.DataFrame) -> None:
-    table = pa.table({name: pa.array(data[name].to_numpy(), type=pa.string(), from_pandas=True) for name in data})
-    with replacing(path) as temporary:
-        write_csv(table, temporary)
-
-
-def _write_rejected(path: Path, table: Table, rejected: dict[int, str], config: PrepareConfig) -> None:
-    rows = np.array(sorted(rejected), dtype=np.int64)
-    columns: Sequence[str] = (config.input_col, *config.target_cols)
-    data = {"line": table.lines(rows), "reason": [rejected[row] for row in rows]}
-    with replacing(path) as temporary:
-        cells = {name: table.columns[name].take(pa.array(rows)) for name in columns}
-        write_csv(pa.table({**{k: pa.array(v) for k, v in data.items()}, **cells}), temporary)
+    return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]

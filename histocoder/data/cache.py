@@ -1,0 +1,233 @@
+"""Examples as arrays in files, made once: later runs, and all processes of a node, map the same ones into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.data.normalize import normalize
+from histocoder.data.table import fingerprint
+from histocoder.data.tokens import TokenizedTexts, join_language, tokenize
+from histocoder.files import make_folder, temporary_folder
+
+CACHE_FILE, CACHE_VERSION = "cache.json", 1
+_ARRAYS = ("ids", "offsets", "lengths", "codes", "num_codes")
+_COPY_BYTES = 1 << 22
+
+
+@dataclass
+class ExampleArrays:
+    """Descriptions and codes of n rows, mapped into memory: processes that hold them share one copy.
+
+    A worker that is handed one maps the files itself.
+    """
+
+    folder: Path
+    texts: TokenizedTexts
+    """Language and description."""
+    codes: np.ndarray
+    """Of shape (n, num_blocks): each code's place in `code_table`, counted from 1; 0 where there is none."""
+    num_codes: np.ndarray
+    """Of shape (n,)."""
+    code_table: tuple[str, ...]
+    """The codes that occur, the mark of a missing one among them."""
+    languages: tuple[str, ...]
+    """Those that occur, sorted."""
+    notices: tuple[str, ...]
+    """What a user should know of how the files were read."""
+
+    def __len__(self) -> int:
+        return len(self.num_codes)
+
+    def __reduce__(self) -> tuple[Callable[[Path], ExampleArrays], tuple[Path]]:
+        return open_cache, (self.folder,)
+
+
+def open_cache(folder: Path) -> ExampleArrays:
+    """Map what `build_cache` has written into memory."""
+    record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
+    arrays = {name: np.memmap(folder / name, dtype=form["dtype"], mode="r") for name, form in record["arrays"].items()}
+    return ExampleArrays(
+        folder=folder,
+        texts=TokenizedTexts(arrays["ids"], arrays["offsets"], arrays["lengths"]),
+        codes=arrays["codes"].reshape(len(arrays["num_codes"]), -1),
+        num_codes=arrays["num_codes"],
+        code_table=tuple(record["codes"]),
+        languages=tuple(record["languages"]),
+        notices=tuple(record["notices"]),
+    )
+
+
+def build_cache(
+    files: ExampleFiles,
+    cache_dir: Path,
+    *,
+    max_len: int,
+    text_normalization: str,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Tokenise files into a folder of their own within the cache's, unless it is there already.
+
+    The folder is named after what determines its content: the files, how they are read and how they are tokenised.
+    One that is damaged is built again.
+
+    Parameters
+    ----------
+    files : ExampleFiles
+    cache_dir : Path
+    max_len : int
+        Tokens of an input at most.
+    text_normalization : str
+        See `normalize`.
+    say : callable
+        Told what was built.
+
+    Returns
+    -------
+    Path
+        For `open_cache`.
+
+    Raises
+    ------
+    UserError
+        Where the files can't be read as examples, or the cache can't be written; nothing half-built is left.
+    """
+    made_from = _made_from(files, max_len, text_normalization)
+    name = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache_dir / name
+    if _is_whole(folder, made_from):
+        return folder
+    make_folder(cache_dir)
+    with temporary_folder(folder) as temporary:
+        record = {"made_from": made_from, **_write_arrays(files, temporary, max_len, text_normalization)}
+        (temporary / CACHE_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+    num_bytes = sum(form["bytes"] for form in record["arrays"].values())
+    say(f"Tokenised {', '.join(p.name for p in files.paths)} into {folder} ({num_bytes / 1e6:,.1f} MB).")
+    return folder
+
+
+def prune_cache(cache_dir: Path, keep: list[Path]) -> None:
+    """Delete what a run's own cache holds of other data and settings."""
+    for record in cache_dir.glob(f"*/{CACHE_FILE}"):
+        if record.parent not in keep:
+            shutil.rmtree(record.parent, ignore_errors=True)
+
+
+def _made_from(files: ExampleFiles, max_len: int, text_normalization: str) -> dict[str, Any]:
+    return {
+        "format_version": CACHE_VERSION,
+        "sources": [fingerprint(path)["sha256"] for path in files.paths],
+        "columns": [files.input_col, files.language_col, *files.target_cols],
+        "formatter": files.formatter.to_config(),
+        "key": None if files.key is None else hashlib.sha256("&".join(files.key.codes).encode()).hexdigest(),
+        "rules": asdict(files.rules),
+        "max_len": max_len,
+        "text_normalization": text_normalization,
+    }
+
+
+def _is_whole(folder: Path, made_from: dict[str, Any]) -> bool:
+    try:
+        record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
+        return record["made_from"] == made_from and all(
+            _checksum(folder / name) == record["arrays"][name]["crc32"] for name in _ARRAYS
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normalization: str) -> dict[str, Any]:
+    places: dict[str, int] = {}
+    languages: set[str] = set()
+    notices: list[str] = []
+    num_tokens = 0
+    with ExitStack() as stack:
+        arrays = {name: stack.enter_context(_ArrayFile(folder / name)) for name in _ARRAYS}
+        arrays["offsets"].append(np.zeros(1, dtype=np.int64))
+        for examples in files.chunks(say=notices.append):
+            texts = normalize(examples.texts, text_normalization)
+            tokens = tokenize(join_language(texts, examples.langs), max_len=max_len)
+            codes = _code_places(examples, files.formatter.num_blocks, places)
+            arrays["ids"].append(tokens.ids)
+            arrays["lengths"].append(tokens.lengths)
+            arrays["offsets"].append(tokens.offsets[1:] + num_tokens)
+            arrays["codes"].append(codes)
+            arrays["num_codes"].append((codes > 0).sum(1))
+            num_tokens += len(tokens.ids)
+            languages.update(examples.langs)
+        forms = {name: array.close() for name, array in arrays.items()}
+    return {"arrays": forms, "codes": list(places), "languages": sorted(languages), "notices": notices}
+
+
+def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:
+    """See `ExampleArrays.codes`; new codes are added to `places`."""
+    found = np.zeros((len(examples), num_blocks), dtype=np.int64)
+    for i, column in enumerate(examples.codes.columns):
+        index, distinct = pd.factorize(examples.codes[column].to_numpy())
+        table = [places.setdefault(code, len(places) + 1) for code in distinct]
+        found[:, i] = np.array([*table, 0])[index]  # a missing code's index is -1
+    return found
+
+
+class _ArrayFile:
+    """Writes chunks of non-negative integers one behind the other, in the smallest type that holds them all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._dtype = np.dtype(np.uint8)
+        self._file = path.open("wb")
+
+    def __enter__(self) -> _ArrayFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._file.close()
+
+    def append(self, values: np.ndarray) -> None:
+        """Write a chunk."""
+        dtype = np.promote_types(self._dtype, np.min_scalar_type(int(values.max(initial=0))))
+        if dtype != self._dtype:
+            self._widen(dtype)
+        self._file.write(values.astype(dtype).tobytes())
+
+    def _widen(self, dtype: np.dtype) -> None:
+        self._file.close()
+        narrow = self._path.rename(self._path.with_suffix(".narrow"))
+        self._file = self._path.open("wb")
+        with narrow.open("rb") as file:
+            while chunk := file.read(_COPY_BYTES):
+                self._file.write(np.frombuffer(chunk, self._dtype).astype(dtype).tobytes())
+        narrow.unlink()
+        self._dtype = dtype
+
+    def close(self) -> dict[str, Any]:
+        """Say what was written."""
+        self._file.close()
+        return {
+            "dtype": self._dtype.str,
+            "bytes": self._path.stat().st_size,
+            "crc32": _checksum(self._path),
+        }
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_COPY_BYTES):
+            value = zlib.crc32(chunk, value)
+    return value

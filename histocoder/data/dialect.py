@@ -1,0 +1,152 @@
+"""How a CSV file is written: its encoding, its separator, where its rows begin, and what keeps it from being read."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from histocoder.errors import UserError
+
+_BLOCK_BYTES = 1 << 22
+"""What Arrow reads at once; a row must fit in."""
+_CHECK_BYTES = 1 << 24
+_DELIMITERS = ",;\t"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written."""
+
+    encoding: str
+    delimiter: str
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether it is UTF-8; else cp1252."""
+        return self.encoding != "cp1252"
+
+
+def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
+    """The header, and the delimiter that shows most of the columns asked for (then: most columns).
+
+    Raises
+    ------
+    UserError
+        Where the file is no text, in UTF-8 or cp1252, or has no header.
+    """
+    encoding = "utf-8-sig" if _is_utf8(path) else "cp1252"
+    try:
+        with path.open(encoding=encoding, newline="") as file:
+            headers = {}
+            for delimiter in _DELIMITERS:
+                file.seek(0)
+                headers[delimiter] = next(csv.reader(file, delimiter=delimiter))
+    except UnicodeDecodeError as error:
+        raise _no_text(path) from error
+    except (csv.Error, StopIteration) as error:
+        raise UserError(f"{path} has no header that can be read: {error}.") from error
+    best = max(_DELIMITERS, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
+    return headers[best], Dialect(encoding, best)
+
+
+def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
+    """All columns as text as it stands; raises UserError, with the line, where the form is broken."""
+    ragged: list[pa.csv.InvalidRow] = []
+    try:
+        yield from pa.csv.open_csv(path, **_csv_options(header, dialect, ragged))
+    except pa.ArrowInvalid as error:
+        raise _malformed(path, dialect, ragged, error) from error
+    except UnicodeDecodeError as error:
+        raise _no_text(path) from error
+
+
+def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarray:
+    """The line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
+    lines = np.empty(len(positions), dtype=np.int64)
+    with path.open(encoding=dialect.encoding, newline="") as file:
+        reader = csv.reader(file, delimiter=dialect.delimiter)
+        passed = 0
+        for i, position in enumerate(positions.tolist()):
+            ahead = position + 1 - passed  # the header is a row, too
+            next(itertools.islice(reader, ahead, ahead), None)
+            passed = position + 1
+            lines[i] = reader.line_num + 1
+    return lines
+
+
+def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.InvalidRow]) -> dict[str, Any]:
+    """Arrow's options for reading text as it stands; rows of another length than the header go into `ragged`."""
+
+    def keep(row: pa.csv.InvalidRow) -> str:
+        ragged.append(row)
+        return "error"
+
+    return {
+        "read_options": pa.csv.ReadOptions(
+            use_threads=False, block_size=_BLOCK_BYTES, encoding="utf8" if dialect.is_utf8 else "cp1252"
+        ),
+        "parse_options": pa.csv.ParseOptions(
+            delimiter=dialect.delimiter, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=keep
+        ),
+        "convert_options": pa.csv.ConvertOptions(
+            column_types={name: pa.string() for name in header}, strings_can_be_null=False, null_values=[]
+        ),
+    }
+
+
+def _malformed(path: Path, dialect: Dialect, ragged: list[pa.csv.InvalidRow], error: pa.ArrowInvalid) -> UserError:
+    if ragged:
+        return UserError(_describe_ragged(path, dialect, ragged[0]))
+    if "Empty CSV" in str(error):
+        return UserError(f"{path} has a header but no rows.")
+    reason = "a quotation mark is opened and not closed" if "straddling" in str(error) else str(error)
+    return UserError(f"{path} is not a well-formed CSV file: {reason}.")
+
+
+def _no_text(path: Path) -> UserError:
+    return UserError(f"{path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
+
+
+def _describe_ragged(path: Path, dialect: Dialect, row: pa.csv.InvalidRow) -> str:
+    line = find_lines(path, dialect, np.array([row.number - 2]))[0]
+    text = row.text if len(row.text) <= 60 else row.text[:57] + "..."
+    return (
+        f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} ({text!r}). "
+        "Quote a field that holds the separator, or mend the row."
+    )
+
+
+def _is_utf8(path: Path) -> bool:
+    """Go through a CSV file once: whether it is UTF-8; raises UserError where it is no text."""
+    decoder, is_utf8, line = codecs.getincrementaldecoder("utf-8")(), True, 1
+    with path.open("rb") as file:
+        head = file.read(4)
+        if not head.strip():
+            raise UserError(f"{path} is empty.")
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{path} is UTF-16 text; save it as UTF-8 (in Excel: 'CSV UTF-8').")
+        if head.startswith(b"PK\x03\x04"):
+            raise UserError(f"{path} is a zip archive or a spreadsheet; save it as CSV (UTF-8).")
+        file.seek(0)
+        while chunk := file.read(_CHECK_BYTES):
+            if (at := chunk.find(b"\0")) >= 0:
+                line += chunk.count(b"\n", 0, at)
+                raise UserError(
+                    f"{path} has a NUL byte in line {line}; it is damaged or no text. Save it as UTF-8 CSV."
+                )
+            line += chunk.count(b"\n")
+            try:
+                if is_utf8:
+                    decoder.decode(chunk)
+            except UnicodeDecodeError:
+                is_utf8 = False
+    return is_utf8 and not decoder.getstate()[0]  # what is left over is a character cut off

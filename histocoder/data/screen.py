@@ -1,0 +1,155 @@
+"""One pass over a user's table: rows that can be used, and rows that can't, each kind into a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from histocoder.config import PrepareConfig
+from histocoder.data.examples import LANG_COL, TEXT_COL
+from histocoder.data.key import Key
+from histocoder.data.labels import LabelChecker, LabelRules, Labels
+from histocoder.data.table import Table, TableFile, csv_writer, open_table
+from histocoder.errors import UserError
+from histocoder.formatters import MISSING, Formatter
+
+_KEPT, _UNITS, _DROPPED, _POSITIONS = "kept.arrow", "units", "dropped.arrow", "positions"
+
+
+@dataclass
+class Screened:
+    """What `screen` found, and the folder where it wrote it."""
+
+    file: TableFile
+    folder: Path
+    schema: pa.Schema
+    """Of the kept rows: the columns of prepared data."""
+    num_kept: int = 0
+    num_dropped: int = 0
+    codes: set[str] = field(default_factory=set)
+    """Those that occur in rows that are kept."""
+
+    def units(self) -> np.ndarray:
+        """What each kept row belongs to when rows are split, of shape (num_kept,): a hash."""
+        return np.memmap(self.folder / _UNITS, dtype=np.uint64, mode="r")
+
+    def kept(self) -> Iterator[pa.RecordBatch]:
+        """The kept rows, a chunk at a time."""
+        with pa.memory_map(str(self.folder / _KEPT)) as source:
+            reader = pa.ipc.open_file(source)
+            for i in range(reader.num_record_batches):
+                yield reader.get_batch(i)
+
+
+def screen(
+    config: PrepareConfig, formatter: Formatter, key: Key | None, folder: Path, *, say: Callable[[str], None]
+) -> Screened:
+    """Check all rows of a table, a chunk at a time.
+
+    Parameters
+    ----------
+    config : PrepareConfig
+    formatter : Formatter
+    key : Key, optional
+        The only codes there may be.
+    folder : Path
+        Where intermediate files are written.
+    say : callable
+        Told what a user should know.
+
+    Raises
+    ------
+    UserError
+        Where the table can't be read, its labels do not fit, or no row can be used.
+    """
+    columns = [config.input_col, *config.target_cols, *([config.language_col] if config.language_col else [])]
+    file = open_table(config.dataset, columns)
+    for notice in file.notices:
+        say(notice)
+    rules = LabelRules(config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels)
+    checker = LabelChecker(file, config.target_cols, formatter, rules, key=key)
+    found = Screened(file, folder, _strings(TEXT_COL, LANG_COL, *config.target_cols))
+    dropped_schema = _strings("reason", config.input_col, *config.target_cols)
+    with (
+        pa.ipc.new_file(str(folder / _KEPT), found.schema) as kept,
+        pa.ipc.new_file(str(folder / _DROPPED), dropped_schema) as dropped,
+        (folder / _UNITS).open("wb") as units,
+        (folder / _POSITIONS).open("wb") as positions,
+    ):
+        for table in file.tables(columns):
+            labels = checker.check(table)
+            reasons = _reasons(table, labels, config)
+            keep = np.ones(len(table), dtype=bool)
+            keep[list(reasons)] = False
+            batch = _kept_rows(table, labels, keep, config, found.schema)
+            kept.write(batch)
+            units.write(_units(batch[TEXT_COL], table.rows[keep], config).tobytes())
+            dropped.write(_dropped_rows(table, reasons, config, dropped_schema))
+            positions.write(table.rows[~keep].tobytes())
+            found.num_kept += len(batch)
+            found.num_dropped += len(reasons)
+            found.codes.update(*(batch[column].unique().to_pylist() for column in config.target_cols))
+    for notice in checker.finish():
+        say(notice)
+    if found.num_kept == 0:
+        raise UserError(f"{config.dataset} has no row with a description and labels that fit.")
+    found.codes -= {None, MISSING}
+    return found
+
+
+def write_rejected(path: Path, found: Screened) -> None:
+    """Write the dropped rows with their lines in the table and why."""
+    positions = np.fromfile(found.folder / _POSITIONS, dtype=np.int64)
+    lines = found.file.lines(positions)
+    with pa.memory_map(str(found.folder / _DROPPED)) as source:
+        reader = pa.ipc.open_file(source)
+        schema = pa.schema([("line", pa.int64()), *reader.schema])
+        with csv_writer(path, schema) as writer:
+            written = 0
+            for i in range(reader.num_record_batches):
+                batch = reader.get_batch(i)
+                numbers = pa.array(lines[written : written + len(batch)])
+                writer.write_batch(pa.RecordBatch.from_arrays([numbers, *batch.columns], schema=schema))
+                written += len(batch)
+
+
+def _strings(*names: str) -> pa.Schema:
+    return pa.schema([(name, pa.string()) for name in names])
+
+
+def _reasons(table: Table, labels: Labels, config: PrepareConfig) -> dict[int, str]:
+    """Row -> why it is dropped."""
+    blank = np.flatnonzero(table.columns[config.input_col].is_null()).tolist()
+    return {**labels.bad, **dict.fromkeys(blank, "no description")}
+
+
+def _kept_rows(
+    table: Table, labels: Labels, keep: np.ndarray, config: PrepareConfig, schema: pa.Schema
+) -> pa.RecordBatch:
+    mask = pa.array(keep)
+    texts = table.columns[config.input_col].filter(mask)
+    if config.language_col is None:
+        langs = pa.repeat(pa.scalar(config.language), len(texts))
+    else:
+        langs = table.columns[config.language_col].fill_null("unk").filter(mask)
+    codes = [pa.array(labels.codes[name].to_numpy()[keep], pa.string()) for name in config.target_cols]
+    return pa.RecordBatch.from_arrays([texts, langs, *codes], schema=schema)
+
+
+def _dropped_rows(table: Table, reasons: dict[int, str], config: PrepareConfig, schema: pa.Schema) -> pa.RecordBatch:
+    rows = sorted(reasons)
+    cells = [table.columns[name].take(pa.array(rows, pa.int64())) for name in (config.input_col, *config.target_cols)]
+    why = pa.array([reasons[row] for row in rows], pa.string())
+    return pa.RecordBatch.from_arrays([why, *cells], schema=schema)
+
+
+def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
+    """A hash of each row's description, or of its position where rows are split; keyed by the seed."""
+    values = texts if config.split_by == "text" else pa.array(positions).cast(pa.string())
+    key = f"{config.seed:016x}"[-16:]
+    return pd.util.hash_array(np.array(values.to_pylist(), dtype=object), hash_key=key, categorize=False)

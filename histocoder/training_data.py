@@ -1,0 +1,73 @@
+"""The data of a run: read and tokenised once, by rank 0, into a cache that all processes map into memory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from histocoder import distributed
+from histocoder.config import AugmentConfig, check_max_len
+from histocoder.data.augment import Augmenter, WordList
+from histocoder.data.cache import ExampleArrays, build_cache, open_cache, prune_cache
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.table import read_table
+from histocoder.data.tokens import LANG_SEP
+from histocoder.errors import UserError
+
+CACHE_FOLDER = "cache"
+_WORD_ROWS = 250_000
+"""Descriptions whose words are counted, at most."""
+
+
+def open_data(args: argparse.Namespace, files: list[ExampleFiles], folder: Path) -> list[ExampleArrays]:
+    """The examples of some files, from the cache in `--cache-dir` or the run's folder; built where they are not there.
+
+    Raises
+    ------
+    UserError
+        On every process, for what a user can mend.
+    """
+    check_max_len(args.max_len)
+    cache_dir = Path(args.cache_dir) if args.cache_dir else folder / CACHE_FOLDER
+
+    def build() -> str:
+        options = {"max_len": args.max_len, "text_normalization": args.text_normalization}
+        built = [build_cache(part, cache_dir, **options) for part in files]
+        if args.cache_dir is None:
+            prune_cache(cache_dir, built)
+        return "\n".join(path.name for path in built)
+
+    names = distributed.from_primary(distributed.run_on_primary(build, doing="tokenising the data"))
+    return [open_cache(cache_dir / name) for name in names.split("\n")]
+
+
+def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter:
+    """The noise that the arguments ask for."""
+    config = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
+    if config.word_freq_file is not None:
+        words = read_word_list(config.word_freq_file)
+    else:
+        words = WordList.from_texts(_some_descriptions(arrays))
+    return Augmenter(
+        words,
+        augmentation_prob=config.augmentation_prob,
+        num_transformations=config.num_transformations,
+        unk_lang_prob=config.unk_lang_prob,
+    )
+
+
+def _some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
+    """Descriptions from all over the data, in their order; all where there are few."""
+    for row in range(0, len(arrays), -(-len(arrays) // _WORD_ROWS)):
+        yield arrays.texts.text(row).partition(LANG_SEP)[2]
+
+
+def read_word_list(path: str) -> WordList:
+    """Read words and their frequencies from a CSV file with the columns `word` and `freq`."""
+    table = read_table(path, ("word", "freq"))
+    words, counts = (table.columns[name].to_pylist() for name in ("word", "freq"))
+    try:
+        return WordList({word: float(count) for word, count in zip(words, counts, strict=True) if word is not None})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--fn-word-freq {path}: a frequency is missing or no number ({error}).") from error

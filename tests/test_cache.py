@@ -1,0 +1,145 @@
+"""Examples as arrays in files: the same for every chunk size, made once, made again where they are damaged."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import write_table
+
+from histocoder.config import PrepareConfig
+from histocoder.data import cache
+from histocoder.data import table as tables
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import prepare
+from histocoder.data.tokens import tokenize
+from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+
+FORMATTER = build_formatter("hisco", num_blocks=2)
+
+
+def example_files(*paths: Path, **options) -> ExampleFiles:
+    return ExampleFiles(paths, ("hisco_1", "hisco_2"), FORMATTER, **options)
+
+
+def build(files: ExampleFiles, folder: Path, **options) -> Path:
+    settings = {"max_len": 32, "text_normalization": "none", "say": lambda _: None, **options}
+    return cache.build_cache(files, folder, **settings)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A table of 64 rows with all that a chunk's border may fall on."""
+    path = write_table(tmp_path / "mixed.csv", two_codes=True)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[5:5] = ["", ",,,", '"two\nlines",da,61110,', "no code,da,,", ",da,61110,", '"væver 🥿",da,-1,80110']
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each call that tokenises a file."""
+    counts: list[int] = []
+
+    def count(texts: list[str], *, max_len: int):
+        counts.append(len(texts))
+        return tokenize(texts, max_len=max_len)
+
+    monkeypatch.setattr(cache, "tokenize", count)
+    return counts
+
+
+@pytest.mark.parametrize("split_by", ["text", "row"])
+def test_the_size_of_chunks_changes_no_prepared_file(
+    mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split_by: str
+):
+    config = PrepareConfig(
+        str(mixed), ("hisco_1", "hisco_2"), language_col="lang", allow_short_codes=True, split_by=split_by
+    )
+    prepare(config, tmp_path / "whole", say=lambda _: None)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    prepare(config, tmp_path / "chunks", say=lambda _: None)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "chunks")
+    assert json.loads((tmp_path / "whole" / "prepared.json").read_text())["rows"]["rejected"] == 1
+
+
+def test_the_size_of_chunks_changes_no_array(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = example_files(mixed, rules=LabelRules(drop_bad=True))
+    whole = contents(build(files, tmp_path / "whole"))
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    assert contents(build(files, tmp_path / "chunks")) == whole
+    assert len(files.sample(20, of=66, seed=3)) == 20 and len(files.sample(99, of=66, seed=3)) == 66
+
+
+def test_mistakes_are_told_of_all_chunks_at_once(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    with mixed.open("a", encoding="utf-8") as file:
+        file.write("smith,en,8311,\nsmith,en,83110,9\n")
+    with pytest.raises(UserError, match=r"2 codes are shorter.*line 73, '8311'; line 74, '9'"):
+        build(example_files(mixed), tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_arrays_hold_what_the_file_says(mixed: Path, tmp_path: Path):
+    files = example_files(mixed, rules=LabelRules(drop_bad=True))
+    arrays, examples = cache.open_cache(build(files, tmp_path / "cache")), files.read()
+    assert len(arrays) == len(examples) == 66
+    codes = np.array([None, *arrays.code_table], dtype=object)[arrays.codes]
+    assert (codes == examples.codes.to_numpy()).all()
+    for row in range(66):
+        assert arrays.texts.text(row) == f"{examples.langs[row]}[SEP]{examples.texts[row]}"[:30]
+    assert arrays.languages == ("da", "en")
+    assert arrays.texts.ids.dtype == np.uint32  # one character lies beyond 16 bits
+    assert arrays.texts.lengths.dtype == arrays.codes.dtype == np.uint8
+
+
+def test_each_row_is_tokenised_once_for_all_runs(mixed: Path, tmp_path: Path, counted: list[int]):
+    files = example_files(mixed, rules=LabelRules(drop_bad=True))
+    said: list[str] = []
+    first = build(files, tmp_path / "cache", say=said.append)
+    assert sum(counted) == 66 and "MB" in said[0]
+    assert build(files, tmp_path / "cache", say=said.append) == first
+    assert sum(counted) == 66 and len(said) == 1
+    mixed.rename(tmp_path / "renamed.csv")
+    moved = example_files(tmp_path / "renamed.csv", rules=LabelRules(drop_bad=True))
+    assert build(moved, tmp_path / "cache") == first
+    assert build(moved, tmp_path / "cache", max_len=64) != first
+    assert build(moved, tmp_path / "cache", text_normalization="lower_ascii") != first
+
+
+@pytest.mark.parametrize("damage", ["byte", "cut", "missing", "record", "foreign"])
+def test_a_damaged_cache_is_built_again(table: Path, tmp_path: Path, counted: list[int], damage: str):
+    files = ExampleFiles((table,), ("hisco_1",), FORMATTER)
+    folder = build(files, tmp_path / "cache")
+    before = contents(folder)
+    ids = bytearray(before["ids"])
+    if damage == "byte":
+        ids[len(ids) // 2] ^= 1
+        (folder / "ids").write_bytes(ids)
+    elif damage == "cut":
+        (folder / "ids").write_bytes(ids[:-4])
+    elif damage == "missing":
+        (folder / "codes").unlink()
+    elif damage == "record":
+        (folder / "cache.json").write_text("{")
+    else:
+        (folder / "cache.json").write_text("[]")
+    counted.clear()
+    assert build(files, tmp_path / "cache") == folder
+    assert sum(counted) == 64 and contents(folder) == before
+
+
+def test_a_worker_is_handed_the_folder_and_not_the_arrays(table: Path, tmp_path: Path):
+    arrays = cache.open_cache(build(ExampleFiles((table,), ("hisco_1",), FORMATTER), tmp_path / "cache"))
+    handed = pickle.dumps(arrays)
+    assert len(handed) < 1000 and np.array_equal(pickle.loads(handed).texts.ids, arrays.texts.ids)
