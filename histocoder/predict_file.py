@@ -6,7 +6,8 @@ import csv
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -220,8 +221,18 @@ def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], N
         temporary.write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
+@contextmanager
+def _kept_for_later(path: Path) -> Iterator[Path]:
+    """`replacing`, for a file whose failure loses nothing of what was done before."""
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+    except UserError as error:
+        raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
+
+
 def _write(part: Path, table: pa.Table) -> None:
-    with replacing(part) as temporary:
+    with _kept_for_later(part) as temporary:
         if is_parquet(part):
             pa.parquet.write_table(table, temporary)
         else:
@@ -243,7 +254,7 @@ def _read(part: Path, *, numbers: Sequence[str]) -> pa.Table:
 def _join_parts(parts: Path, output: Path) -> None:
     """Make one file of all parts, in order, and take the parts away."""
     files = sorted(parts.glob(f"[0-9]*{output.suffix}"))
-    with replacing(output) as temporary:
+    with _kept_for_later(output) as temporary:
         if is_parquet(output):
             with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:
                 for file in files:

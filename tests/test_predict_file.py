@@ -129,6 +129,26 @@ def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: 
     assert killed.read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
 
 
+def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
+    write_archive(tmp_path / "in.csv", 3000)
+    code(model, tmp_path / "in.csv", tmp_path / "whole.csv", mode="flat", chunk_rows=300)
+    output = tmp_path / "out.csv"
+    size = (tmp_path / "whole.csv").stat().st_size
+    limited = (  # a file may not grow beyond half of the output: the chunks fit, the output does not
+        "import resource, sys; from pathlib import Path; sys.path.insert(0, 'tests');"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, resource.RLIM_INFINITY));"
+        "from histocoder.cli import run_script; from test_predict_file import code;"
+        f"run_script(lambda: code(Path({str(model)!r}), Path({str(tmp_path / 'in.csv')!r}), Path({str(output)!r}),"
+        " mode='flat', chunk_rows=300))"
+    )
+    failed = run("-c", limited, check=False)
+    assert failed.returncode == 2 and f"error: Could not write {output}: File too large. The chunks" in failed.stderr
+    assert not output.exists() and len(list((tmp_path / ".out.csv.parts").glob("0*.csv"))) == 10
+    assert not list(tmp_path.glob("**/*.tmp"))
+    code(model, tmp_path / "in.csv", output, mode="flat", chunk_rows=300)
+    assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
 def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path):
     frame = write_archive(tmp_path / "in.csv", 200)
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--output")

@@ -1,0 +1,280 @@
+"""Rows a second of training at CANINE-s's sizes, against two other ways of training; prints one line of JSON.
+
+Ours is what `finetune.py` does by default, augmentation included. The reference's recipe is fp32, every input padded to
+128 positions, batches in random order, rows tokenised one by one, AdamW unfused, and the loss read in every step. The
+Trainer is Hugging Face's, with bf16, rows grouped by length, and batches padded no further than they need. All have
+random weights, the same losses, and the rows of `english_occupations.csv` (of data/train.csv where that is absent).
+They take turns within the run; the figures are medians. The share of the peak is that of a 2048³ product in bf16.
+
+Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer] [--compile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
+from histocoder.data.augment import Augmenter, WordList
+from histocoder.data.cache import build_cache, open_cache
+from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import read_key
+from histocoder.data.prepare import TRAIN_FILE, formatter_of, prepare
+from histocoder.data.samplers import Share
+from histocoder.data.tokens import LANG_SEP, tokenize
+from histocoder.engine import _Run, mixed_loss, train_step
+from histocoder.model import MixerModel, MixerOutput
+from histocoder.tracking import NullRun
+
+ROOT = Path(__file__).parents[1]
+ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
+
+
+class Data:
+    """The training data, prepared as `finetune.py` prepares them."""
+
+    def __init__(self, folder: Path, num_rows: int | None = None) -> None:
+        source = ENGLISH if ENGLISH.exists() else ROOT / "data" / "train.csv"
+        config = PrepareConfig(str(source), ("hisco_1",), language="en", zero_pad_codes=True)
+        prepare(config, folder, say=lambda _: None)
+        self.formatter, self.key = formatter_of(config), read_key(folder / "key.csv")
+        files = ExampleFiles((folder / TRAIN_FILE,), config.target_cols, self.formatter, key=self.key)
+        arrays = open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
+        texts = [arrays.texts.text(row).partition(LANG_SEP)[2] for row in range(len(arrays))]
+        common: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}
+        self.plain = OccupationDataset(arrays, **common)
+        noise = Augmenter(WordList.from_texts(texts), augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
+        self.noisy = OccupationDataset(arrays, augmenter=noise, **common)
+
+    def model(self) -> MixerModel:
+        """One of CANINE-s's sizes with random weights."""
+        torch.manual_seed(0)
+        return MixerModel(
+            ModelConfig(
+                encoder={},
+                formatter=self.formatter.to_config(),
+                vocab_size=self.formatter.vocab_size + 1,
+                codes=self.key.codes,
+                target_cols=("hisco_1",),
+            )
+        )
+
+
+class Ours:
+    """The engine's own steps."""
+
+    def __init__(self, data: Data, config: TrainConfig, device: torch.device, folder: Path) -> None:
+        self.run = _Run.begin(
+            data.model(), data.noisy, data.noisy, config, LoaderConfig(), device, folder, {}, NullRun()
+        )
+        self.run.model.train()
+        self.epochs = self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        for epoch in range(1000):
+            self.run.sampler.set_position(epoch, 0)
+            for batch in self.run.train_loader:
+                if batch.num_rows == self.run.config.batch_size:
+                    yield batch
+
+    def steps(self, count: int) -> float:
+        """Take so many; return rows a second."""
+        started = time.perf_counter()
+        for _ in range(count):
+            loss, _ = train_step(self.run, next(self.epochs).to(self.run.device))
+        float(loss)
+        return count * self.run.config.batch_size / (time.perf_counter() - started)
+
+    def flops_per_row(self, count: int) -> float:
+        """Counted over some steps, forward and backward."""
+        with FlopCounterMode(display=False) as counter:
+            self.steps(count)
+        return counter.get_total_flops() / (count * self.run.config.batch_size)
+
+
+class PlainModel(nn.Module):
+    """The same weights, run as transformers runs them."""
+
+    def __init__(self, model: MixerModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, targets: Tensor, *, masked: bool) -> MixerOutput:
+        """Encode and predict both ways; the decoder may attend to padding unless `masked`."""
+        mask = input_ids.ne(0)
+        encoded = self.model.encoder(input_ids=input_ids, attention_mask=mask.float())
+        logits = self.model.decoder(targets[:, :-2], encoded.last_hidden_state, mask if masked else None)
+        return MixerOutput(logits, self.model.classify(encoded.pooler_output))
+
+
+class Reference:
+    """The reference's recipe."""
+
+    def __init__(self, data: Data, batch_size: int, device: torch.device) -> None:
+        self.data, self.batch_size, self.device = data, batch_size, device
+        self.model = PlainModel(data.model().to(device)).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-5, foreach=False)
+        self.rng = np.random.default_rng(0)
+
+    def steps(self, count: int) -> float:
+        """Take so many; return rows a second."""
+        started = time.perf_counter()
+        for _ in range(count):
+            rows = self.rng.permutation(len(self.data.plain))[: self.batch_size]
+            batch = _share(self.data.plain, rows).to(self.device)
+            texts = [self.data.plain.arrays.texts.text(row) for row in rows]
+            ids = [tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128) for text in texts]
+            output = self.model(torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False)
+            loss = mixed_loss(output, batch, 1, 0.1)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            loss.item()
+        return count * self.batch_size / (time.perf_counter() - started)
+
+
+class HuggingFace:
+    """`transformers.Trainer`, as a careful user would set it up."""
+
+    def __init__(self, data: Data, batch_size: int, folder: Path, *, bf16: bool) -> None:
+        self.data, self.batch_size, self.folder, self.bf16 = data, batch_size, folder, bf16
+        self.model = PlainModel(data.model())
+
+    def steps(self, count: int) -> float:
+        """Take two, and then so many; return rows a second of the latter."""
+        from transformers import Trainer, TrainerCallback, TrainingArguments
+
+        marks: list[float] = []
+
+        class Clock(TrainerCallback):
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                marks.append(time.perf_counter())
+
+        class MixerTrainer(Trainer):
+            def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **_: Any) -> Tensor:
+                batch: Batch = inputs["batch"].to(inputs["device_of"].device)
+                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, 1, 0.1)
+
+        plain = self.data.plain
+        trainer = MixerTrainer(
+            model=self.model,
+            args=TrainingArguments(
+                output_dir=str(self.folder),
+                per_device_train_batch_size=self.batch_size,
+                max_steps=count + 2,
+                learning_rate=2e-5,
+                bf16=self.bf16,
+                use_cpu=not torch.cuda.is_available(),
+                train_sampling_strategy="group_by_length",
+                logging_strategy="no",
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                remove_unused_columns=False,
+                dataloader_drop_last=True,
+                seed=random.randrange(1000),
+            ),
+            train_dataset=_Lengths(plain),
+            data_collator=lambda items: {
+                "batch": _share(plain, np.array([item["row"] for item in items])),
+                "device_of": torch.zeros(1),
+            },
+            callbacks=[Clock()],
+        )
+        trainer.train()
+        return count * self.batch_size / (marks[-1] - marks[1])
+
+
+class _Lengths(torch.utils.data.Dataset):
+    """Row numbers, with lengths for the Trainer's sampler."""
+
+    def __init__(self, data: OccupationDataset) -> None:
+        self.lengths = data.lengths.tolist()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"row": row, "input_ids": range(self.lengths[row])}
+
+
+def _share(data: OccupationDataset, rows: np.ndarray) -> Batch:
+    """Rows as a batch of their own."""
+    return data[Share(rows=rows, epoch=0, num_rows=len(rows), num_target_blocks=1, weight=1.0)]
+
+
+def peak_gflops(device: torch.device) -> float:
+    """Of a matrix product in bf16, the best of ten."""
+    a = torch.randn(2048, 2048, device=device).bfloat16()
+
+    def once() -> float:
+        started = time.perf_counter()
+        (a @ a)[0, 0].item()
+        return time.perf_counter() - started
+
+    return 2 * 2048**3 / min(once() for _ in range(10)) / 1e9
+
+
+def main() -> None:
+    """Let the sides take turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=64, help="rows a step (default: 64)")
+    parser.add_argument("--steps", type=int, default=8, help="of ours and the Trainer's in a round (default: 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
+    parser.add_argument("--precision", default="auto", help="ours (default: auto)")
+    parser.add_argument("--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer"))
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = Data(folder)
+        config = TrainConfig(args.batch_size, 1000, 2e-5, 0.1, precision=args.precision)
+        ours = Ours(data, config, device, folder)
+        sides: dict[str, tuple[Callable[[int], float], int]] = {"ours": (ours.steps, args.steps)}
+        if "reference" in args.against:
+            sides["reference"] = (Reference(data, args.batch_size, device).steps, 1)
+        if "trainer" in args.against:
+            trainer = HuggingFace(data, args.batch_size, folder / "trainer", bf16=args.precision != "fp32")
+            sides["trainer"] = (trainer.steps, args.steps)
+        for work, count in sides.values():
+            work(min(count, 2))
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        peaks = []
+        for _ in range(args.rounds):
+            for side, (work, count) in sides.items():
+                rates[side].append(work(count))
+            peaks.append(peak_gflops(device))
+        flops = ours.flops_per_row(args.steps)
+    median = {side: statistics.median(values) for side, values in rates.items()}
+    peak = max(peaks)
+    result = {
+        "benchmark": "train_step",
+        "batch_size": args.batch_size,
+        "rows_per_s": {side: round(rate, 1) for side, rate in median.items()},
+        "ratio": {side: round(median["ours"] / rate, 2) for side, rate in median.items() if side != "ours"},
+        "gflop_per_row": round(flops / 1e9, 2),
+        "peak_gflops": round(peak),
+        "share_of_peak": round(median["ours"] * flops / 1e9 / peak, 3),
+        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {device.type}",
+        "torch": torch.__version__,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
