@@ -12,26 +12,29 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from histocoder.checkpoint import load_model, save_model
 from histocoder.data.normalize import normalize
-from histocoder.data.samplers import SequentialSampler
 from histocoder.data.tokens import join_language, tokenize
 from histocoder.decoding.confidence import set_probability
 from histocoder.decoding.greedy import greedy
-from histocoder.decoding.search import full_search, top_k_search
+from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
-from histocoder.model import MixerModel
+from histocoder.model import MixerModel, trimmed_length
 from histocoder.precision import computing_dtype
 
 MODES = ("greedy", "flat", "topk", "full")
-_AT_ONCE = {"cpu": (64, 1 << 12)}  # descriptions, and rows × codes of a search: what fits a CPU's caches
-_AT_ONCE_ELSEWHERE = (4096, 1 << 16)
+_ENCODED_AT_ONCE = {"cpu": 64}
+"""Descriptions at most: what fits a CPU's caches. Decoding reads all weights at each step, and likes more."""
+_ENCODED_AT_ONCE_ELSEWHERE = 4096
+_LIKE = 1.25
+"""Of a batch the longest description is at most so many times as long as the shortest, where there are enough."""
 
 
 class TextCutWarning(UserWarning):
@@ -97,6 +100,8 @@ class Coder:
         self.system = _stem(model.config.target_cols) or self.formatter.name
         self.card = model_card(model.config)
         self._trie: CodeTrie | None = None
+        self._search: TrieSearch | None = None
+        self._encoded_at_once = _ENCODED_AT_ONCE.get(self.device.type, _ENCODED_AT_ONCE_ELSEWHERE)
 
     @classmethod
     def from_pretrained(
@@ -198,7 +203,8 @@ class Coder:
             raise UserError(f"k is {k}; it must be 1 or more.")
         rows = self._distinct(texts, lang)
         table = rows.distinct
-        batches = self._batches(table, self._rows_at_once(batch_size, mode))
+        self._search = None
+        batches = self._batches(table, batch_size)
         hidden = None if progress and len(table) > batch_size else True  # None: where there is no terminal
         bar = tqdm(total=len(table), unit="text", disable=hidden, leave=False)
         parts: list[tuple[np.ndarray, Prediction]] = []
@@ -233,16 +239,16 @@ class Coder:
         thresholds : Tensor of shape (B,), optional
             For flat; without them the best `k` classes come.
         """
-        memory, pooled, memory_mask = self._computing.encode(input_ids)
+        memory, pooled, memory_mask = self._encode(input_ids)
         decoder = self._computing.decoder
         if mode == "flat":
             return self._flat(pooled, k, thresholds)
         if mode == "topk":
-            places, best = top_k_search(decoder, memory, memory_mask, self._code_trie(), k=k)
+            places, best = self._trie_search().top_k(memory, memory_mask, k=k)
             codes = np.array(self.codes, dtype=object)[places.cpu().numpy()]
             return Prediction(codes, _numpy(best), _numpy(best[:, 0]))
         if mode == "full":
-            full = _numpy(full_search(decoder, memory, memory_mask, self._code_trie()))
+            full = _numpy(self._trie_search().full(memory, memory_mask))
             return Prediction(np.empty((len(full), 0), dtype=object), full, full.max(1))
         num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
         tokens, token_probs = greedy(
@@ -270,8 +276,8 @@ class Coder:
         """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
         rows = self._distinct(texts, lang)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-        for places, input_ids in self._batches(rows.distinct, self._rows_at_once(batch_size, "flat")):
-            pooled[places] = self._computing.encode(input_ids)[1].float().cpu().numpy()
+        for places, input_ids in self._batches(rows.distinct, batch_size):
+            pooled[places] = self._encode(input_ids)[1].float().cpu().numpy()
         return pooled[rows.place]
 
     def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
@@ -301,6 +307,12 @@ class Coder:
             self._trie = CodeTrie(self.codes, self.formatter).to(self.device)
         return self._trie
 
+    def _trie_search(self) -> TrieSearch:
+        """Made anew for each table, since what it has computed holds for the weights of then."""
+        if self._search is None:
+            self._search = TrieSearch(self._computing.decoder, self._code_trie())
+        return self._search
+
     def column_names(self, mode: str, *, k: int = 5) -> list[str]:
         """The columns of `predict`; of flat with a threshold, the first `k` codes'."""
         if mode == "full":
@@ -312,10 +324,22 @@ class Coder:
         """Codes of a row at least, where there is no row to tell."""
         return {"greedy": self.formatter.num_blocks, "full": len(self.codes)}.get(mode, min(k, len(self.codes)))
 
-    def _rows_at_once(self, batch_size: int, mode: str) -> int:
-        """What goes through the model at once: `batch_size`, or as much less as the device is fast with."""
-        rows, nodes = _AT_ONCE.get(self.device.type, _AT_ONCE_ELSEWHERE)
-        return max(1, min(batch_size, rows, nodes // len(self.codes) if mode in ("topk", "full") else rows))
+    def _encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Encode as `MixerModel.encode` does, so many descriptions at a time as the device is fast with."""
+        if len(input_ids) <= self._encoded_at_once:
+            return self._computing.encode(input_ids)
+        config, num_positions = self.model.config, input_ids.shape[1]
+        memories, pooled = [], []
+        for ids in input_ids.split(self._encoded_at_once):
+            # what is cut off is padding that nobody looks at; where the decoder does, it stays
+            longest = int(ids.ne(0).sum(1).max())
+            needed = (
+                min(num_positions, trimmed_length(longest, config.max_len)) if config.mask_memory else num_positions
+            )
+            memory, some_pooled, _ = self._computing.encode(ids[:, :needed])
+            memories.append(F.pad(memory, (0, 0, 0, num_positions - memory.shape[1])))
+            pooled.append(some_pooled)
+        return torch.cat(memories), torch.cat(pooled), input_ids.ne(0) if config.mask_memory else None
 
     def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Batches of like lengths: their places, and token ids of shape (B, S)."""
@@ -326,9 +350,11 @@ class Coder:
         if num_cut:
             warnings.warn(TextCutWarning(num_cut, config.max_len), stacklevel=3)
         texts = tokenize(joined, max_len=config.max_len)
-        for share in SequentialSampler(texts.lengths, batch_size=batch_size):
-            ids = texts.pad(share.rows, max_len=config.max_len, num_positions=config.pad_to)
-            yield share.rows, torch.from_numpy(ids).to(self.device)
+        order = np.argsort(texts.lengths, kind="stable")
+        for start, end in _runs(texts.lengths[order], at_least=self._encoded_at_once, at_most=batch_size):
+            rows = order[start:end]
+            ids = texts.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
+            yield rows, torch.from_numpy(ids).to(self.device)
 
     def _distinct(self, texts: str | Sequence[str | None] | pd.Series, lang: str | Sequence[str] | pd.Series) -> _Rows:
         series = (
@@ -385,6 +411,16 @@ class _Rows(NamedTuple):
     place: np.ndarray
     """Where each row's description stands among them; -1 where it is missing."""
     index: pd.Index
+
+
+def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple[int, int]]:
+    """Runs of like lengths, from the first to behind the last, in sorted lengths; of so many, where there are."""
+    start = 0
+    while start < len(lengths):
+        alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
+        end = min(max(alike, start + at_least), start + at_most, len(lengths))
+        yield start, end
+        start = end
 
 
 def _join(parts: list[tuple[np.ndarray, Prediction]], num_rows: int, *, width: int) -> Prediction:

@@ -11,10 +11,10 @@ from models import CODES, tiny_model
 from histocoder import Coder, load_occcanine
 from histocoder.checkpoint import published_weights
 from histocoder.data.normalize import normalize
-from histocoder.decoding.search import full_search
+from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
-from histocoder.model import MixerModel, load_encoder
+from histocoder.model import MixerModel, Stepper, load_encoder
 from histocoder.occcanine import save_occcanine
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
@@ -55,6 +55,26 @@ def test_each_distinct_text_is_computed_once(coder: Coder, monkeypatch: pytest.M
     monkeypatch.setattr(MixerModel, "encode", lambda self, ids: rows.append(len(ids)) or encode(self, ids))
     coder.predict(["farmer", "baker", None, "farmer"] * 50, "en", mode="flat", batch_size=8)
     assert sum(rows) == 2
+
+
+def test_descriptions_are_encoded_in_small_batches_and_decoded_in_large_ones(
+    coder: Coder, monkeypatch: pytest.MonkeyPatch
+):
+    texts = [f"{a}{b}r {'x' * (i % 4)}" for i, a in enumerate("abcdefgh") for b in "klmnop"]
+    expected = {mode: coder.predict(texts, "en", mode=mode) for mode in ("greedy", "full", "flat")}
+    encoded, decoded = [], []
+    encode, step = MixerModel.encode, Stepper.step
+    monkeypatch.setattr(MixerModel, "encode", lambda self, ids: encoded.append(len(ids)) or encode(self, ids))
+    monkeypatch.setattr(Stepper, "step", lambda self, tokens: decoded.append(len(tokens)) or step(self, tokens))
+    monkeypatch.setattr(coder, "_encoded_at_once", 8)
+    for mode, before in expected.items():
+        encoded.clear()
+        after = coder.predict(texts, "en", mode=mode)
+        assert encoded == [8] * 6
+        numbers = before.select_dtypes("number").columns
+        np.testing.assert_allclose(after[numbers], before[numbers], atol=1e-6)
+        assert after.drop(columns=numbers).equals(before.drop(columns=numbers))
+    assert len(decoded) <= 10 and decoded[0] == 48
 
 
 def test_topk_is_the_head_of_full(coder: Coder):
@@ -189,7 +209,7 @@ def test_a_published_model_gives_what_the_reference_gives():
             assert flat[f"prob_{i}"].iloc[row] == pytest.approx(logits[row, place].item(), abs=1e-4)
     searched = [coder.formatter.system.from_block(block) for block in expected["full_search_codes"]]
     memory, _, mask = coder.model.encode(torch.tensor(expected["input_ids"]))
-    probs = full_search(coder.model.decoder, memory, mask, CodeTrie(searched, coder.formatter))
+    probs = TrieSearch(coder.model.decoder, CodeTrie(searched, coder.formatter)).full(memory, mask)
     np.testing.assert_allclose(probs, expected["full_search_probs"], atol=1e-4)
     decoded = coder.formatter.decode(np.array(expected["greedy_tokens"]))
     found = coder.predict(texts, langs)[[f"hisco_{i}" for i in range(1, 6)]].to_numpy()

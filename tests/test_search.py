@@ -5,12 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from histocoder.decoding import confidence, search
 from histocoder.decoding.confidence import set_probability
 from histocoder.decoding.greedy import greedy
-from histocoder.decoding.search import full_search, top_k_search
+from histocoder.decoding.layout import TreeLayout
+from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters import BOS, PAD, Formatter, build_formatter
-from histocoder.model import Decoder
+from histocoder.model import Decoder, Stepper
 
 HISCO = build_formatter("hisco", num_blocks=3)
 GENERAL = build_formatter("general", num_blocks=2, block_size=4)
@@ -18,45 +20,95 @@ HISCO_CODES = ["61110", "61115", "61220", "-1", "-2", "01110", "95410", "95440",
 GENERAL_CODES = ["A", "A1", "A1b2", "B-", "-1", "12", "123", "1234"]
 
 
-def decoder_and_memory(formatter: Formatter, rows: int = 5) -> tuple[Decoder, torch.Tensor, torch.Tensor]:
+def decoder_and_memory(
+    formatter: Formatter, rows: int = 5, num_positions: int = 7
+) -> tuple[Decoder, torch.Tensor, torch.Tensor]:
     torch.manual_seed(3)
     decoder = Decoder(formatter.vocab_size + 1, 32, num_layers=2, num_heads=4).eval()
     torch.nn.init.normal_(decoder.head.weight, std=0.6)  # so that probabilities differ
-    memory = torch.randn(rows, 7, 32)
-    mask = torch.arange(7) < torch.arange(3, 3 + rows)[:, None]
+    for name, parameter in decoder.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    memory = torch.randn(rows, num_positions, 32)
+    mask = torch.arange(num_positions) < torch.arange(3, 3 + rows)[:, None]
     return decoder, memory, mask
 
 
-def oracle(decoder: Decoder, memory: torch.Tensor, mask: torch.Tensor, tokens: list[int]) -> list[float]:
+def oracle(decoder: Decoder, memory: torch.Tensor, mask: torch.Tensor | None, tokens: list[int]) -> list[float]:
     """The probability of a sequence, one token of one row at a time, the whole prefix each time."""
     found = []
     for row in range(len(memory)):
         probability = 1.0
         for i, token in enumerate(tokens):
             prefix = torch.tensor([[BOS, *tokens[:i]]])
-            logits = decoder(prefix, memory[row : row + 1], mask[row : row + 1])[0, -1]
+            logits = decoder(prefix, memory[row : row + 1], None if mask is None else mask[row : row + 1])[0, -1]
             probability *= logits.softmax(-1)[token].item()
         found.append(probability)
     return found
 
 
+@pytest.mark.parametrize("num_positions", [7, 20])  # shorter and longer than what is folded into the weights
+@pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("formatter", "codes"), [(HISCO, HISCO_CODES), (GENERAL, GENERAL_CODES)])
 @torch.no_grad()
-def test_full_search_is_brute_force(formatter: Formatter, codes: list[str]):
-    decoder, memory, mask = decoder_and_memory(formatter)
-    probs = full_search(decoder, memory, mask, CodeTrie(codes, formatter))
+def test_full_search_is_brute_force(formatter: Formatter, codes: list[str], masked: bool, num_positions: int):
+    decoder, memory, mask = decoder_and_memory(formatter, num_positions=num_positions)
+    mask = mask if masked else None
+    probs = TrieSearch(decoder, CodeTrie(codes, formatter)).full(memory, mask)
     for i, code in enumerate(codes):
         expected = torch.tensor(oracle(decoder, memory, mask, formatter.system.to_block(code)))
         torch.testing.assert_close(probs[:, i], expected, atol=1e-7, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_full_search_is_the_same_in_small_parts(monkeypatch: pytest.MonkeyPatch):
+    decoder, memory, mask = decoder_and_memory(HISCO, rows=40)
+    trie = CodeTrie(HISCO_CODES, HISCO)
+    whole = TrieSearch(decoder, trie).full(memory, mask)
+    monkeypatch.setitem(search._NODES_AT_ONCE, "cpu", 1)  # a row at a time, memory of 16 rows
+    torch.testing.assert_close(TrieSearch(decoder, trie).full(memory, mask), whole)
+
+
+@torch.no_grad()
+def test_what_rows_share_is_computed_once_for_all_batches():
+    decoder, memory, mask = decoder_and_memory(HISCO)
+    codes = [f"{i:05}" for i in range(0, 100_000, 61)]
+    trie = CodeTrie(codes, HISCO)
+    counts = [0, 0]
+    for i, layer in enumerate(decoder.decoder.layers):
+        layer.norm1.register_forward_hook(
+            lambda _, inputs, __, i=i: counts.__setitem__(i, counts[i] + inputs[0][..., 0].numel())
+        )
+    found = TrieSearch(decoder, trie)
+    for _ in range(3):
+        found.full(memory, mask)
+    assert counts[1] == 3 * len(memory) * counts[0]
+    assert counts[0] < 1.15 * sum(len(level) for level in trie.children)  # nodes that stand in several bins
+
+
+@given(st.sets(st.integers(0, 99_999), min_size=1), st.integers(1, 40))
+def test_each_node_of_a_layout_sees_its_ancestors_and_nothing_else(numbers: set[int], bin_size: int):
+    trie = CodeTrie([f"{i:05}" for i in sorted(numbers)], HISCO)
+    layout = TreeLayout(trie.blocks, bin_size)
+    size = layout.tokens.shape[1]
+    for block, places in zip(trie.blocks.tolist(), layout.places.tolist(), strict=True):
+        for depth, place in enumerate(places):
+            bin_, node = divmod(place, size)
+            seen = layout.visible[bin_, node].nonzero()[:, 0]
+            found = sorted(zip(layout.depths[bin_, seen].tolist(), layout.tokens[bin_, seen].tolist(), strict=True))
+            assert found == list(enumerate([BOS, *block[:depth]]))
+
+
+@pytest.mark.parametrize("few", [0, 64])  # whether rows are given up and searched in full
 @pytest.mark.parametrize("k", [1, 3, 10, 99])
 @torch.no_grad()
-def test_top_k_is_the_head_of_full(k: int):
-    decoder, memory, mask = decoder_and_memory(HISCO)
+def test_top_k_is_the_head_of_full(k: int, few: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(search, "_FEW", few)
+    monkeypatch.setattr(search, "_CROWDED", 0.8)
+    decoder, memory, mask = decoder_and_memory(HISCO, rows=9)
     trie = CodeTrie(HISCO_CODES, HISCO)
-    best = full_search(decoder, memory, mask, trie).topk(min(k, len(HISCO_CODES)))
-    codes, probs = top_k_search(decoder, memory, mask, trie, k=k)
+    best = TrieSearch(decoder, trie).full(memory, mask).topk(min(k, len(HISCO_CODES)))
+    codes, probs = TrieSearch(decoder, trie).top_k(memory, mask, k=k)
     assert torch.equal(codes, best.indices)
     torch.testing.assert_close(probs, best.values)
 
@@ -68,13 +120,12 @@ def test_top_k_leaves_out_most_of_the_trie(monkeypatch: pytest.MonkeyPatch):
     torch.nn.init.normal_(decoder.head.weight, std=5)  # a model that is sure of itself
     trie = CodeTrie([f"{i:03}" for i in range(1000)], formatter)
     nodes = []
-    step = Decoder.step_tree
-    monkeypatch.setattr(Decoder, "step_tree", lambda self, t, p, c: nodes.append(t.numel()) or step(self, t, p, c))
-    top_k_search(decoder, memory, mask, trie, k=3)
-    of_top_k, nodes[:] = sum(nodes), []
-    full_search(decoder, memory, mask, trie)
-    assert len(nodes) == 3  # a call for each level, not for each node
-    assert of_top_k < sum(nodes) / 3
+    step = Stepper.step_tree
+    monkeypatch.setattr(Stepper, "step_tree", lambda self, t, p, r: nodes.append(int(r.sum())) or step(self, t, p, r))
+    monkeypatch.setattr(TrieSearch, "full", None)  # is not needed
+    TrieSearch(decoder, trie).top_k(memory, mask, k=3)
+    assert len(nodes) == 6  # two descents, a call for each level, not for each node
+    assert sum(nodes) < len(memory) * 111 / 3
 
 
 @torch.no_grad()
@@ -104,10 +155,28 @@ def test_greedy_stops_when_all_rows_have_ended(monkeypatch: pytest.MonkeyPatch):
     torch.nn.init.zeros_(decoder.head.weight)
     decoder.head.bias[PAD] = 50.0
     calls = []
-    step = Decoder.step
-    monkeypatch.setattr(Decoder, "step", lambda self, t, c: calls.append(1) or step(self, t, c))
+    step = Stepper.step
+    monkeypatch.setattr(Stepper, "step", lambda self, t: calls.append(1) or step(self, t))
     tokens, probabilities = greedy(decoder, memory, mask, num_tokens=15, block_size=5)
     assert len(calls) == 5 and tokens[:, 1:].eq(PAD).all() and probabilities.shape == (5, 15)
+
+
+@torch.no_grad()
+def test_rows_that_have_ended_are_not_decoded_further(monkeypatch: pytest.MonkeyPatch):
+    decoder, memory, mask = decoder_and_memory(HISCO, rows=24)
+    decoder.head.bias[PAD] = 2.5  # so that rows end at different blocks
+    alone = [
+        greedy(decoder, memory[i : i + 1], mask[i : i + 1], num_tokens=15, block_size=5) for i in range(len(memory))
+    ]
+    decoded = []
+    step = Stepper.step
+    monkeypatch.setattr(Stepper, "step", lambda self, t: decoded.append(len(t)) or step(self, t))
+    tokens, probabilities = greedy(decoder, memory, mask, num_tokens=15, block_size=5)
+    assert torch.equal(tokens, torch.cat([row for row, _ in alone]))
+    torch.testing.assert_close(probabilities, torch.cat([row for _, row in alone]))
+    used = tokens[:, 1:].unflatten(1, (3, 5))[..., 0].ne(PAD).sum(1)
+    needed = (5 * (used + 1).clamp(max=3)).sum()
+    assert len(used.unique()) > 1 and needed <= sum(decoded) < 1.34 * needed
 
 
 @pytest.mark.parametrize("codes", [["61110"], ["61110", "-1"], ["01110", "95410", "-2"], ["-1", "-1", "61110"]])
@@ -130,6 +199,30 @@ def test_set_probability_sums_over_orders(codes: list[str]):
     alone = torch.tensor(oracle(decoder, memory, mask, tokens[0, : 5 * (len(codes) + 1)].tolist()))
     found = set_probability(decoder, memory, mask, tokens, probabilities, is_code=is_code)
     torch.testing.assert_close(found, alone, atol=1e-9, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_orders_that_begin_alike_are_computed_together(monkeypatch: pytest.MonkeyPatch):
+    decoder, memory, mask = decoder_and_memory(HISCO)
+    torch.nn.init.zeros_(decoder.head.weight)
+    torch.nn.init.zeros_(decoder.head.bias)  # each token as probable as the next: 19 ** -5 for a code
+    codes = ["01110", "95410", "-2"]
+    tokens = torch.from_numpy(HISCO.encode(["&".join(codes)] * 5))[:, 1:-1].long()
+    nodes = []
+    step = Stepper.step_tree
+    monkeypatch.setattr(Stepper, "step_tree", lambda self, t, p, r: nodes.append(int(r.sum())) or step(self, t, p, r))
+    probabilities = torch.full((5, 15), 1 / 19)
+    is_code = torch.ones(5, 3, dtype=torch.bool)
+    monkeypatch.setattr(confidence, "_NEGLIGIBLE", 1e-30)
+    found = set_probability(decoder, memory, mask, tokens, probabilities, is_code=is_code)
+    torch.testing.assert_close(found, torch.full((5,), 6 * 19.0**-15))
+    # the beginning, three first blocks, five second ones (not the given order's) and as many third ones
+    assert sum(nodes) == len(memory) * (1 + 5 * 3 + 5 * 5 + 4 * 5)
+    nodes.clear()
+    monkeypatch.undo()
+    monkeypatch.setattr(Stepper, "step_tree", lambda self, t, p, r: nodes.append(int(r.sum())) or step(self, t, p, r))
+    set_probability(decoder, memory, mask, tokens, probabilities, is_code=is_code)
+    assert sum(nodes) < len(memory) * (1 + 5 * 3 + 3 * 5)  # beginnings of less than 1e-8 are not followed
 
 
 @given(st.sets(st.sampled_from(GENERAL_CODES + HISCO_CODES[:3]), min_size=1))

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder
+from histocoder.model import Decoder, Stepper
+
+_WORTH_COPYING = 0.75
+"""Rows that have ended are dropped where no more than this share goes on: copying the others then costs less."""
 
 
 @torch.no_grad()
@@ -45,24 +48,31 @@ def greedy(
         Of each decoded token, among all tokens.
     """
     batch, device = len(memory), memory.device
-    cache = decoder.start(memory, memory_mask)
+    stepper = Stepper(decoder, memory, memory_mask, room=num_tokens)
     tokens = torch.full((batch, 1 + num_tokens), PAD, device=device)
     tokens[:, 0] = BOS
     probabilities = torch.ones(batch, num_tokens, device=device)
-    ended = torch.zeros(batch, dtype=torch.bool, device=device)
+    rows = torch.arange(batch, device=device)  # those that the stepper still has
+    ended = torch.zeros(batch, dtype=torch.bool, device=device)  # of these
     path = _TriePath(trie, batch) if trie is not None else None
     for i in range(num_tokens):
-        probs = decoder.step(tokens[:, i], cache).float().softmax(-1)
+        probs = stepper.step(tokens[rows, i]).float().softmax(-1)
         allowed = probs if path is None else path.restrict(probs, i)
         chosen = torch.where(ended, PAD, allowed.argmax(-1))
-        tokens[:, i + 1] = chosen
-        probabilities[:, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
+        tokens[rows, i + 1] = chosen
+        probabilities[rows, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
         if path is not None:
             path.follow(chosen)
         if block_size is not None and (i + 1) % block_size == 0:
-            ended |= tokens[:, i + 2 - block_size].eq(PAD)
-            if bool(ended.all()):
+            ended |= tokens[rows, i + 2 - block_size].eq(PAD)
+            going_on = (~ended).nonzero()[:, 0]
+            if not len(going_on):
                 break
+            if len(going_on) <= _WORTH_COPYING * len(rows):
+                rows, ended = rows[going_on], ended[going_on]
+                stepper.keep(going_on)
+                if path is not None:
+                    path.keep(going_on)
     return tokens, probabilities
 
 
@@ -97,3 +107,7 @@ class _TriePath:
         place = (tokens.eq(chosen[:, None]) & children.ge(0)).int().argmax(1)
         self._node = children.gather(1, place[:, None])[:, 0].clamp(min=0)
         self._level = (self._level + 1) % self._trie.depth
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some rows of the batch only, by their places."""
+        self._node, self._unused = self._node[rows], self._unused[rows]

@@ -1,121 +1,143 @@
-"""Exact probabilities of a key's codes in the first block, a level of the trie at a time."""
+"""Exact probabilities of a key's codes in the first block."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from histocoder.decoding.branches import Branches, branches_above
 from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS
-from histocoder.model import Decoder
+from histocoder.model import Decoder, Stepper, TreeDecoder
 
 _SLACK = 1e-4  # of log-probabilities computed in batches of other shapes
+_CROWDED = 0.125
+"""Of the trie's nodes: where a search has to look at more, it is faster to compute all of them, in one shape."""
+_FEW = 64
+"""Nodes that are never too many."""
+_NODES_AT_ONCE = {"cpu": 1 << 12}  # what fits a CPU's caches
+_NODES_AT_ONCE_ELSEWHERE = 1 << 16
 
 
-@dataclass
-class _Level:
-    """For each row of a batch, some nodes of one level of the trie."""
-
-    nodes: Tensor
-    """Of shape (B, W); -1 where a row has fewer than W."""
-    log_probs: Tensor
-    """Of shape (B, W): of the tokens that lead there; -inf where there is no node."""
-    parents: Tensor
-    """Of shape (B, W): the place of each one's parent among the level before."""
-    tokens: Tensor = field(repr=False)
-    """Of shape (B, W): the token that leads there."""
-
-
-@torch.no_grad()
-def full_search(decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, trie: CodeTrie) -> Tensor:
-    """The probability of every code of the key.
+class TrieSearch:
+    """Finds the probabilities of a key's codes.
 
     Parameters
     ----------
     decoder : Decoder
-    memory : Tensor of shape (B, S, dim)
-    memory_mask : Tensor of bool, of shape (B, S), or None
+        Its weights must not change while this is in use: what all rows share is computed once.
     trie : CodeTrie
-
-    Returns
-    -------
-    Tensor of shape (B, num_codes)
-        In the key's order; what is missing from a sum of 1 is the model's belief in tokens that make no code.
     """
-    floor = torch.full((len(memory),), -torch.inf, device=memory.device)
-    leaves = _descend(decoder, memory, memory_mask, trie, floor=floor, width=None)
-    probs = torch.zeros(len(memory), trie.num_codes, device=memory.device)
-    return probs.scatter_(1, leaves.nodes, leaves.log_probs.exp())  # every row has every code
 
+    def __init__(self, decoder: Decoder, trie: CodeTrie) -> None:
+        self._decoder = decoder
+        self._trie = trie
+        self._nodes_at_once = _NODES_AT_ONCE.get(trie.blocks.device.type, _NODES_AT_ONCE_ELSEWHERE)
 
-@torch.no_grad()
-def top_k_search(
-    decoder: Decoder, memory: Tensor, memory_mask: Tensor | None, trie: CodeTrie, *, k: int
-) -> tuple[Tensor, Tensor]:
-    """The k most probable codes of the key, exactly: `full_search`'s, without most of its work.
+    @cached_property
+    def _tree(self) -> TreeDecoder:
+        layout = self._trie.layout
+        return TreeDecoder(self._decoder, layout.tokens, layout.depths, layout.visible)
 
-    A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
-    a code is never more probable than its beginning.
+    @torch.no_grad()
+    def full(self, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
+        """The probability of every code of the key.
 
-    Parameters
-    ----------
-    k : int
-        At most the key's number of codes. For the others see `full_search`.
+        Parameters
+        ----------
+        memory : Tensor of shape (B, S, dim)
+        memory_mask : Tensor of bool, of shape (B, S), or None
 
-    Returns
-    -------
-    codes : Tensor of int, of shape (B, k)
-        Places in the key, the most probable first.
-    probabilities : Tensor of shape (B, k)
-    """
-    k = min(k, trie.num_codes)
-    floor = torch.full((len(memory),), -torch.inf, device=memory.device)
-    beam = _descend(decoder, memory, memory_mask, trie, floor=floor, width=k)
-    floor = beam.log_probs.min(dim=1).values - _SLACK  # of k codes, since every node of the trie leads to one
-    leaves = _descend(decoder, memory, memory_mask, trie, floor=floor, width=None)
-    best = leaves.log_probs.topk(k)
-    return leaves.nodes.gather(1, best.indices), best.values.exp()
+        Returns
+        -------
+        Tensor of shape (B, num_codes)
+            In the key's order; what is missing from a sum of 1 is the model's belief in tokens that make no code.
+        """
+        probs = torch.empty(len(memory), self._trie.num_codes, device=memory.device)
+        step = 16 * max(1, self._nodes_at_once // self._tree.num_nodes)
+        for start in range(0, len(memory), step):
+            rows = slice(start, start + step)
+            mask = None if memory_mask is None else memory_mask[rows]
+            logits = self._tree(memory[rows], mask, nodes_at_once=self._nodes_at_once)
+            following = logits.float().log_softmax(-1)  # (rows, nodes, vocab_size)
+            steps = self._trie.layout.places * following.shape[2] + self._trie.blocks  # (num_codes, depth)
+            log_probs = following.flatten(1)[:, steps.flatten()].unflatten(1, steps.shape).sum(-1)
+            probs[rows] = log_probs.exp()
+        return probs
 
+    @torch.no_grad()
+    def top_k(self, memory: Tensor, memory_mask: Tensor | None, *, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable codes of the key, exactly: `full`'s, mostly without most of its work.
 
-def _descend(
-    decoder: Decoder,
-    memory: Tensor,
-    memory_mask: Tensor | None,
-    trie: CodeTrie,
-    *,
-    floor: Tensor,
-    width: int | None,
-) -> _Level:
-    """Go down the trie with each row's nodes that are above its floor; with a width, the best so many of them."""
-    zeros = torch.zeros(len(memory), 1, dtype=torch.long, device=memory.device)
-    level = _Level(zeros, zeros.float(), zeros, torch.full_like(zeros, BOS))
-    cache = decoder.start_tree(memory, memory_mask)
-    for children, tokens in zip(trie.children, trie.tokens, strict=True):
-        logits = decoder.step_tree(level.tokens, level.parents, cache)
-        level = _expand(level, logits, children, tokens, floor, width)
-    return level
+        A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
+        a code is never more probable than its beginning.
 
+        Parameters
+        ----------
+        k : int
+            At most the key's number of codes. For the others see `full`.
 
-def _expand(
-    level: _Level, logits: Tensor, children: Tensor, tokens: Tensor, floor: Tensor, width: int | None
-) -> _Level:
-    """The children that go on, of all nodes of a level."""
-    log_probs = logits.float().log_softmax(-1)  # (B, W, V)
-    real = level.nodes.clamp(min=0)
-    nodes = children[real].masked_fill(level.nodes[..., None] < 0, -1)  # (B, W, C)
-    next_tokens = tokens[real]
-    scores = level.log_probs[..., None] + log_probs.gather(-1, next_tokens)
-    scores = scores.masked_fill(nodes < 0, -torch.inf).flatten(1)  # (B, W * C)
-    going_on = (scores >= floor[:, None]) & (nodes.flatten(1) >= 0)
-    count = max(int(going_on.sum(1).max()), 1)
-    best = scores.masked_fill(~going_on, -torch.inf).topk(count if width is None else min(width, count))
-    chosen = best.indices
-    ended = ~going_on.gather(1, chosen)
-    return _Level(
-        nodes=nodes.flatten(1).gather(1, chosen).masked_fill(ended, -1),
-        log_probs=best.values,
-        parents=chosen // nodes.shape[2],
-        tokens=next_tokens.flatten(1).gather(1, chosen),
-    )
+        Returns
+        -------
+        codes : Tensor of int, of shape (B, k)
+            Places in the key, the most probable first.
+        probabilities : Tensor of shape (B, k)
+        """
+        step = max(1, self._nodes_at_once // 64)
+        parts = [
+            self._top_k(
+                memory[start : start + step],
+                None if memory_mask is None else memory_mask[start : start + step],
+                min(k, self._trie.num_codes),
+            )
+            for start in range(0, len(memory), step)
+        ]
+        codes, probabilities = zip(*parts, strict=True)
+        return torch.cat(codes), torch.cat(probabilities)
+
+    def _top_k(self, memory: Tensor, memory_mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+        floor = torch.full((len(memory), 1), -torch.inf, device=memory.device)
+        beam, _ = self._descend(memory, memory_mask, floor=floor, width=k)
+        floor = beam.scores[:, -1:] - _SLACK  # of k codes, since every node of the trie leads to one
+        leaves, crowded = self._descend(memory, memory_mask, floor=floor, width=None)
+        codes = torch.empty(len(memory), k, dtype=torch.long, device=memory.device)
+        probs = torch.empty(len(memory), k, device=memory.device)
+        if bool(crowded.any()):
+            best = self.full(memory[crowded], None if memory_mask is None else memory_mask[crowded]).topk(k)
+            codes[crowded], probs[crowded] = best.indices, best.values
+        if not bool(crowded.all()):
+            codes[~crowded], probs[~crowded] = leaves.places[~crowded, :k], leaves.scores[~crowded, :k].exp()
+        return codes, probs
+
+    def _descend(
+        self, memory: Tensor, memory_mask: Tensor | None, *, floor: Tensor, width: int | None
+    ) -> tuple[Branches, Tensor]:
+        """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
+
+        Returns
+        -------
+        leaves : Branches
+            Their places are codes.
+        crowded : Tensor of bool, of shape (B,)
+            Where there are so many nodes that the row was given up.
+        """
+        batch, device = len(memory), memory.device
+        stepper = Stepper(self._decoder, memory, memory_mask)
+        nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
+        level = Branches(nodes, torch.zeros(batch, 1, device=device))
+        tokens, seen = torch.full_like(nodes, BOS), torch.zeros(batch, dtype=torch.long, device=device)
+        limit = max(_FEW, _CROWDED * sum(len(children) for children in self._trie.children))
+        for children, child_tokens in zip(self._trie.children, self._trie.tokens, strict=True):
+            seen += level.real.sum(1)
+            if bool((seen > limit).all()):
+                break
+            level = Branches(level.places, level.scores.masked_fill((seen > limit)[:, None], -torch.inf))
+            log_probs = stepper.step_tree(tokens, parents, level.real).float().log_softmax(-1)  # (B, W, V)
+            candidates = level.scores[..., None] + log_probs.gather(-1, child_tokens[nodes])  # (B, W, C)
+            candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
+            level = branches_above(candidates, floor, width=width)
+            parents = level.places // children.shape[1]
+            nodes, tokens = (x[nodes].flatten(1).gather(1, level.places).clamp(min=0) for x in (children, child_tokens))
+        return Branches(nodes, level.scores), seen > limit

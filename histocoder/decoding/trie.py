@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from histocoder.decoding.layout import TreeLayout
 from histocoder.formatters import Formatter
 
 
@@ -72,6 +74,11 @@ class CodeTrie:
         tokens[edges[:, 0], column] = edges[:, 1]
         self.children.append(torch.from_numpy(children))
         self.tokens.append(torch.from_numpy(tokens))
+
+    @cached_property
+    def layout(self) -> TreeLayout:
+        """All inner nodes, laid out for a decoder."""
+        return TreeLayout(self.blocks)
 
     def to(self, device: torch.device) -> CodeTrie:
         """Move the tables to a device, in place."""
