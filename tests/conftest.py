@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tests")
+torch.set_num_threads(1)  # tiny models gain nothing from more, and tests may share their processors
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
