@@ -98,6 +98,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor | None, update: Tensor, p: float) -> Tensor:
+        """`x + dropout(update, p)`; without `x`, the latter alone."""
         share = round(p * 65536)
         draws = torch.empty(-(-update.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         draws = draws.view(torch.int16)[: update.numel()].view(update.shape)
