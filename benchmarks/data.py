@@ -1,6 +1,10 @@
-"""Rows a second of preparing labels, reading prepared files, and turning them into arrays; prints one line of JSON.
+"""Training data at scale: speed and memory of each stage on a generated file; prints one line of JSON.
 
-Usage: python benchmarks/data.py [--rows N]
+Each stage runs in a process of its own. `anonymous_mb` is the most memory that was its alone at any time (RssAnon,
+sampled; what is mapped from files is shared and can be dropped), beside `imported_mb`, which torch and the package took
+before the stage began; `max_rss_mb` counts mapped files as well.
+
+Usage: python benchmarks/data.py [--rows N] [--dir DIR]
 """
 
 from __future__ import annotations
@@ -8,75 +12,207 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import resource
+import subprocess
+import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from histocoder.config import PrepareConfig
-from histocoder.data.dataset import OccupationDataset, TokenizedTexts, join_language
-from histocoder.data.examples import read_examples
+from histocoder.data.augment import Augmenter, WordList
+from histocoder.data.cache import ExampleArrays, build_cache, open_cache
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
-from histocoder.data.labels import LabelRules, check_labels
-from histocoder.data.prepare import formatter_of, prepare
-from histocoder.data.table import read_table
+from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, formatter_of, prepare
+from histocoder.data.samplers import BucketSampler
+from histocoder.training_data import some_descriptions
 
 TITLES = Path(__file__).parents[1] / "data" / "titles.csv"
+GENERATED_AT_ONCE = 200_000
+BATCH_SIZE, NUM_BATCHES, MAX_LEN = 128, 500, 128
 
 
 def main() -> None:
-    """Grow a file of the wanted size from the sample titles, and time each stage on it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Generate a file, and run each stage on it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the generated file (default: 1,000,000)")
-    num_rows = parser.parse_args().rows
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        titles = pd.read_csv(TITLES, dtype=str)
-        titles = titles[titles["hisco"].str.len() == 5].sample(num_rows, replace=True, random_state=0)
-        numbers = pd.Series(range(num_rows), index=titles.index).astype(str)
-        table = pd.DataFrame({"occ1": titles["title"] + " no " + numbers, "hisco_1": titles["hisco"]})
-        table.to_csv(folder / "table.csv", index=False)
-        config = PrepareConfig(str(folder / "table.csv"), ("hisco_1",), language="en")
-        formatter = formatter_of(config)
-        rates = {}
+    parser.add_argument("--dir", help="where to put it, 250 bytes a row (default: the system's temporary folder)")
+    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.stage is not None:
+        print(json.dumps(measured(lambda: STAGES[args.stage](args.folder))))
+        return
+    with tempfile.TemporaryDirectory(dir=args.dir) as name:
+        generate(Path(name) / "table.csv", args.rows)
+        stages = {stage: run_stage(stage, Path(name)) for stage in STAGES}
+    machine = platform.processor() or platform.machine()
+    print(json.dumps({"benchmark": "data", "rows": args.rows, "stages": stages, "machine": machine}))
 
-        def timed(stage: str, started: float) -> None:
-            rates[stage] = round(num_rows / (time.perf_counter() - started))
 
-        started = time.perf_counter()
-        read = read_table(config.dataset, ["occ1", "hisco_1"])
-        timed("read table", started)
-        started = time.perf_counter()
-        check_labels(read, ["hisco_1"], formatter, LabelRules())
-        timed("check labels", started)
-        started = time.perf_counter()
-        prepare(config, folder / "out", say=lambda _: None)
-        timed("prepare, all of it", started)
+def generate(path: Path, num_rows: int) -> None:
+    """Write a table of titles of the sample data, each row with a number of its own."""
+    titles = pd.read_csv(TITLES, dtype=str)
+    titles = titles[titles["hisco"].str.len() == 5]
+    rng = np.random.default_rng(0)
+    for start in range(0, num_rows, GENERATED_AT_ONCE):
+        numbers = np.arange(start, min(start + GENERATED_AT_ONCE, num_rows))
+        part = titles.iloc[rng.integers(len(titles), size=len(numbers))]
+        texts = part["title"].to_numpy() + " no " + numbers.astype(str).astype(object)
+        frame = pd.DataFrame({"occ1": texts, "hisco_1": part["hisco"].to_numpy()})
+        frame.to_csv(path, mode="a", header=start == 0, index=False)
 
-        key = read_key(folder / "out" / "key.csv")
-        files = [folder / "out" / f"data_{part}.csv" for part in ("train", "val")]
-        started = time.perf_counter()
-        examples = read_examples(files, config.target_cols, formatter, key=key)
-        timed("read prepared files", started)
-        started = time.perf_counter()
-        TokenizedTexts(join_language(examples.texts, examples.langs), max_len=128)
-        timed("tokenise", started)
-        started = time.perf_counter()
-        OccupationDataset(
-            examples.texts, examples.langs, examples.codes, formatter=formatter, classes=key.codes, max_len=128
-        )
-        timed("build dataset, all of it", started)
-    print(
-        json.dumps(
-            {
-                "benchmark": "data",
-                "rows": num_rows,
-                "rows_per_second": rates,
-                "machine": platform.processor() or platform.machine(),
-            }
-        )
+
+def run_stage(stage: str, folder: Path) -> dict[str, float]:
+    """Run a stage in a fresh process; its figures."""
+    command = [sys.executable, __file__, "--stage", stage, "--folder", str(folder)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def measured(stage: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """A stage's figures, with its memory."""
+    imported = peak = anonymous_mb()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.005):
+            peak = max(peak, anonymous_mb())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    figures = stage()
+    done.set()
+    watcher.join()
+    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    memory = {"imported_mb": imported, "anonymous_mb": peak, "max_rss_mb": max_rss}
+    return {**figures, **{name: round(value) for name, value in memory.items()}}
+
+
+def anonymous_mb() -> float:
+    """This process's memory that is of no file."""
+    status = Path("/proc/self/status").read_text().split()
+    return int(status[status.index("RssAnon:") + 1]) / 1024
+
+
+def rate(num_rows: int, started: tuple[float, float]) -> dict[str, float]:
+    """Rows a second since then, by the clock and by the processor's time."""
+    wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
+    return {"rows_per_second": round(num_rows / wall), "rows_per_cpu_second": round(num_rows / cpu)}
+
+
+def now() -> tuple[float, float]:
+    """The clock's and the processor's time."""
+    return time.perf_counter(), time.process_time()
+
+
+def config(folder: Path) -> PrepareConfig:
+    """How the table is prepared."""
+    return PrepareConfig(str(folder / "table.csv"), ("hisco_1",), language="en")
+
+
+def training_files(folder: Path) -> ExampleFiles:
+    """The prepared rows to train on, as finetune.py reads them."""
+    rules, key = LabelRules(allow_short=True), read_key(folder / "out" / KEY_FILE)
+    return ExampleFiles(
+        (folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter_of(config(folder)), key=key, rules=rules
     )
+
+
+def open_training_arrays(folder: Path) -> ExampleArrays:
+    """Their arrays, built where they are not there."""
+    cache_dir = folder / "cache"
+    built = build_cache(
+        training_files(folder), cache_dir, max_len=MAX_LEN, text_normalization="none", say=lambda _: None
+    )
+    return open_cache(built)
+
+
+def prepare_table(folder: Path) -> dict[str, float]:
+    """All of preparing."""
+    started = now()
+    record = prepare(config(folder), folder / "out", say=lambda _: None)
+    return rate(sum(record["rows"].values()), started)
+
+
+def tokenise(folder: Path) -> dict[str, float]:
+    """Read the prepared rows, check, tokenise, write the arrays."""
+    started = now()
+    arrays = open_training_arrays(folder)
+    num_bytes = sum(path.stat().st_size for path in arrays.folder.iterdir())
+    return {**rate(len(arrays), started), "cache_mb": round(num_bytes / 1e6), "bytes_per_row": num_bytes // len(arrays)}
+
+
+def start_again(folder: Path) -> dict[str, float]:
+    """What a second run does before its first batch: find the prepared data and the arrays, check both, set up."""
+    started = time.perf_counter()
+    prepare(config(folder), folder / "out", say=lambda _: None)
+    data = dataset(folder, augment=True)
+    share = next(iter(sampler(data)))
+    data[share]
+    return {"seconds": round(time.perf_counter() - started, 2)}
+
+
+def sample_an_epoch(folder: Path) -> dict[str, float]:
+    """The batches of an epoch, without their content; rank 0 of 2."""
+    data = dataset(folder, augment=False)
+    started = time.perf_counter()
+    batches = sampler(data, num_replicas=2)
+    first = time.perf_counter()
+    num_steps = sum(1 for _ in batches)
+    return {
+        "steps": num_steps,
+        "setup_seconds": round(first - started, 2),
+        "epoch_seconds": round(time.perf_counter() - first, 2),
+    }
+
+
+def collate(folder: Path, *, augment: bool) -> dict[str, float]:
+    """Batches of 128 rows."""
+    data = dataset(folder, augment=augment)
+    shares = [share for share, _ in zip(sampler(data), range(NUM_BATCHES), strict=False)]
+    started = time.perf_counter()
+    for share in shares:
+        data[share]
+    return {"ms_per_batch": round(1000 * (time.perf_counter() - started) / len(shares), 2)}
+
+
+def dataset(folder: Path, *, augment: bool) -> OccupationDataset:
+    """The rows to train on, with the scripts' noise if asked for."""
+    arrays, files = open_training_arrays(folder), training_files(folder)
+    assert files.key is not None
+    noise = None
+    if augment:
+        words = WordList.from_texts(some_descriptions(arrays))
+        noise = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
+    return OccupationDataset(
+        arrays, formatter=files.formatter, classes=files.key.codes, max_len=MAX_LEN, augmenter=noise
+    )
+
+
+def sampler(data: OccupationDataset, *, num_replicas: int = 1) -> BucketSampler:
+    """Batches of 128 rows for each of some ranks; those of the first."""
+    size = BATCH_SIZE * num_replicas
+    return BucketSampler(data.lengths, data.num_target_blocks, batch_size=size, seed=0, num_replicas=num_replicas)
+
+
+STAGES: dict[str, Callable[[Path], dict[str, float]]] = {
+    "prepare": prepare_table,
+    "tokenise": tokenise,
+    "start again": start_again,
+    "sample an epoch": sample_an_epoch,
+    "collate": lambda folder: collate(folder, augment=False),
+    "collate with augmentation": lambda folder: collate(folder, augment=True),
+}
 
 
 if __name__ == "__main__":

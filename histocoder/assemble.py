@@ -75,10 +75,8 @@ def train(
         say(notice)
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config.batch_size, len(train_arrays))
-    formatter = train_files.formatter
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    loader = LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers)
-    settings = _settings(args, len(train_arrays), formatter, key)
+    settings = _settings(args, len(train_arrays), train_files.formatter, key)
     anew = args.overwrite and args.resume == "auto"
     checkpoint_path = find_checkpoint(folder, "never" if anew else args.resume)
     checkpoint = None if checkpoint_path is None else load_checkpoint(checkpoint_path)
@@ -86,23 +84,19 @@ def train(
         _refuse_other_settings(checkpoint, settings, folder)
 
     torch.manual_seed(args.seed)
-    languages = tuple(sorted({*train_arrays.languages, "unk"}))
     if checkpoint_path is not None:
         model = MixerModel(read_model_config(checkpoint_path))
     else:
-        model = build_model(
-            args, formatter=formatter, key=key, target_cols=train_files.target_cols, languages=languages
-        )
+        languages = tuple(sorted({*train_arrays.languages, "unk"}))
+        model = build_model(args, train_files, key=key, languages=languages)
     if args.freeze_encoder:
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())  # dropout differs from rank to rank
 
-    train_data, val_data = (
-        OccupationDataset(
-            arrays, formatter=formatter, classes=key.codes, max_len=args.max_len, augmenter=noise, seed=args.seed
-        )
-        for arrays, noise in ((train_arrays, augmenter_of(args, train_arrays)), (val_arrays, None))
-    )
+    common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
+    noise = augmenter_of(args, train_arrays)
+    train_data = OccupationDataset(train_arrays, augmenter=noise, seed=args.seed, **common)
+    val_data = OccupationDataset(val_arrays, **common)
     start_step = checkpoint.state.step if checkpoint is not None else 0
     distributed.run_on_primary(
         lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
@@ -117,7 +111,7 @@ def train(
             train_data,
             val_data,
             train_config,
-            loader=loader,
+            loader=LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers),
             device=device,
             folder=folder,
             settings=settings,
@@ -188,21 +182,15 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
     )
 
 
-def build_model(
-    args: argparse.Namespace,
-    *,
-    formatter: Formatter,
-    key: Key,
-    target_cols: Sequence[str],
-    languages: tuple[str, ...],
-) -> MixerModel:
-    """A new model, with the weights of `--encoder` or `--initial-checkpoint`."""
+def build_model(args: argparse.Namespace, files: ExampleFiles, *, key: Key, languages: tuple[str, ...]) -> MixerModel:
+    """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     config = ModelConfig(
         encoder={},
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,  # one to spare, as in published models, so that weights can be exchanged
+        formatter=files.formatter.to_config(),
+        vocab_size=files.formatter.vocab_size
+        + 1,  # one to spare, as in published models, so that weights can be exchanged
         codes=key.codes,
-        target_cols=tuple(target_cols),
+        target_cols=files.target_cols,
         descriptions=key.descriptions,
         languages=languages,
         decoder_dim_feedforward=args.decoder_dim_feedforward,

@@ -210,14 +210,7 @@ class _Run:
     ) -> _Run:
         """Put the model on its device, wrap it, and set up optimizer, schedule and batches."""
         world_size = distributed.world_size()
-        trim_positions(model.encoder, model.config.max_len)
-        if device.type == "cpu":
-            keep_freed_memory()
-        global_batch: int | TokenBudget = config.batch_size * world_size
-        if config.tokens_per_batch is not None:
-            global_batch = TokenBudget(config.tokens_per_batch * world_size, model.config.max_len)
-        model.to(device)
-        model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
+        _place(model, config, device)
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
             parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type in ("cpu", "cuda")
@@ -225,7 +218,7 @@ class _Run:
         sampler = BucketSampler(
             train_data.lengths,
             train_data.num_target_blocks,
-            batch_size=global_batch,
+            batch_size=_global_batch(config, model.config.max_len),
             seed=config.seed,
             num_replicas=world_size,
             rank=distributed.rank(),
@@ -372,6 +365,22 @@ class _Run:
             "again, without --overwrite and --resume, it goes on from there.",
             signum,
         )
+
+
+def _global_batch(config: TrainConfig, max_len: int) -> int | TokenBudget:
+    world_size = distributed.world_size()
+    if config.tokens_per_batch is None:
+        return config.batch_size * world_size
+    return TokenBudget(config.tokens_per_batch * world_size, max_len)
+
+
+def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None:
+    """Put a model on its device, in the precision of the run, without what is not trained."""
+    trim_positions(model.encoder, model.config.max_len)
+    if device.type == "cpu":
+        keep_freed_memory()
+    model.to(device)
+    model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:

@@ -29,6 +29,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
     """Give a folder beside `path` to fill and to move to its place; what is left of it in the end is deleted."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
         temporary.mkdir()
         yield temporary
     except OSError as error:

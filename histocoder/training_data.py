@@ -48,7 +48,7 @@ def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter:
     if config.word_freq_file is not None:
         words = read_word_list(config.word_freq_file)
     else:
-        words = WordList.from_texts(_some_descriptions(arrays))
+        words = WordList.from_texts(some_descriptions(arrays))
     return Augmenter(
         words,
         augmentation_prob=config.augmentation_prob,
@@ -57,7 +57,7 @@ def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter:
     )
 
 
-def _some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
+def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
     """Descriptions from all over the data, in their order; all where there are few."""
     for row in range(0, len(arrays), -(-len(arrays) // _WORD_ROWS)):
         yield arrays.texts.text(row).partition(LANG_SEP)[2]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CanineTokenizer
 
+from histocoder.data import dataset as dataset_module
 from histocoder.data.augment import Augmenter, WordList, row_rng
 from histocoder.data.cache import ExampleArrays, build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
@@ -84,6 +85,19 @@ def test_a_code_that_is_no_class_is_an_error(arrays: ExampleArrays):
 def augmenter(**changes) -> Augmenter:
     settings = {"augmentation_prob": 0.7, "num_transformations": 3, "unk_lang_prob": 0.5, **changes}
     return Augmenter(WordList.from_texts(TEXTS), **settings)
+
+
+def test_an_epoch_tokenises_no_row_again_and_with_noise_each_once(
+    arrays: ExampleArrays, monkeypatch: pytest.MonkeyPatch
+):
+    counts: list[int] = []
+    monkeypatch.setattr(
+        dataset_module, "tokenize", lambda texts, **options: counts.append(len(texts)) or tokenize(texts, **options)
+    )
+    batches(dataset(arrays))
+    assert not counts
+    batches(dataset(arrays, augmenter()))
+    assert sum(counts) == len(TEXTS)
 
 
 def test_noise_depends_on_seed_epoch_and_row_alone(arrays: ExampleArrays):
