@@ -76,8 +76,9 @@ class Reference:
         """Padded to 128 positions."""
         tokens = tokenize(join_language(texts, ["en"] * len(texts)), max_len=128)
         ids = tokens.pad(np.arange(len(texts)), max_len=128, num_positions=128)
-        memory, pooled, _ = self.model.encode(torch.from_numpy(ids).to(self.device))
-        return memory, pooled
+        input_ids = torch.from_numpy(ids).to(self.device)
+        output = self.model.encoder(input_ids=input_ids, attention_mask=input_ids.ne(0).float())
+        return output.last_hidden_state, output.pooler_output
 
     @torch.no_grad()
     def flat(self, texts: list[str]) -> None:

@@ -57,8 +57,7 @@ def greedy(
     path = _TriePath(trie, batch) if trie is not None else None
     for i in range(num_tokens):
         probs = stepper.step(tokens[rows, i]).float().softmax(-1)
-        allowed = probs if path is None else path.restrict(probs, i)
-        chosen = torch.where(ended, PAD, allowed.argmax(-1))
+        chosen = torch.where(ended, PAD, (probs if path is None else path.restrict(probs, i)).argmax(-1))
         tokens[rows, i + 1] = chosen
         probabilities[rows, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
         if path is not None:
