@@ -90,11 +90,10 @@ def _layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
     own, output = layer.attention.self, layer.attention.output
     hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))
-    joint = linear(x, own.query, own.key, own.value)
-    heads = joint.unflatten(-1, (3, own.num_attention_heads, -1)).permute(
-        2, 0, 3, 1, 4
-    )  # (3, B, heads, L, dim / heads)
-    queries, keys, values = heads.unbind()  # backwards in one copy, unlike three selections
+    queries, keys, values = (
+        linear(x, part).unflatten(-1, (own.num_attention_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
+        for part in (own.query, own.key, own.value)
+    )
     mixed = attention(queries, keys, values, mask, dropout_p=attention_p)
     update = linear(mixed, output.dense)
     x = layer_norm(add_dropout(x, update, hidden_p), output.LayerNorm)
@@ -105,10 +104,10 @@ def _layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
     """CLS, and a molecule for every `rate` characters of `chars` (B, L, dim)."""
-    weight = module.conv.weight  # (dim, dim, rate)
+    weight = module.conv.weight.to(chars.dtype)  # (dim, dim, rate)
     rate = weight.shape[2]
     windows = chars.unflatten(1, (-1, rate)).flatten(2)  # (B, L / rate, rate * dim)
-    molecules = module.activation(product(windows, [weight.permute(0, 2, 1).flatten(1)], [module.conv.bias]))
+    molecules = module.activation(product(windows, weight.permute(0, 2, 1).flatten(1), module.conv.bias))
     return layer_norm(
         torch.cat([chars[:, :1], molecules[:, : molecules.shape[1] - drop_last]], dim=1), module.LayerNorm
     )
@@ -116,17 +115,17 @@ def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
 
 def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
     """The convolution over each character (B, L, dim) and the molecule (B, M, dim) that it is in; activated."""
-    weight = module.conv.weight  # (dim, 2 * dim, taps): of characters, then of molecules
+    weight = module.conv.weight.to(chars.dtype)  # (dim, 2 * dim, taps): of characters, then of molecules
     dim, _, taps = weight.shape
     rate = module.config.downsampling_rate
     before = (taps - 1) // 2
     length = chars.shape[1]
     padded = F.pad(chars, (0, 0, before, taps - 1 - before))
     windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-    out = product(windows, [weight[:, :dim].permute(0, 2, 1).flatten(1)], [module.conv.bias])
-    by_tap = F.linear(molecules, weight[:, dim:].permute(2, 0, 1).flatten(0, 1).to(chars.dtype)).unflatten(
-        -1, (taps, dim)
-    )
+    out = product(windows, weight[:, :dim].permute(0, 2, 1).flatten(1), module.conv.bias)
+    # contiguous: else torch copies the weight for each row of the batch where no gradients are asked for
+    by_tap = F.linear(molecules.contiguous(), weight[:, dim:].permute(2, 0, 1).flatten(0, 1))
+    by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
     place = torch.arange(length, device=chars.device)
     for k in range(taps):
         at = place + k - before

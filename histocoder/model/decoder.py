@@ -33,12 +33,12 @@ class Attention(nn.Module):
     def queries(self, x: Tensor) -> Tensor:
         """Queries of `x` (B, L, dim), of shape (B, heads, L, dim / heads)."""
         dim = x.shape[-1]
-        return self._heads(product(x, [self.in_proj_weight[:dim]], [self.in_proj_bias[:dim]]))
+        return self._heads(product(x, self.in_proj_weight[:dim], self.in_proj_bias[:dim]))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
         dim = x.shape[-1]
-        keys, values = product(x, [self.in_proj_weight[dim:]], [self.in_proj_bias[dim:]]).chunk(2, dim=-1)
+        keys, values = product(x, self.in_proj_weight[dim:], self.in_proj_bias[dim:]).chunk(2, dim=-1)
         return self._heads(keys), self._heads(values)
 
     def mix(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:

@@ -9,30 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def linear(x: Tensor, *modules: nn.Linear) -> Tensor:
-    """What linear layers of the same input give, side by side, in the precision of `x` (…, in)."""
-    return product(x, [module.weight for module in modules], [module.bias for module in modules])
+def linear(x: Tensor, module: nn.Linear) -> Tensor:
+    """A linear layer in the precision of `x` (…, in)."""
+    return product(x, module.weight, module.bias)
 
 
-def product(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
-    """`x @ weight.T + bias` for each weight, side by side, in the precision of `x`.
-
-    Parameters
-    ----------
-    x : Tensor of shape (…, in)
-    weights, biases : list of Tensor of shape (out_i, in), (out_i,)
-        They stay in their own precision, and get their gradients in it.
-
-    Returns
-    -------
-    Tensor of shape (…, out_1 + out_2 + …)
-    """
-    weight, bias = (_joined(tensors, x.dtype) for tensors in (weights, biases))
-    return F.linear(x, weight, bias)
-
-
-def _joined(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.cat([tensor.to(dtype) for tensor in tensors]) if len(tensors) > 1 else tensors[0].to(dtype)
+def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`x @ weight.T + bias` in the precision of `x` (…, in); weights keep their own, and get their gradients in it."""
+    return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
