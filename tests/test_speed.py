@@ -44,7 +44,7 @@ def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes:
         max_len=MAX_LEN,
         mask_memory=mask_memory,
     )
-    train = TrainConfig(batch_size=16, num_epochs=100, learning_rate=1e-3, seq2seq_weight=0.1, precision=precision)
+    train = TrainConfig(batch_size=16, num_epochs=100, learning_rate=3e-4, seq2seq_weight=0.1, precision=precision)
     return _Run.begin(MixerModel(config, encoder), data, data, train, LoaderConfig(), CPU, folder, {}, NullRun())
 
 
