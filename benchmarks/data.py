@@ -164,7 +164,7 @@ def start_again(folder: Path) -> dict[str, float]:
 
 def sample_an_epoch(folder: Path) -> dict[str, float]:
     """The batches of an epoch, without their content; rank 0 of 2."""
-    data = dataset(folder, augment=False)
+    data = dataset(folder, augment=True)
     started = time.perf_counter()
     batches = sampler(data, num_replicas=2)
     first = time.perf_counter()

@@ -204,7 +204,7 @@ class _Lengths(torch.utils.data.Dataset):
     """Row numbers, with lengths for the Trainer's sampler."""
 
     def __init__(self, data: OccupationDataset) -> None:
-        self.lengths = data.lengths.tolist()
+        self.lengths = data.lengths().tolist()
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -95,7 +95,7 @@ def train(
 
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
     noise = augmenter_of(args, train_arrays)
-    train_data = OccupationDataset(train_arrays, augmenter=noise, seed=args.seed, **common)
+    train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
     val_data = OccupationDataset(val_arrays, **common)
     start_step = checkpoint.state.step if checkpoint is not None else 0
     distributed.run_on_primary(

@@ -223,7 +223,7 @@ class _Run:
             num_replicas=world_size,
             rank=distributed.rank(),
         )
-        total_steps = config.max_steps or config.num_epochs * len(sampler)
+        total_steps = config.max_steps or sum(map(sampler.num_batches, range(config.num_epochs)))
         warmup = round(config.warmup_pct * total_steps)
         scheduler = LambdaLR(optimizer, partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps))
         train_loader = DataLoader(

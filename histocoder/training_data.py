@@ -54,6 +54,7 @@ def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter:
         augmentation_prob=config.augmentation_prob,
         num_transformations=config.num_transformations,
         unk_lang_prob=config.unk_lang_prob,
+        seed=args.seed,
     )
 
 

@@ -46,7 +46,7 @@ def validate(
     """
     model.eval()
     rank, world_size = distributed.rank(), distributed.world_size()
-    sampler = SequentialSampler(data.lengths, batch_size=batch_size, num_replicas=world_size, rank=rank)
+    sampler = SequentialSampler(data.lengths(), batch_size=batch_size, num_replicas=world_size, rank=rank)
     in_sample = np.zeros(len(data), dtype=bool)
     in_sample[np.random.default_rng(0).permutation(len(data))[:num_greedy]] = True
     sums = torch.zeros(9, dtype=torch.float64)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import CanineTokenizer
 
 from histocoder.data import dataset as dataset_module
-from histocoder.data.augment import Augmenter, WordList, row_rng
+from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import ExampleArrays, build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -35,8 +35,8 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> ExampleArrays:
     return open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
 
 
-def dataset(arrays: ExampleArrays, augmenter: Augmenter | None = None, seed: int = 0) -> OccupationDataset:
-    return OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES, max_len=128, augmenter=augmenter, seed=seed)
+def dataset(arrays: ExampleArrays, augmenter: Augmenter | None = None) -> OccupationDataset:
+    return OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES, max_len=128, augmenter=augmenter)
 
 
 def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list[int]]:
@@ -105,7 +105,7 @@ def test_noise_depends_on_seed_epoch_and_row_alone(arrays: ExampleArrays):
     two_ranks = {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
     assert batches(data) == two_ranks
     assert batches(data, epoch=0) != batches(data, epoch=1)
-    assert batches(data) != batches(dataset(arrays, augmenter(), seed=1))
+    assert batches(data) != batches(dataset(arrays, augmenter(seed=1)))
 
 
 def test_noise_is_the_same_in_workers(arrays: ExampleArrays):
@@ -117,29 +117,49 @@ def test_noise_is_the_same_in_workers(arrays: ExampleArrays):
         assert torch.equal(alone.targets, in_worker.targets)
 
 
+def altered(noise: Augmenter, texts: list[str], epoch: int = 0) -> tuple[list[str], np.ndarray]:
+    """Texts after their noise, and which of them lose their language."""
+    drawn = noise.noise(np.arange(len(texts)), epoch)
+    return [noise.alter(text, drawn, row) for row, text in enumerate(texts)], drawn.withheld
+
+
 def test_shares_of_altered_rows():
-    noise = augmenter(augmentation_prob=0.3, unk_lang_prob=0.25)
-    seen = [noise("wine and spirit merchant", "en", row_rng(0, 0, row)) for row in range(4000)]
-    withheld = sum(lang == "unk" for _, lang in seen) / len(seen)
-    altered = sum(text != "wine and spirit merchant" for text, _ in seen) / len(seen)
-    assert withheld == pytest.approx(0.25, abs=0.03)
-    assert 0.25 < altered <= 0.32  # an edit may leave the text as it was
+    text = "wine and spirit merchant"
+    texts, withheld = altered(augmenter(augmentation_prob=0.3, unk_lang_prob=0.25), [text] * 4000)
+    assert withheld.mean() == pytest.approx(0.25, abs=0.03)
+    assert 0.25 < np.mean([other != text for other in texts]) <= 0.32  # an edit may leave the text as it was
+    assert len(set(texts)) > 900
 
 
-@given(st.text(max_size=30), st.integers(0, 1000))
-def test_noise_takes_any_text(text: str, row: int):
+def test_every_edit_and_number_of_edits_is_drawn_alike():
+    drawn = augmenter(augmentation_prob=1.0).noise(np.arange(7000), 3)
+    assert np.allclose(np.bincount(drawn.num_edits, minlength=4) / 7000, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.02)
+    assert np.allclose(np.bincount(drawn.edits.ravel(), minlength=7) / 21000, 1 / 7, atol=0.01)
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=20), st.integers(0, 1000))
+def test_lengths_are_known_before_a_text_is_altered(texts: list[str], epoch: int):
     noise = augmenter(augmentation_prob=1.0)
-    first, second = (noise(text, "en", row_rng(1, 2, row)) for _ in range(2))
-    assert first == second
+    found, _ = altered(noise, texts, epoch)
+    drawn = noise.noise(np.arange(len(texts)), epoch)
+    assert noise.lengths(drawn, np.array(list(map(len, texts)))).tolist() == list(map(len, found))
+    assert found == altered(noise, texts, epoch)[0]
+
+
+@pytest.mark.parametrize("epoch", range(5))
+def test_lengths_of_an_epoch_are_those_of_its_batches(arrays: ExampleArrays, epoch: int):
+    data = dataset(arrays, augmenter())
+    seen = {row: len(ids) for row, ids in batches(data, epoch).items()}
+    assert data.lengths(epoch).tolist() == [seen[row] for row in range(len(data))]
 
 
 def test_no_noise_at_zero():
-    noise = augmenter(augmentation_prob=0.0, unk_lang_prob=0.0)
-    assert all(noise("cook", "en", row_rng(0, 0, row)) == ("cook", "en") for row in range(100))
+    texts, withheld = altered(augmenter(augmentation_prob=0.0, unk_lang_prob=0.0), ["cook"] * 100)
+    assert texts == ["cook"] * 100 and not withheld.any()
 
 
 def test_words_are_drawn_by_frequency():
     words = WordList({"often": 9.0, "rarely": 1.0, "never": 0.0})
-    drawn = [words.draw(row_rng(0, 0, row)) for row in range(2000)]
-    assert drawn.count("often") / 2000 == pytest.approx(0.9, abs=0.03)
+    drawn = [words.words[place] for place in words.place(np.arange(2000) / 2000)]
+    assert drawn.count("often") / 2000 == pytest.approx(0.9, abs=0.01)
     assert "never" not in drawn

@@ -12,7 +12,9 @@ from histocoder.model import trimmed_length
 def sampler(n: int, *, batch_size: int, num_replicas: int = 1, rank: int = 0, seed: int = 7) -> BucketSampler:
     rng = np.random.default_rng(3)
     lengths, blocks = rng.integers(5, 60, n), rng.integers(1, 4, n)
-    return BucketSampler(lengths, blocks, batch_size=batch_size, seed=seed, num_replicas=num_replicas, rank=rank)
+    return BucketSampler(
+        lambda _: lengths, blocks, batch_size=batch_size, seed=seed, num_replicas=num_replicas, rank=rank
+    )
 
 
 @given(n=st.integers(8, 200), batch_size=st.integers(1, 8), world=st.integers(1, 5), epoch=st.integers(0, 3))
@@ -53,7 +55,7 @@ def test_an_epoch_goes_on_where_it_was_left():
 
 def test_buckets_compute_fewer_positions_than_random_batches():
     lengths = np.random.default_rng(0).geometric(0.05, 2000).clip(4, 120)
-    bucketed = BucketSampler(lengths, np.ones(2000, int), batch_size=32, seed=0).global_batches(0)
+    bucketed = BucketSampler(lambda _: lengths, np.ones(2000, int), batch_size=32, seed=0).global_batches(0)
     shuffled = np.random.default_rng(0).permutation(2000)
     random_batches = [shuffled[i : i + 32] for i in range(0, 2000, 32)]
 
@@ -73,7 +75,7 @@ def test_validation_counts_each_row_once(n: int, world: int):
 
 def budgeted(lengths: np.ndarray, num_positions: int, **ranks: int) -> BucketSampler:
     return BucketSampler(
-        lengths, np.ones(len(lengths), int), batch_size=TokenBudget(num_positions, 64), seed=7, **ranks
+        lambda _: lengths, np.ones(len(lengths), int), batch_size=TokenBudget(num_positions, 64), seed=7, **ranks
     )
 
 

@@ -9,6 +9,7 @@ from conftest import ROOT, write_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -24,12 +25,14 @@ MAX_LEN = 64
 CPU = torch.device("cpu")
 
 
-def dataset(folder: Path, source: Path, target_cols: tuple[str, ...]) -> OccupationDataset:
+def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: bool = False) -> OccupationDataset:
     formatter = build_formatter("hisco", num_blocks=len(target_cols))
     files = ExampleFiles((source,), target_cols, formatter)
     arrays = open_cache(build_cache(files, folder, max_len=MAX_LEN, text_normalization="none"))
     key = Key.from_codes(code for code in arrays.code_table)
-    return OccupationDataset(arrays, formatter=formatter, classes=key.codes, max_len=MAX_LEN)
+    words = WordList({"journeyman": 1.0, "of": 2.0})
+    augmenter = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25) if noise else None
+    return OccupationDataset(arrays, formatter=formatter, classes=key.codes, max_len=MAX_LEN, augmenter=augmenter)
 
 
 def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes: int, mask_memory: bool = True) -> _Run:
@@ -93,12 +96,11 @@ def test_a_step_waits_for_no_number(tmp_path: Path):
 
 
 def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path: Path):
-    data = dataset(tmp_path, ROOT / "data" / "train.csv", ("hisco_1",))
+    data = dataset(tmp_path, ROOT / "data" / "train.csv", ("hisco_1",), noise=True)
     run = begin(tmp_path, data, precision="fp32", num_classes=8)
-    computed = sum(
-        len(rows) * trimmed_length(int(data.lengths[rows].max()), MAX_LEN) for rows in run.sampler.global_batches(0)
-    )
-    needed = sum(trimmed_length(int(length), MAX_LEN) for length in data.lengths)
+    run.sampler.set_position(1, 0)
+    computed = sum(batch.input_ids.numel() for batch in run.train_loader)
+    needed = sum(trimmed_length(int(length), MAX_LEN) for length in data.lengths(1))
     assert needed <= computed <= 1.02 * needed
 
 

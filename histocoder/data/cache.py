@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +23,8 @@ from histocoder.data.table import fingerprint
 from histocoder.data.tokens import TokenizedTexts, join_language, tokenize
 from histocoder.files import make_folder, temporary_folder
 
-CACHE_FILE, CACHE_VERSION = "cache.json", 1
-_ARRAYS = ("ids", "offsets", "lengths", "codes", "num_codes")
+CACHE_FILE, CACHE_VERSION = "cache.json", 2
+_ARRAYS = ("ids", "offsets", "lengths", "codes", "num_codes", "langs")
 _COPY_BYTES = 1 << 22
 
 
@@ -44,8 +44,10 @@ class ExampleArrays:
     """Of shape (n,)."""
     code_table: tuple[str, ...]
     """The codes that occur, the mark of a missing one among them."""
+    langs: np.ndarray
+    """Of shape (n,): each row's language, by its place in `languages`."""
     languages: tuple[str, ...]
-    """Those that occur, sorted."""
+    """Those that occur."""
     notices: tuple[str, ...]
     """What a user should know of how the files were read."""
 
@@ -66,6 +68,7 @@ def open_cache(folder: Path) -> ExampleArrays:
         codes=arrays["codes"].reshape(len(arrays["num_codes"]), -1),
         num_codes=arrays["num_codes"],
         code_table=tuple(record["codes"]),
+        langs=arrays["langs"],
         languages=tuple(record["languages"]),
         notices=tuple(record["notices"]),
     )
@@ -153,7 +156,7 @@ def _is_whole(folder: Path, made_from: dict[str, Any]) -> bool:
 
 def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normalization: str) -> dict[str, Any]:
     places: dict[str, int] = {}
-    languages: set[str] = set()
+    languages: dict[str, int] = {}
     notices: list[str] = []
     num_tokens = 0
     with ExitStack() as stack:
@@ -169,19 +172,24 @@ def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normaliz
             arrays["codes"].append(codes)
             arrays["num_codes"].append((codes > 0).sum(1))
             num_tokens += len(tokens.ids)
-            languages.update(examples.langs)
+            arrays["langs"].append(_places(examples.langs, languages))
         forms = {name: array.close() for name, array in arrays.items()}
-    return {"arrays": forms, "codes": list(places), "languages": sorted(languages), "notices": notices}
+    return {"arrays": forms, "codes": list(places), "languages": list(languages), "notices": notices}
 
 
 def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:
     """See `ExampleArrays.codes`; new codes are added to `places`."""
     found = np.zeros((len(examples), num_blocks), dtype=np.int64)
     for i, column in enumerate(examples.codes.columns):
-        index, distinct = pd.factorize(examples.codes[column].to_numpy())
-        table = [places.setdefault(code, len(places) + 1) for code in distinct]
-        found[:, i] = np.array([*table, 0])[index]  # a missing code's index is -1
+        found[:, i] = _places(examples.codes[column].to_numpy(), places) + 1
     return found
+
+
+def _places(values: Sequence[str] | np.ndarray, places: dict[str, int]) -> np.ndarray:
+    """Where each value stands in a table, an array of int of shape (n,); -1 where it is missing. New ones are added."""
+    index, distinct = pd.factorize(np.asarray(values, dtype=object))
+    table = [places.setdefault(value, len(places)) for value in distinct]
+    return np.array([*table, -1])[index]  # a missing value's index is -1
 
 
 class _ArrayFile:

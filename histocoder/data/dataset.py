@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from histocoder.data.augment import Augmenter, row_rng
+from histocoder.data.augment import Augmenter
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.samplers import Share
-from histocoder.data.tokens import LANG_SEP, tokenize
+from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
+
+_ROWS_AT_ONCE = 1 << 18
 
 
 @dataclass
@@ -64,7 +66,7 @@ class OccupationDataset(Dataset):
     max_len : int
         Tokens of an input at most.
     augmenter : Augmenter, optional
-        For training; needs `seed`.
+        For training.
 
     Raises
     ------
@@ -80,22 +82,32 @@ class OccupationDataset(Dataset):
         classes: Sequence[str],
         max_len: int,
         augmenter: Augmenter | None = None,
-        seed: int = 0,
     ) -> None:
         self.arrays = arrays
         self._blocks = _block_table(arrays.code_table, formatter)
         self._class_ids = _class_table(arrays.code_table, classes)
         self._max_len = max_len
         self._augmenter = augmenter
-        self._seed = seed
+        self._lang_lengths = np.array([len(lang) for lang in arrays.languages])
 
     def __len__(self) -> int:
         return len(self.arrays)
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each row, before it is altered, of shape (n,)."""
-        return self.arrays.texts.lengths
+    def lengths(self, epoch: int = 0) -> np.ndarray:
+        """Tokens of each row as it stands in an epoch, of shape (n,)."""
+        plain = self.arrays.texts.lengths
+        if self._augmenter is None:
+            return plain
+        found = np.empty(len(plain), dtype=np.min_scalar_type(self._max_len))
+        for start in range(0, len(plain), _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(plain)))
+            noise = self._augmenter.noise(rows, epoch)
+            before = self._lang_lengths[self.arrays.langs[rows]]
+            after = np.where(noise.withheld, len(UNKNOWN), before)
+            text = np.maximum(plain[rows] - before - len(LANG_SEP) - 2, 0)
+            text = self._augmenter.lengths(noise, text)
+            found[rows] = np.minimum(after + len(LANG_SEP) + 2 + text, self._max_len)
+        return found
 
     @property
     def num_target_blocks(self) -> np.ndarray:
@@ -107,7 +119,7 @@ class OccupationDataset(Dataset):
         if self._augmenter is None:
             input_ids = self.arrays.texts.pad(rows, max_len=self._max_len)
         else:
-            altered = tokenize(self._augment(rows, share.epoch), max_len=self._max_len)
+            altered = tokenize(self._augment(self._augmenter, rows, share.epoch), max_len=self._max_len)
             input_ids = altered.pad(np.arange(len(rows)), max_len=self._max_len)
         codes = self.arrays.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
@@ -121,13 +133,13 @@ class OccupationDataset(Dataset):
             rows=rows,
         )
 
-    def _augment(self, rows: np.ndarray, epoch: int) -> list[str]:
-        assert self._augmenter is not None
+    def _augment(self, augmenter: Augmenter, rows: np.ndarray, epoch: int) -> list[str]:
+        noise = augmenter.noise(rows, epoch)
         altered = []
-        for row in rows.tolist():
-            lang, _, text = self.arrays.texts.text(row).partition(LANG_SEP)
-            text, lang = self._augmenter(text, lang, row_rng(self._seed, epoch, row))
-            altered.append(lang + LANG_SEP + text)
+        for i, row in enumerate(rows.tolist()):
+            lang = self.arrays.languages[self.arrays.langs[row]]
+            text = augmenter.alter(self.arrays.texts.text(row)[len(lang) + len(LANG_SEP) :], noise, i)
+            altered.append((UNKNOWN if noise.withheld[i] else lang) + LANG_SEP + text)
         return altered
 
 

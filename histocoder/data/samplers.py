@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -43,17 +42,18 @@ class BucketSampler:
     """Length-bucketed global batches, the same ones for every number of ranks.
 
     Rows are ordered by length over the whole epoch, at random among those of one length, cut into batches, and the
-    batches are shuffled. All epochs have the same number of batches.
+    batches are shuffled.
 
     Parameters
     ----------
-    lengths : ndarray of int, of shape (n,)
-        Tokens of each row.
+    lengths : callable
+        Takes an epoch; gives the tokens that each row has in it, an array of int of shape (n,).
     num_target_blocks : ndarray of int, of shape (n,)
         Codes of each row.
     batch_size : int or TokenBudget
         Of a global batch: that of all ranks together. The rows that do not fill a batch of a number of rows make one of
-        their own, drawn before ordering, so that no length is favoured.
+        their own, drawn before ordering, so that no length is favoured. Within a token budget, epochs may differ in
+        their number of batches.
     seed : int
     num_replicas, rank : int
         Ranks, and which of them this is. Each gets every `num_replicas`-th row of each batch.
@@ -61,7 +61,7 @@ class BucketSampler:
 
     def __init__(
         self,
-        lengths: np.ndarray,
+        lengths: Callable[[int], np.ndarray],
         num_target_blocks: np.ndarray,
         *,
         batch_size: int | TokenBudget,
@@ -69,40 +69,43 @@ class BucketSampler:
         num_replicas: int = 1,
         rank: int = 0,
     ) -> None:
+        self._lengths = lengths
         self._num_target_blocks = num_target_blocks
-        self._by_length = np.argsort(lengths, kind="stable").astype(np.int32)
-        distinct, counts = np.unique(lengths, return_counts=True)
-        self._length_ends = np.cumsum(counts)
-        if isinstance(batch_size, TokenBudget):
-            self._num_drawn = 0
-            self._bounds = _bounds_within(batch_size, distinct, self._length_ends)
-        else:
-            self._num_drawn = len(lengths) % batch_size
-            self._bounds = np.minimum(np.arange(0, len(lengths) + batch_size, batch_size), len(lengths))
+        self._batch_size = batch_size
         self._seed = seed
         self._num_replicas = num_replicas
         self._rank = rank
-        self._epoch = 0
-        self._first_batch = 0
+        self.set_position(0, 0)
 
     def __len__(self) -> int:
+        """Global batches of the epoch at hand."""
+        return self._num_batches
+
+    def num_batches(self, epoch: int) -> int:
         """Global batches of an epoch."""
-        return len(self._bounds) - 1
+        if isinstance(self._batch_size, int):
+            return math.ceil(len(self._num_target_blocks) / self._batch_size)
+        return len(_bounds_within(self._batch_size, self._lengths(epoch))) - 1
 
     def set_position(self, epoch: int, first_batch: int) -> None:
         """Choose the epoch, and how many of its batches the next iteration leaves out as done."""
         self._epoch, self._first_batch = epoch, first_batch
+        self._num_batches = self.num_batches(epoch)
 
     def global_batches(self, epoch: int, *, first: int = 0) -> Iterator[np.ndarray]:
         """The batches of an epoch, in order, from the `first` on."""
         rng = np.random.default_rng([self._seed, epoch])
-        rows = self._by_length.copy()
-        for start, end in itertools.pairwise([0, *self._length_ends]):
-            rng.shuffle(rows[start:end])
-        drawn = np.sort(rng.choice(len(rows), self._num_drawn, replace=False))
-        rows = np.concatenate([np.delete(rows, drawn), rows[drawn]])
-        for i in rng.permutation(len(self))[first:]:
-            yield rows[self._bounds[i] : self._bounds[i + 1]]
+        lengths = self._lengths(epoch)
+        rows = np.arange(len(lengths), dtype=np.int32)
+        rng.shuffle(rows)
+        if isinstance(self._batch_size, int):
+            whole = len(rows) - len(rows) % self._batch_size
+            bounds = np.array([*range(0, len(rows), self._batch_size), len(rows)])
+        else:
+            whole, bounds = len(rows), _bounds_within(self._batch_size, lengths)
+        rows[:whole] = rows[:whole][np.argsort(lengths[rows[:whole]], kind="stable")]
+        for i in rng.permutation(len(bounds) - 1)[first:]:
+            yield rows[bounds[i] : bounds[i + 1]]
 
     def __iter__(self) -> Iterator[Share]:
         for batch in self.global_batches(self._epoch, first=self._first_batch):
@@ -116,23 +119,12 @@ class BucketSampler:
             )
 
 
-def _bounds_within(budget: TokenBudget, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Where to cut ordered rows into batches within a budget.
-
-    Parameters
-    ----------
-    budget : TokenBudget
-    lengths : ndarray of int, of shape (m,)
-        The lengths that occur, in ascending order.
-    ends : ndarray of int, of shape (m,)
-        Where the rows of each of them end.
-
-    Returns
-    -------
-    ndarray of int, of shape (num_batches + 1,)
-    """
+def _bounds_within(budget: TokenBudget, lengths: np.ndarray) -> np.ndarray:
+    """Where to cut rows that are ordered by length into batches within a budget, of shape (num_batches + 1,)."""
+    counts = np.bincount(lengths)
     bounds, shorter_end = [0], 0
-    for length, end in zip(lengths.tolist(), ends.tolist(), strict=True):
+    for length in counts.nonzero()[0].tolist():
+        end = shorter_end + int(counts[length])
         max_rows = budget.max_rows(length)
         if shorter_end - bounds[-1] >= max_rows:  # no room for one of this length
             bounds.append(shorter_end)
@@ -144,8 +136,8 @@ def _bounds_within(budget: TokenBudget, lengths: np.ndarray, ends: np.ndarray) -
 class SequentialSampler:
     """Each row once, over all ranks, in batches of like lengths; for validation.
 
-    Parameters are those of `BucketSampler`; `batch_size` is one rank's. Ranks may get different numbers of batches,
-    or none.
+    Parameters are those of `BucketSampler`, but `lengths` are an array of shape (n,), and `batch_size` is one rank's.
+    Ranks may get different numbers of batches, or none.
     """
 
     def __init__(self, lengths: np.ndarray, *, batch_size: int, num_replicas: int = 1, rank: int = 0) -> None:

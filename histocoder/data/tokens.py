@@ -13,6 +13,8 @@ CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0
 """CANINE's own, in Unicode's private use area."""
 LANG_SEP = "[SEP]"
 """Stands between language and description, as these five characters."""
+UNKNOWN = "unk"
+"""The language that is not known, or withheld."""
 
 
 @dataclass
