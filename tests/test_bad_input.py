@@ -168,7 +168,7 @@ def test_a_folder_that_is_not_writable(folder: Path, monkeypatch, capsys):
 
 
 def test_as_a_program(tmp_path: Path):
-    result = run("finetune.py", "--dataset", tmp_path / "none.csv", "--target-cols", "a", check=False)
+    result = run("finetune.py", "--dataset", tmp_path / "none.csv", "--target-cols", "a", check=False, fresh=True)
     assert result.returncode == 2 and result.stderr.count("\n") == 1 and "error: There is no file" in result.stderr
 
 
@@ -196,12 +196,10 @@ def test_more_processes_than_gpus(monkeypatch):
     from histocoder import distributed
     from histocoder.errors import UserError
 
+    monkeypatch.setattr(distributed, "_launch", distributed.Launch())  # put back when the test ends
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    try:
-        with pytest.raises(UserError, match=r"2 processes .* 1 GPUs.*--nproc_per_node=1"):
-            distributed.start()
-    finally:
-        monkeypatch.setattr(distributed, "_launch", distributed.Launch())
+    with pytest.raises(UserError, match=r"2 processes .* 1 GPUs.*--nproc_per_node=1"):
+        distributed.start()
