@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import CanineTokenizer
 
@@ -138,6 +138,7 @@ def test_every_edit_and_number_of_edits_is_drawn_alike():
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=20), st.integers(0, 1000))
+@example([""], 28)
 def test_lengths_are_known_before_a_text_is_altered(texts: list[str], epoch: int):
     noise = augmenter(augmentation_prob=1.0)
     found, _ = altered(noise, texts, epoch)

@@ -193,7 +193,7 @@ def _insert(text: str, at: float, what: float) -> str:
 
 def _substitute(text: str, at: float, what: float) -> str:
     i = int(at * len(text))
-    return text[:i] + _letter(what) + text[i + 1 :]
+    return text and text[:i] + _letter(what) + text[i + 1 :]
 
 
 def _neighbour(text: str, at: float, what: float) -> str:
