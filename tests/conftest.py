@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+# before torch and transformers are imported, here and in what is forked
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # tests share processors, and tiny models need but one
+
 import pytest
-import torch
+from forked import run_forked
 from hypothesis import settings
 
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tests")
-torch.set_num_threads(1)  # tiny models gain nothing from more, and tests may share their processors
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -70,12 +72,17 @@ def environment(**extra: str) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", **extra}
 
 
-def run(*args: object, check: bool = True, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a script of the project, in a process of its own."""
-    command = [sys.executable, *map(str, args)]
-    result = subprocess.run(
-        command, cwd=ROOT, env=env or environment(), capture_output=True, text=True, timeout=DEADLINE, check=False
-    )
+def run(
+    *args: object, check: bool = True, env: dict[str, str] | None = None, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of the project in a process of its own: a forked one, or where `fresh` a Python that starts anew."""
+    command, env = [str(arg) for arg in args], env or environment()
+    if fresh:
+        result = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
+        )
+    else:
+        result = run_forked(command, cwd=ROOT, env=env, timeout=DEADLINE)
     if check and result.returncode != 0:
         raise AssertionError(f"{args} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}")
     return result
@@ -84,7 +91,7 @@ def run(*args: object, check: bool = True, env: dict[str, str] | None = None) ->
 def torchrun(*args: object, processes: int = 2, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a script on several gloo processes of this machine."""
     launcher = ("-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1")
-    return run(*launcher, f"--master_port={free_port()}", *args, check=check)
+    return run(*launcher, f"--master_port={free_port()}", *args, check=check, fresh=True)
 
 
 def free_port() -> int:

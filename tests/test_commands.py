@@ -22,7 +22,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_predict_prints_a_table(model: Path):
-    out = run("-m", "histocoder", "predict", "--model", model, "--language", "xx", "--mode", "topk", "--k", 2, "a", "b")
+    out = run(
+        "-m",
+        "histocoder",
+        "predict",
+        "--model",
+        model,
+        "--language",
+        "xx",
+        "--mode",
+        "topk",
+        "--k",
+        2,
+        "a",
+        "b",
+        fresh=True,
+    )
     assert "does not know the language xx" in out.stdout
     header, *rows = out.stdout.splitlines()[-3:]
     assert header.split() == ["text", "hisco_1", "prob_1", "desc_1", "hisco_2", "prob_2", "desc_2", "conf"] or (

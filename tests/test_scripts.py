@@ -44,7 +44,7 @@ def assert_same_weights(one: Path, other: Path, *, tolerance: float = 0.0) -> No
 def test_a_run_and_its_files(table: Path, tmp_path: Path):
     out = tmp_path / "out"
     extra = ("--batch-size", 8, "--max-steps", 9, "--save-interval", 3, "--eval-interval", 4, "--language", "en")
-    result = run(*finetune(table, out, *extra))
+    result = run(*finetune(table, out, *extra), fresh=True)
     assert "step 9/9" in result.stdout and "validation at step 9" in result.stdout
     assert not result.stderr
     assert {p.name for p in out.iterdir()} == {
@@ -92,7 +92,7 @@ def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "a", "--batch-size", 8, "--max-steps", 4, "--augmentation-prob", 0.5))
     args = yaml.safe_load((tmp_path / "a" / "args.yaml").read_text())
     assert args["augmentation_prob"] == 0.5 and args["seed"] == 42
-    run("finetune.py", "--config", tmp_path / "a" / "args.yaml", "--save-path", tmp_path / "b")
+    run("finetune.py", "--config", tmp_path / "a" / "args.yaml", "--save-path", tmp_path / "b", fresh=True)
     assert_same_weights(tmp_path / "a", tmp_path / "b")
 
 
@@ -108,7 +108,7 @@ def test_two_ranks_do_what_one_process_does(tmp_path: Path, launcher: str):
     if launcher == "torchrun":
         torchrun(*two)
     else:
-        run("-m", "torch.distributed.launch", "--nproc_per_node=2", f"--master_port={free_port()}", *two)
+        run("-m", "torch.distributed.launch", "--nproc_per_node=2", f"--master_port={free_port()}", *two, fresh=True)
     for column in ("train_loss", "val_loss", "val_loss_linear", "val_loss_seq2seq"):
         assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-5)
     for column in ("token_acc", "seq_acc", "flat_acc", "greedy_seq_acc"):
@@ -346,15 +346,15 @@ def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
 
 def test_wandb_offline_keeps_its_run_and_is_not_imported_unasked(table: Path, tmp_path: Path):
     extra = ("--batch-size", 8, "--max-steps", 2, "--log-wandb", "--run-name", "a name")
-    run(*finetune(table, tmp_path / "out", *extra))
+    run(*finetune(table, tmp_path / "out", *extra), fresh=True)
     run_id = (tmp_path / "out" / "wandb_run_id").read_text().strip()
-    run(*finetune(table, tmp_path / "out", *extra, "--max-steps", 4))
+    run(*finetune(table, tmp_path / "out", *extra, "--max-steps", 4), fresh=True)
     assert (tmp_path / "out" / "wandb_run_id").read_text().strip() == run_id
     assert len(list((tmp_path / "out" / "wandb").glob(f"offline-run-*-{run_id}"))) >= 1
 
     without = [str(arg) for arg in finetune(table, tmp_path / "plain", "--batch-size", 8, "--max-steps", 1)]
     code = f"import runpy, sys; sys.argv = {without!r}; runpy.run_path('finetune.py', run_name='__main__')"
-    result = run("-c", code + "; print('wandb' in sys.modules)")
+    result = run("-c", code + "; print('wandb' in sys.modules)", fresh=True)
     assert result.stdout.splitlines()[-1] == "False"
 
 
