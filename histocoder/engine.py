@@ -23,7 +23,8 @@ from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, UserError
 from histocoder.hub import model_card, write_card
 from histocoder.memory import keep_freed_memory
-from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.model import MixerModel, MixerOutput, keep_copies, trim_positions
+from histocoder.optimizer import AdamW
 from histocoder.precision import computing_dtype
 from histocoder.signals import StopSignals
 from histocoder.tracking import Meter, NullRun, Progress, Tracker
@@ -135,12 +136,11 @@ def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
     # ranks' gradients are averaged, their losses add up
     run.scaler.scale(loss * distributed.world_size()).backward()
     run.scaler.unscale_(run.optimizer)
-    grad_norm = nn.utils.clip_grad_norm_(run.parameters, run.config.max_grad_norm, foreach=True)
     run.scaler.step(run.optimizer)
     run.scaler.update()
     run.scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
-    return loss.detach(), grad_norm.detach()
+    return loss.detach(), run.optimizer.grad_norm
 
 
 def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
@@ -171,8 +171,7 @@ class _Run:
     model: MixerModel
     trainee: nn.Module
     """The model, wrapped for distributed training where there are other processes."""
-    parameters: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: AdamW
     scheduler: LambdaLR
     scaler: torch.amp.GradScaler
     """Of fp16; in other precisions it does nothing."""
@@ -211,9 +210,12 @@ class _Run:
         """Put the model on its device, wrap it, and set up optimizer, schedule and batches."""
         world_size = distributed.world_size()
         _place(model, config, device)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=device.type in ("cpu", "cuda")
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = AdamW(
+            trained,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
         )
         sampler = BucketSampler(
             train_data.lengths,
@@ -241,7 +243,6 @@ class _Run:
             config=config,
             model=model,
             trainee=distributed.wrap(model, device),
-            parameters=parameters,
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=torch.amp.GradScaler(device.type, enabled=model.dtype == torch.float16),
@@ -381,6 +382,8 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
         keep_freed_memory()
     model.to(device)
     model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
+    if device.type == "cpu" and distributed.world_size() == 1:
+        keep_copies(model)
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:

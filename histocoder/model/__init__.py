@@ -2,6 +2,7 @@
 
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import PRESETS, check_positions, load_encoder, trimmed_length
+from histocoder.model.layers import keep_copies
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
@@ -15,6 +16,7 @@ __all__ = [
     "Stepper",
     "TreeDecoder",
     "check_positions",
+    "keep_copies",
     "load_encoder",
     "trim_positions",
     "trimmed_length",

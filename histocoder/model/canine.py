@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.model.layers import add_dropout, additive, attention, dropout, layer_norm, linear, product
+from histocoder.model.layers import add_dropout, additive, attention, dropout, in_precision, layer_norm, linear
 
 if TYPE_CHECKING:
     from transformers import CanineModel
@@ -104,10 +104,11 @@ def _layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
     """CLS, and a molecule for every `rate` characters of `chars` (B, L, dim)."""
-    weight = module.conv.weight.to(chars.dtype)  # (dim, dim, rate)
+    weight = in_precision(module.conv.weight, chars.dtype)  # (dim, dim, rate)
+    bias = in_precision(module.conv.bias, chars.dtype)
     rate = weight.shape[2]
     windows = chars.unflatten(1, (-1, rate)).flatten(2)  # (B, L / rate, rate * dim)
-    molecules = module.activation(product(windows, weight.permute(0, 2, 1).flatten(1), module.conv.bias))
+    molecules = module.activation(F.linear(windows, weight.permute(0, 2, 1).flatten(1), bias))
     return layer_norm(
         torch.cat([chars[:, :1], molecules[:, : molecules.shape[1] - drop_last]], dim=1), module.LayerNorm
     )
@@ -115,14 +116,15 @@ def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
 
 def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
     """The convolution over each character (B, L, dim) and the molecule (B, M, dim) that it is in; activated."""
-    weight = module.conv.weight.to(chars.dtype)  # (dim, 2 * dim, taps): of characters, then of molecules
+    weight = in_precision(module.conv.weight, chars.dtype)  # (dim, 2 * dim, taps): of characters, then of molecules
+    bias = in_precision(module.conv.bias, chars.dtype)
     dim, _, taps = weight.shape
     rate = module.config.downsampling_rate
     before = (taps - 1) // 2
     length = chars.shape[1]
     padded = F.pad(chars, (0, 0, before, taps - 1 - before))
     windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-    out = product(windows, weight[:, :dim].permute(0, 2, 1).flatten(1), module.conv.bias)
+    out = F.linear(windows, weight[:, :dim].permute(0, 2, 1).flatten(1), bias)
     # contiguous: else torch copies the weight for each row of the batch where no gradients are asked for
     by_tap = F.linear(molecules.contiguous(), weight[:, dim:].permute(2, 0, 1).flatten(0, 1))
     by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
-from histocoder.model.layers import attention, layer_norm, linear, product
+from histocoder.model.layers import attention, in_precision, layer_norm, linear, product
 
 
 class Attention(nn.Module):
@@ -32,14 +32,20 @@ class Attention(nn.Module):
 
     def queries(self, x: Tensor) -> Tensor:
         """Queries of `x` (B, L, dim), of shape (B, heads, L, dim / heads)."""
-        dim = x.shape[-1]
-        return self._heads(product(x, self.in_proj_weight[:dim], self.in_proj_bias[:dim]))
+        weight, bias = self._projections(x.dtype)[0]
+        return self._heads(F.linear(x, weight, bias))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
-        dim = x.shape[-1]
-        keys, values = product(x, self.in_proj_weight[dim:], self.in_proj_bias[dim:]).chunk(2, dim=-1)
+        weight, bias = self._projections(x.dtype)[1]
+        keys, values = F.linear(x, weight, bias).chunk(2, dim=-1)
         return self._heads(keys), self._heads(values)
+
+    def _projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of queries, and of keys and values."""
+        dim = self.in_proj_weight.shape[1]
+        both = (in_precision(x, dtype).split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
+        return list(zip(*both, strict=True))
 
     def mix(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
         """Values mixed by the likeness of queries and keys, of shape (B, L, dim)."""
@@ -48,7 +54,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of `x` (B, L, dim) to `source` (B, S, dim), of shape (B, L, dim); for the mask see `attention`."""
-        return linear(attention(self.queries(x), *self.keys_values(source), mask), self.out_proj)
+        if source is x:
+            queries, keys, values = product(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+        else:
+            of_queries, of_sources = self._projections(x.dtype)
+            queries = F.linear(x, *of_queries)
+            keys, values = F.linear(source, *of_sources).chunk(2, dim=-1)
+        mixed = attention(self._heads(queries), self._heads(keys), self._heads(values), mask)
+        return linear(mixed, self.out_proj)
 
 
 class DecoderLayer(nn.Module):

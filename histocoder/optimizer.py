@@ -1,0 +1,155 @@
+"""AdamW that clips; on a CPU in pieces that stay in its cache, since there a step waits for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from histocoder.model.layers import kept_copy
+
+_PIECE = 1 << 18
+"""Numbers of a piece: with its gradient, moments and copy they fit into a core's second cache."""
+
+
+class AdamW(torch.optim.AdamW):
+    """AdamW (Loshchilov and Hutter 2019), fused, which scales gradients to a norm of at most `max_grad_norm` first.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter
+        All on one device.
+    lr, weight_decay, max_grad_norm : float
+
+    Notes
+    -----
+    State and arithmetic are those of `torch.optim.AdamW`. Gradients are those of the parameters, or of the copies that
+    `keep_copies` keeps, which a step brings up to date.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float, max_grad_norm: float
+    ) -> None:
+        parameters = list(parameters)
+        device = parameters[0].device
+        super().__init__(parameters, lr=lr, weight_decay=weight_decay, fused=device.type in ("cpu", "cuda"))
+        self._parameters, self._max_grad_norm = parameters, max_grad_norm
+        self.grad_norm = torch.zeros((), device=device)
+        """Of shape (): the norm of all gradients at the last step, before they were scaled."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Clip and step."""
+        if self._parameters[0].device.type == "cpu":
+            self._step_in_pieces()
+        else:
+            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+            super().step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, those of copies as well."""
+        super().zero_grad(set_to_none)
+        for parameter in self._parameters:
+            if (copy := kept_copy(parameter)) is not None:
+                copy.forget_gradient()
+
+    def _step_in_pieces(self) -> None:
+        (group,) = self.param_groups
+        beta1, beta2 = group["betas"]
+        parts = [part for p in self._parameters if (part := self._part(p)) is not None]
+        bundles = list(_bundles(parts))
+        self.grad_norm = _norm(bundles)
+        shrink = ((self.grad_norm + 1e-6) / self._max_grad_norm).clamp(min=1.0)
+        torch._foreach_add_([part.step for part in parts], 1)
+        buffer = torch.empty(_PIECE)
+        for bundle in bundles:
+            torch._fused_adamw_(
+                [piece.values for piece in bundle],
+                _gathered(buffer, [piece.gradient for piece in bundle]),
+                [piece.mean for piece in bundle],
+                [piece.square for piece in bundle],
+                [],
+                [piece.step for piece in bundle],
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+                grad_scale=shrink,  # what gradients are divided by
+            )
+            for piece in bundle:
+                if piece.copy is not None:
+                    piece.copy.copy_(piece.values)
+        for parameter in self._parameters:
+            if (copy := kept_copy(parameter)) is not None:
+                copy.is_fresh(parameter)
+
+    def _part(self, parameter: nn.Parameter) -> _Part | None:
+        copy = kept_copy(parameter)
+        copied = None if copy is None else copy.tensor
+        gradient = parameter.grad if copied is None else copied.grad
+        if gradient is None:
+            return None
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return _Part(
+            parameter.view(-1),
+            gradient.view(-1),
+            state["exp_avg"].view(-1),
+            state["exp_avg_sq"].view(-1),
+            state["step"],
+            None if copied is None else copied.view(-1),
+        )
+
+
+class _Part(NamedTuple):
+    """A parameter, or a piece of it, with what belongs to it; each of shape (n,)."""
+
+    values: Tensor
+    gradient: Tensor
+    mean: Tensor
+    square: Tensor
+    step: Tensor
+    """Of shape ()."""
+    copy: Tensor | None
+
+    def pieces(self) -> Iterator[_Part]:
+        """Pieces of like size, none of more than `_PIECE` numbers."""
+        count = -(-len(self.values) // _PIECE)
+        copies = repeat(None) if self.copy is None else self.copy.chunk(count)
+        chunks = [x.chunk(count) for x in (self.values, self.gradient, self.mean, self.square)]
+        for values, gradient, mean, square, copy in zip(*chunks, copies, strict=False):
+            yield _Part(values, gradient, mean, square, self.step, copy)
+
+
+def _bundles(parts: list[_Part]) -> Iterator[list[_Part]]:
+    """Pieces, as many small ones together as make up a large one."""
+    bundle: list[_Part] = []
+    for part in parts:
+        for piece in part.pieces():
+            if bundle and sum(len(p.values) for p in bundle) + len(piece.values) > _PIECE:
+                yield bundle
+                bundle = []
+            bundle.append(piece)
+    if bundle:
+        yield bundle
+
+
+def _gathered(buffer: Tensor, gradients: list[Tensor]) -> list[Tensor]:
+    """Gradients of any precision, in a buffer."""
+    places = buffer[: sum(map(len, gradients))].split(list(map(len, gradients)))
+    for place, gradient in zip(places, gradients, strict=True):
+        place.copy_(gradient)
+    return list(places)
+
+
+def _norm(bundles: list[list[_Part]]) -> Tensor:
+    squares = [torch.dot(x, x) for bundle in bundles for piece in bundle for x in (piece.gradient.float(),)]
+    return torch.stack(squares).sum().sqrt()

@@ -1,0 +1,99 @@
+import pytest
+import torch
+from torch import nn
+
+import histocoder.optimizer
+from histocoder.model import keep_copies
+from histocoder.model.layers import in_precision, kept_copy
+from histocoder.optimizer import AdamW
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histocoder.optimizer, "_PIECE", 10)
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.LayerNorm(3))
+
+
+def stepped(model: nn.Module, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A loss whose gradients are large now and then, as `dtype` computes it."""
+    x = torch.randn(4, 7, generator=torch.Generator().manual_seed(seed)) * 10 ** (seed % 3)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            weight, bias = (in_precision(p, dtype) for p in (layer.weight, layer.bias))
+            x = nn.functional.linear(x.to(dtype), weight, bias).tanh()
+        else:
+            x = layer(x.float())
+    return x.square().sum()
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
+def test_it_clips_and_steps_as_torch_does(max_grad_norm: float):
+    ours, theirs = layers(), layers()
+    mine = AdamW(ours.parameters(), lr=1e-2, weight_decay=0.1, max_grad_norm=max_grad_norm)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1, fused=True)
+    for seed in range(6):
+        stepped(ours, seed).backward()
+        mine.step()
+        mine.zero_grad()
+        stepped(theirs, seed).backward()
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), max_grad_norm)
+        reference.step()
+        reference.zero_grad()
+        torch.testing.assert_close(mine.grad_norm, norm, atol=0, rtol=1e-5)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    reference.load_state_dict(mine.state_dict())  # the state is torch's, there and back
+    mine.load_state_dict(reference.state_dict())
+
+
+def test_what_has_no_gradient_stays():
+    model = layers()
+    before = model[1].weight.clone()
+    optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, max_grad_norm=1.0)
+    model[0](torch.ones(2, 7)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model[1].weight, before)
+
+
+def test_kept_copies_train_as_copies_made_at_each_use():
+    kept, made = layers(), layers()
+    keep_copies(kept)
+    optimizers = [AdamW(m.parameters(), lr=1e-2, weight_decay=0.1, max_grad_norm=1.0) for m in (kept, made)]
+    for seed in range(6):
+        for model, optimizer in zip((kept, made), optimizers, strict=True):
+            stepped(model, seed, torch.bfloat16).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(kept.parameters(), made.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_copy_follows_its_weight():
+    model = layers()
+    keep_copies(model)
+    weight = model[0].weight
+    with torch.inference_mode():
+        copy = in_precision(weight, torch.bfloat16)
+    assert not copy.is_inference() and copy.requires_grad
+    assert in_precision(weight, torch.bfloat16) is copy
+    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
+    assert torch.equal(in_precision(weight, torch.bfloat16), weight.bfloat16())
+    assert in_precision(weight, torch.float32) is weight
+    assert kept_copy(model[2].weight).tensor is None  # nobody asked for it
+
+
+def test_weights_are_rounded_once_a_step():
+    kept, made = layers(), layers()
+    keep_copies(kept)
+    stepped(kept, 0, torch.bfloat16)
+
+    def casts(model: nn.Module) -> int:
+        with torch.profiler.profile() as profile:
+            stepped(model, 1, torch.bfloat16)
+        return sum(event.name == "aten::copy_" for event in profile.events())
+
+    assert casts(made) - casts(kept) == 4
