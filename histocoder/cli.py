@@ -130,7 +130,11 @@ def add_model_arguments(parser: Parser) -> None:
         help="weights to start from: a run's folder, or the reference's .bin file",
     )
     group.add_argument("--only-encoder", action="store_true", help="take only the encoder of --initial-checkpoint")
-    group.add_argument("--freeze-encoder", action="store_true", help="train the decoder and the flat head only")
+    group.add_argument(
+        "--freeze-encoder",
+        action="store_true",
+        help="train the decoder and the flat head only; without augmentation texts are encoded once, to --cache-dir",
+    )
     group.add_argument("--max-len", type=int, default=128, metavar="N", help="characters of an input (default: 128)")
     group.add_argument(
         "--text-normalization",

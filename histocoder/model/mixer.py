@@ -41,6 +41,8 @@ class MixerModel(nn.Module):
     ----------
     dtype : torch.dtype
         The precision of matrix products and what lies between them; fp32 unless it is set. Weights stay in their own.
+    encoder_is_frozen : bool
+        See `freeze_encoder`.
     """
 
     def __init__(self, config: ModelConfig, encoder: CanineModel | None = None) -> None:
@@ -60,29 +62,33 @@ class MixerModel(nn.Module):
         self.linear_decoder = nn.Linear(dim, config.num_classes)
         # a new head starts from "one class in num_classes", not from even odds on each
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
-        self._encoder_frozen = False
+        self.encoder_is_frozen = False
         self.dtype = torch.float32
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
         self.encoder.requires_grad_(False)
-        self._encoder_frozen = True
+        self.encoder_is_frozen = True
         self.encoder.eval()
 
     def train(self, mode: bool = True) -> MixerModel:
         """Switch training mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
-        if self._encoder_frozen:
+        if self.encoder_is_frozen:
             self.encoder.eval()
         return self
 
-    def encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def encode(
+        self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Encode a batch of descriptions.
 
         Parameters
         ----------
         input_ids : Tensor of int, of shape (B, S)
             Code points, CLS first, SEP last, 0 where padded; S by `trimmed_length`.
+        encoded : tuple of Tensor, of shapes (B, M, dim) and (B, dim), optional
+            `memory` and `pooled`, where they are known before.
 
         Returns
         -------
@@ -94,24 +100,28 @@ class MixerModel(nn.Module):
         """
         masked = self.config.mask_memory
         trimmed = masked and input_ids.shape[1] < self.config.max_len
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._encoder_frozen):
-            memory, pooled = canine(self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed)
+        if encoded is None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_is_frozen):
+                encoded = canine(self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed)
+        memory, pooled = encoded
         return memory, pooled, input_ids[:, : memory.shape[1]].ne(0) if masked else None
 
     def classify(self, pooled: Tensor) -> Tensor:
         """The flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
         return linear(self.dropout(pooled).float(), self.linear_decoder)
 
-    def forward(self, input_ids: Tensor, target_tokens: Tensor) -> MixerOutput:
+    def forward(
+        self, input_ids: Tensor, target_tokens: Tensor, encoded: tuple[Tensor, Tensor] | None = None
+    ) -> MixerOutput:
         """Encode, then predict both ways.
 
         Parameters
         ----------
         input_ids : Tensor of int, of shape (B, S)
-            See `encode`.
+            See `encode`, also for `encoded`.
         target_tokens : Tensor of int, of shape (B, L)
             Target sequences, BOS first, without EOS.
         """
-        memory, pooled, memory_mask = self.encode(input_ids)
+        memory, pooled, memory_mask = self.encode(input_ids, encoded)
         seq2seq_logits = self.decoder(target_tokens, memory, memory_mask)
         return MixerOutput(seq2seq_logits, self.classify(pooled))
