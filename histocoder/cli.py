@@ -197,6 +197,9 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
     )
     group.add_argument("--use-amp", action="store_true", help="let auto be fp16 on GPUs without bf16")
     group.add_argument(
+        "--compile", action="store_true", help="let torch compile the model's layers, in the first steps"
+    )
+    group.add_argument(
         "--seed", type=int, default=42, metavar="N", help="of split, batches, noise, weights (default: 42)"
     )
     group = parser.add_argument_group("augmentation, of training descriptions on the fly")

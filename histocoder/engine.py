@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from histocoder import distributed, losses
 from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_last_bin, save_model
+from histocoder.compiling import check_compiler
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler, TokenBudget
@@ -383,6 +384,9 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
         keep_freed_memory()
     model.to(device)
     model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
+    if config.compile:
+        check_compiler(device)
+        model.compile_layers()
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from histocoder.config import ModelConfig
-from histocoder.model.canine import canine
+from histocoder.model.canine import LayerFunction, canine, encoder_layer
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import encoder_from_config
 from histocoder.model.layers import linear
 
 if TYPE_CHECKING:
     from transformers import CanineModel
+
+
+_MAX_GRAPHS = 32
+"""Of a layer: with and without gradients, of one row and more, in each precision."""
 
 
 class MixerOutput(NamedTuple):
@@ -64,6 +68,7 @@ class MixerModel(nn.Module):
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
         self.encoder_is_frozen = False
         self.dtype = torch.float32
+        self._encoder_layer: LayerFunction | None = None
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
@@ -77,6 +82,18 @@ class MixerModel(nn.Module):
         if self.encoder_is_frozen:
             self.encoder.eval()
         return self
+
+    def compile_layers(self) -> None:
+        """Have torch compile a layer of the encoder and one of the decoder, each when it is first used.
+
+        Layers are alike, so that the graphs of one serve all of them, and every length and batch of two rows or more:
+        three graphs in training, where the model as a whole would take minutes to compile.
+        """
+        torch._dynamo.config.recompile_limit = _MAX_GRAPHS
+        torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
+        self._encoder_layer = torch.compile(encoder_layer, dynamic=True)
+        for layer in self.decoder.decoder.layers:
+            layer.compile(dynamic=True)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
@@ -102,7 +119,9 @@ class MixerModel(nn.Module):
         trimmed = masked and input_ids.shape[1] < self.config.max_len
         if encoded is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_is_frozen):
-                encoded = canine(self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed)
+                encoded = canine(
+                    self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed, layer_function=self._encoder_layer
+                )
         memory, pooled = encoded
         return memory, pooled, input_ids[:, : memory.shape[1]].ne(0) if masked else None
 
