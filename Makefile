@@ -38,6 +38,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/predict.py
+	$(BIN)/python benchmarks/ddp.py
 
 # All GPUs of this machine: make finetune-ddp DATA=my.csv SAVE=out ARGS="--target-cols hisco_1 --language en"
 finetune-ddp: $(VENV)/.installed
