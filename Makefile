@@ -37,7 +37,9 @@ bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/predict.py
+	$(BIN)/python benchmarks/ddp.py
 
 # All GPUs of this machine: make finetune-ddp DATA=my.csv SAVE=out ARGS="--target-cols hisco_1 --language en"
 finetune-ddp: $(VENV)/.installed

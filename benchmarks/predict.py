@@ -5,7 +5,7 @@ reference's way: inputs padded to 128 positions, fp32, the whole prefix computed
 node of the trie at a time. Both sides alternate within the run; the figures are the medians. `with_repeats` are rows of
 the same file as they stand: we compute each distinct description once, the reference computes all rows.
 
-Usage: python benchmarks/predict.py [--precision fp32] [--rows N] [--modes flat greedy topk full]
+Usage: python benchmarks/predict.py [--precision fp32] [--compile] [--rows N] [--modes flat greedy topk full]
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def descriptions(num_rows: int, *, distinct: bool = True) -> list[str]:
     return texts.sample(min(num_rows, len(texts)), random_state=0).tolist()
 
 
-def build_coder(precision: str) -> Coder:
+def build_coder(precision: str, *, compile: bool) -> Coder:
     """A model of CANINE-s's sizes with random weights."""
     torch.manual_seed(0)
     formatter = build_formatter("hisco", num_blocks=5)
@@ -62,7 +62,7 @@ def build_coder(precision: str) -> Coder:
         codes=codes(),
         target_cols=tuple(f"hisco_{i + 1}" for i in range(5)),
     )
-    return Coder(MixerModel(config), precision=precision)
+    return Coder(MixerModel(config), precision=precision, compile=compile)
 
 
 class Reference:
@@ -148,8 +148,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of both sides (default: 3)")
     parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"), help="ours (default: bf16)")
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
+    parser.add_argument("--compile", action="store_true", help="ours with compiled layers")
     args = parser.parse_args()
-    coder = build_coder(args.precision)
+    coder = build_coder(args.precision, compile=args.compile)
     results = {mode: compare(coder, mode, args) for mode in args.modes}
     machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {coder.device.type}"
     print(
@@ -157,6 +158,7 @@ def main() -> None:
             {
                 "benchmark": "predict",
                 "precision": args.precision,
+                "compile": args.compile,
                 "modes": results,
                 "machine": machine,
                 "torch": torch.__version__,

@@ -2,23 +2,26 @@
 
 Ours is what `finetune.py` does by default, augmentation included. The reference's recipe is fp32, every input padded to
 128 positions, batches in random order, rows tokenised one by one, AdamW unfused, and the loss read in every step. The
-Trainer is Hugging Face's, with bf16, rows grouped by length, and batches padded no further than they need. All have
-random weights, the same losses, and the rows of `english_occupations.csv` (of data/train.csv where that is absent).
-They take turns within the run; the figures are medians. The share of the peak is that of a 2048³ product in bf16.
+Trainer is Hugging Face's, with bf16, rows grouped by length, and batches padded no further than they need; `compiled`
+is ours with `--compile`. All have random weights, the same losses, and the rows of `english_occupations.csv` (of
+data/train.csv where that is absent). They take turns within the run; the figures are medians. The share of the peak is
+that of a 2048³ product in bf16.
 
-Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer] [--compile]
+Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer compiled]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from histocoder import distributed
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -77,33 +81,37 @@ class Data:
 class Ours:
     """The engine's own steps."""
 
-    def __init__(self, data: Data, config: TrainConfig, device: torch.device, folder: Path) -> None:
-        self.run = _Run.begin(
-            data.model(), data.noisy, data.noisy, config, LoaderConfig(), device, folder, {}, NullRun()
-        )
+    def __init__(
+        self, data: Data, config: TrainConfig, device: torch.device, folder: Path, *, freeze_encoder: bool = False
+    ) -> None:
+        model = data.model()
+        if freeze_encoder:
+            model.freeze_encoder()
+        self.run = _Run.begin(model, data.noisy, data.noisy, config, LoaderConfig(), device, folder, {}, NullRun())
         self.run.model.train()
+        self.rows = config.batch_size * distributed.world_size()
         self.epochs = self._batches()
 
     def _batches(self) -> Iterator[Batch]:
         for epoch in range(1000):
             self.run.sampler.set_position(epoch, 0)
             for batch in self.run.train_loader:
-                if batch.num_rows == self.run.config.batch_size:
+                if batch.num_rows == self.rows:
                     yield batch
 
     def steps(self, count: int) -> float:
-        """Take so many; return rows a second."""
+        """Take so many; return rows a second, of all processes."""
         started = time.perf_counter()
         for _ in range(count):
             loss, _ = train_step(self.run, next(self.epochs).to(self.run.device))
         float(loss)
-        return count * self.run.config.batch_size / (time.perf_counter() - started)
+        return count * self.rows / (time.perf_counter() - started)
 
     def flops_per_row(self, count: int) -> float:
         """Counted over some steps, forward and backward."""
         with FlopCounterMode(display=False) as counter:
             self.steps(count)
-        return counter.get_total_flops() / (count * self.run.config.batch_size)
+        return counter.get_total_flops() / (count * self.rows)
 
 
 class PlainModel(nn.Module):
@@ -237,7 +245,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="of ours and the Trainer's in a round (default: 8)")
     parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
     parser.add_argument("--precision", default="auto", help="ours (default: auto)")
-    parser.add_argument("--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer"))
+    parser.add_argument(
+        "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "compiled")
+    )
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as name:
@@ -251,8 +261,15 @@ def main() -> None:
         if "trainer" in args.against:
             trainer = HuggingFace(data, args.batch_size, folder / "trainer", bf16=args.precision != "fp32")
             sides["trainer"] = (trainer.steps, args.steps)
-        for work, count in sides.values():
+        if "compiled" in args.against:
+            compiled = Ours(data, replace(config, compile=True), device, folder)
+            sides["compiled"] = (compiled.steps, args.steps)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # compile anew
+        first_s = {}
+        for side, (work, count) in sides.items():
+            started = time.perf_counter()
             work(min(count, 2))
+            first_s[side] = time.perf_counter() - started
         rates: dict[str, list[float]] = {side: [] for side in sides}
         peaks = []
         for _ in range(args.rounds):
@@ -267,6 +284,7 @@ def main() -> None:
         "batch_size": args.batch_size,
         "rows_per_s": {side: round(rate, 1) for side, rate in median.items()},
         "ratio": {side: round(median["ours"] / rate, 2) for side, rate in median.items() if side != "ours"},
+        "first_two_steps_s": {side: round(seconds, 1) for side, seconds in first_s.items()},
         "gflop_per_row": round(flops / 1e9, 2),
         "peak_gflops": round(peak),
         "share_of_peak": round(median["ours"] * flops / 1e9 / peak, 3),

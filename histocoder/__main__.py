@@ -67,6 +67,7 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
         choices=PRECISIONS,
         help="auto: bf16 where the hardware has it, several times as fast and a little less exact (default: auto)",
     )
+    parser.add_argument("--compile", action="store_true", help="let torch compile the model's layers first")
     parser.set_defaults(run=_predict)
 
 
@@ -81,7 +82,7 @@ def _predict(args: argparse.Namespace) -> None:
     from histocoder.predict_file import PredictConfig, predict_file
 
     folder = local_folder(args.model)
-    coder = Coder.from_pretrained(folder, str(device), precision=args.precision)
+    coder = Coder.from_pretrained(folder, str(device), precision=args.precision, compile=args.compile)
     if args.input:
         options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
         config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)

@@ -130,7 +130,11 @@ def add_model_arguments(parser: Parser) -> None:
         help="weights to start from: a run's folder, or the reference's .bin file",
     )
     group.add_argument("--only-encoder", action="store_true", help="take only the encoder of --initial-checkpoint")
-    group.add_argument("--freeze-encoder", action="store_true", help="train the decoder and the flat head only")
+    group.add_argument(
+        "--freeze-encoder",
+        action="store_true",
+        help="train the decoder and the flat head only; without augmentation texts are encoded once, to --cache-dir",
+    )
     group.add_argument("--max-len", type=int, default=128, metavar="N", help="characters of an input (default: 128)")
     group.add_argument(
         "--text-normalization",
@@ -192,6 +196,9 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         "--precision", default="auto", choices=PRECISIONS, help="auto: bf16 where the hardware has it (default: auto)"
     )
     group.add_argument("--use-amp", action="store_true", help="let auto be fp16 on GPUs without bf16")
+    group.add_argument(
+        "--compile", action="store_true", help="let torch compile the model's layers, in the first steps"
+    )
     group.add_argument(
         "--seed", type=int, default=42, metavar="N", help="of split, batches, noise, weights (default: 42)"
     )

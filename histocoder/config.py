@@ -199,6 +199,8 @@ class TrainConfig:
     precision: str = "auto"
     """See `precision.computing_dtype`, likewise below."""
     use_amp: bool = False
+    compile: bool = False
+    """Whether torch compiles the model's layers."""
     max_steps: int | None = None
     """Steps of the whole run, whatever `num_epochs` says."""
     tokens_per_batch: int | None = None

@@ -17,10 +17,12 @@ from torch.utils.data import DataLoader
 
 from histocoder import distributed, losses
 from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_last_bin, save_model
+from histocoder.compiling import check_compiler
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, UserError
+from histocoder.frozen import use_encodings
 from histocoder.hub import model_card, write_card
 from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, keep_copies, trim_positions
@@ -78,6 +80,7 @@ def fit(
     run = _Run.begin(model, train_data, val_data, config, loader, device, folder, settings, tracker or NullRun())
     if checkpoint is not None:
         run.restore(checkpoint)
+    use_encodings(model, [train_data, val_data], folder=folder)
     run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
     with StopSignals() as signals:
         run.stop_requested = lambda: signals.signum
@@ -131,7 +134,7 @@ def train_epoch(run: _Run) -> None:
 
 def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
     """One optimizer step; returns this rank's part of the loss, and the norm of all gradients."""
-    output = run.trainee(batch.input_ids, batch.targets[:, :-2])
+    output = run.trainee(batch.input_ids, batch.targets[:, :-2], batch.encoded)
     loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
     # ranks' gradients are averaged, their losses add up
     run.scaler.scale(loss * distributed.world_size()).backward()
@@ -382,7 +385,10 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
         keep_freed_memory()
     model.to(device)
     model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
-    if device.type == "cpu" and distributed.world_size() == 1:
+    if config.compile:
+        check_compiler(device)
+        model.compile_layers()
+    elif device.type == "cpu" and distributed.world_size() == 1:
         keep_copies(model)
 
 

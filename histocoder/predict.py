@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from histocoder.checkpoint import load_model, save_model
+from histocoder.compiling import check_compiler
 from histocoder.data.normalize import normalize
 from histocoder.data.tokens import join_language, tokenize
 from histocoder.decoding.confidence import set_probability
@@ -69,6 +70,8 @@ class Coder:
     precision : {"auto", "fp32", "bf16", "fp16"}
         auto is bf16 where the hardware has it, several times as fast as fp32; probabilities then differ in their third
         digit, some in their second.
+    compile : bool
+        Whether torch compiles the model's layers first, which takes a minute.
 
     Attributes
     ----------
@@ -87,13 +90,18 @@ class Coder:
     coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
     """
 
-    def __init__(self, model: MixerModel, device: str | None = None, *, precision: str = "fp32") -> None:
+    def __init__(
+        self, model: MixerModel, device: str | None = None, *, precision: str = "fp32", compile: bool = False
+    ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
         self.model = model.to(self.device).eval()
         # in another precision, a copy: what is saved stays as it was trained
         self._computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
         self._computing.dtype = dtype
+        if compile:
+            check_compiler(self.device)
+            self._computing.compile_layers()
         self.precision = str(dtype).removeprefix("torch.")
         self.formatter = formatter_from_config(model.config.formatter)
         self.codes = model.config.codes
@@ -105,7 +113,12 @@ class Coder:
 
     @classmethod
     def from_pretrained(
-        cls, path_or_hub_id: str | Path, device: str | None = None, *, precision: str = "fp32"
+        cls,
+        path_or_hub_id: str | Path,
+        device: str | None = None,
+        *,
+        precision: str = "fp32",
+        compile: bool = False,
     ) -> Coder:
         """Open a model.
 
@@ -114,7 +127,7 @@ class Coder:
         path_or_hub_id : path
             A run's folder, one of its checkpoints', any other with `config.json` and `model.safetensors`, or the name
             of a Hugging Face hub repo of the same form.
-        device, precision
+        device, precision, compile
             See `Coder`.
 
         Raises
@@ -123,7 +136,7 @@ class Coder:
             Where there is no model, or one of a newer format version.
         """
         folder = local_folder(path_or_hub_id)
-        coder = cls(load_model(folder), device, precision=precision)
+        coder = cls(load_model(folder), device, precision=precision, compile=compile)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder

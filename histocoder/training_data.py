@@ -42,9 +42,12 @@ def open_data(args: argparse.Namespace, files: list[ExampleFiles], folder: Path)
     return [open_cache(cache_dir / name) for name in names.split("\n")]
 
 
-def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter:
-    """The noise that the arguments ask for."""
+def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter | None:
+    """The noise that the arguments ask for; None where they ask for none."""
     config = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
+    alters = config.augmentation_prob > 0 and config.num_transformations > 0
+    if not alters and config.unk_lang_prob == 0:
+        return None
     if config.word_freq_file is not None:
         words = read_word_list(config.word_freq_file)
     else:

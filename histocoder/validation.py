@@ -72,7 +72,7 @@ def validate(
 
 def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: int) -> Tensor:
     """What a batch adds to each of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
-    memory, pooled, memory_mask = model.encode(batch.input_ids)
+    memory, pooled, memory_mask = model.encode(batch.input_ids, batch.encoded)
     logits = model.decoder(batch.targets[:, :-2], memory, memory_mask)
     flat_logits = model.classify(pooled)
     target_loss, unused_loss = losses.block_losses(logits, batch.targets, num_blocks=num_blocks)

@@ -142,9 +142,10 @@ def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
 
 
 def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
-    extra = ("--freeze-encoder", "--eval-interval", 3)
+    extra = ("--freeze-encoder", "--eval-interval", 3, "--augmentation-prob", 0, "--unk-lang-prob", 0)
     run(*finetune(table, tmp_path / "one", *extra, "--batch-size", 8, "--max-steps", 6))
-    torchrun(*finetune(table, tmp_path / "two", *extra, "--batch-size", 4, "--max-steps", 6))
+    two = torchrun(*finetune(table, tmp_path / "two", *extra, "--batch-size", 4, "--max-steps", 6))
+    assert two.stdout.count("are computed once") == 2  # of training and validation data, by rank 0
     assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
     start = tmp_path / "start"
     run(*finetune(table, start, "--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1))  # a first step at rate 0

@@ -1,6 +1,7 @@
 """What makes training fast, counted instead of timed; and that it learns as fast as what it replaces."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: 
     return OccupationDataset(arrays, formatter=formatter, classes=key.codes, max_len=MAX_LEN, augmenter=augmenter)
 
 
-def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes: int, mask_memory: bool = True) -> _Run:
+def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes: int, **options: Any) -> _Run:
     torch.manual_seed(0)
     encoder, formatter = load_encoder("tiny", max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
     config = ModelConfig(
@@ -45,9 +46,9 @@ def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes:
         codes=tuple(map(str, range(num_classes))),
         target_cols=("hisco_1",),
         max_len=MAX_LEN,
-        mask_memory=mask_memory,
     )
-    train = TrainConfig(batch_size=16, num_epochs=100, learning_rate=3e-4, seq2seq_weight=0.1, precision=precision)
+    defaults = {"batch_size": 16, "num_epochs": 100, "learning_rate": 3e-4, "seq2seq_weight": 0.1}
+    train = TrainConfig(**{**defaults, "precision": precision, **options})
     return _Run.begin(MixerModel(config, encoder), data, data, train, LoaderConfig(), CPU, folder, {}, NullRun())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +12,11 @@ from torch.utils.data import Dataset
 
 from histocoder.data.augment import Augmenter
 from histocoder.data.cache import ExampleArrays
+from histocoder.data.encodings import Encoded, Encodings
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
+from histocoder.model.encoder import encoded_length
 
 _ROWS_AT_ONCE = 1 << 18
 
@@ -35,21 +37,24 @@ class Batch:
     weight: float
     rows: np.ndarray
     """The rows of the dataset."""
+    encoded: Encoded | None = None
+    """The encoder's outputs, where they are known before."""
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
-        moved = {
-            name: getattr(self, name).to(device, non_blocking=True) for name in ("input_ids", "targets", "class_ids")
-        }
-        return replace(self, **moved)
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """The same in pinned memory; called by `DataLoader`."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
-            input_ids=self.input_ids.pin_memory(),
-            targets=self.targets.pin_memory(),
-            class_ids=self.class_ids.pin_memory(),
+            input_ids=function(self.input_ids),
+            targets=function(self.targets),
+            class_ids=function(self.class_ids),
+            encoded=None if self.encoded is None else Encoded(*map(function, self.encoded)),
         )
 
 
@@ -67,6 +72,11 @@ class OccupationDataset(Dataset):
         Tokens of an input at most.
     augmenter : Augmenter, optional
         For training.
+
+    Attributes
+    ----------
+    encodings : Encodings or None
+        The encoder's outputs of all rows, which then stand in each batch; none unless they are set.
 
     Raises
     ------
@@ -88,10 +98,16 @@ class OccupationDataset(Dataset):
         self._class_ids = _class_table(arrays.code_table, classes)
         self._max_len = max_len
         self._augmenter = augmenter
+        self.encodings: Encodings | None = None
         self._lang_lengths = np.array([len(lang) for lang in arrays.languages])
 
     def __len__(self) -> int:
         return len(self.arrays)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether texts are altered, in each epoch anew."""
+        return self._augmenter is not None
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Tokens of each row as it stands in an epoch, of shape (n,)."""
@@ -121,6 +137,7 @@ class OccupationDataset(Dataset):
         else:
             altered = tokenize(self._augment(self._augmenter, rows, share.epoch), max_len=self._max_len)
             input_ids = altered.pad(np.arange(len(rows)), max_len=self._max_len)
+        num_encoded = encoded_length(input_ids.shape[1], self._max_len)
         codes = self.arrays.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         return Batch(
@@ -131,6 +148,7 @@ class OccupationDataset(Dataset):
             num_target_blocks=share.num_target_blocks,
             weight=share.weight,
             rows=rows,
+            encoded=None if self.encodings is None else self.encodings.pad(rows, num_positions=num_encoded),
         )
 
     def _augment(self, augmenter: Augmenter, rows: np.ndarray, epoch: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +14,19 @@ from histocoder.model.layers import add_dropout, additive, attention, dropout, i
 if TYPE_CHECKING:
     from transformers import CanineModel
 
+LayerFunction = Callable[[Any, Tensor, Tensor], Tensor]
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 """Of CANINE's hash functions (Clark et al. 2022, section 3.1)."""
 
 
-def canine(model: CanineModel, input_ids: Tensor, *, dtype: torch.dtype, trimmed: bool) -> tuple[Tensor, Tensor]:
+def canine(
+    model: CanineModel,
+    input_ids: Tensor,
+    *,
+    dtype: torch.dtype,
+    trimmed: bool,
+    layer_function: LayerFunction | None = None,
+) -> tuple[Tensor, Tensor]:
     """What `model(input_ids, attention_mask=input_ids != 0)` gives, faster.
 
     Local attention is attention within blocks, convolutions are matrix products, and the molecules' part of the
@@ -35,12 +44,15 @@ def canine(model: CanineModel, input_ids: Tensor, *, dtype: torch.dtype, trimmed
         Whether L is `trimmed_length`'s, so that the last 6 positions are padding in every row. The last 4 are there
         for the molecule that CANINE drops, and the 2 before for the last convolution to look at; with this they are
         not computed.
+    layer_function : callable, optional
+        `encoder_layer`, compiled.
 
     Returns
     -------
     encoding : Tensor of shape (B, L, dim), or (B, L - 6, dim) where `trimmed`
     pooled : Tensor of shape (B, dim)
     """
+    layer_function = layer_function or encoder_layer
     p = model.config.hidden_dropout_prob if model.training else 0.0
     rate = model.config.downsampling_rate
     mask = input_ids.ne(0)
@@ -56,17 +68,17 @@ def canine(model: CanineModel, input_ids: Tensor, *, dtype: torch.dtype, trimmed
         block = torch.arange(num_chars, device=mask.device) // model.config.local_transformer_stride
         local = local.masked_fill(block[:, None] != block, -torch.inf)
     for layer in model.initial_char_encoder.layer:
-        chars = _layer(layer, chars, local)
+        chars = layer_function(layer, chars, local)
 
     molecules = _downsample(model.chars_to_molecules, chars, drop_last=not trimmed)
     for layer in model.encoder.layer:
-        molecules = _layer(layer, molecules, molecule_mask)
+        molecules = layer_function(layer, molecules, molecule_mask)
     pooled = torch.tanh(linear(molecules[:, 0], model.pooler.dense))
 
     encoded = _upsample(model.projection, chars, molecules[:, 1:])[:, :num_encoded]
     encoded = dropout(layer_norm(encoded, model.projection.LayerNorm), p)
     for layer in model.final_char_encoder.layer:
-        encoded = _layer(layer, encoded, mask[..., :num_encoded])
+        encoded = layer_function(layer, encoded, mask[..., :num_encoded])
     return encoded, pooled
 
 
@@ -86,7 +98,7 @@ def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
     return embeddings.LayerNorm(x)
 
 
-def _layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
+def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
     own, output = layer.attention.self, layer.attention.output
     hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))

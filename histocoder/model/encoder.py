@@ -53,6 +53,17 @@ def trimmed_length(length: int, max_len: int) -> int:
     return min(max_len, 4 * (math.ceil((length + 2) / 4) + 1))
 
 
+def encoded_length(num_positions: int, max_len: int) -> int:
+    """Of a batch's positions, by `trimmed_length` or more, those that are encoded: the rest was there to look at.
+
+    Examples
+    --------
+    >>> encoded_length(28, 128), encoded_length(128, 128)
+    (22, 128)
+    """
+    return num_positions if num_positions == max_len else num_positions - 6
+
+
 def encoder_from_config(config: dict[str, Any]) -> CanineModel:
     """Build an encoder with random weights from the fields of a `CanineConfig`."""
     from transformers import CanineConfig, CanineModel  # here and below: it takes seconds, and --help needs none of it

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from histocoder.config import ModelConfig
-from histocoder.model.canine import canine
+from histocoder.model.canine import LayerFunction, canine, encoder_layer
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import encoder_from_config
 from histocoder.model.layers import linear
 
 if TYPE_CHECKING:
     from transformers import CanineModel
+
+
+_MAX_GRAPHS = 32
+"""Of a layer: with and without gradients, of one row and more, in each precision."""
 
 
 class MixerOutput(NamedTuple):
@@ -41,6 +45,8 @@ class MixerModel(nn.Module):
     ----------
     dtype : torch.dtype
         The precision of matrix products and what lies between them; fp32 unless it is set. Weights stay in their own.
+    encoder_is_frozen : bool
+        See `freeze_encoder`.
     """
 
     def __init__(self, config: ModelConfig, encoder: CanineModel | None = None) -> None:
@@ -60,29 +66,46 @@ class MixerModel(nn.Module):
         self.linear_decoder = nn.Linear(dim, config.num_classes)
         # a new head starts from "one class in num_classes", not from even odds on each
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
-        self._encoder_frozen = False
+        self.encoder_is_frozen = False
         self.dtype = torch.float32
+        self._encoder_layer: LayerFunction | None = None
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
         self.encoder.requires_grad_(False)
-        self._encoder_frozen = True
+        self.encoder_is_frozen = True
         self.encoder.eval()
 
     def train(self, mode: bool = True) -> MixerModel:
         """Switch training mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
-        if self._encoder_frozen:
+        if self.encoder_is_frozen:
             self.encoder.eval()
         return self
 
-    def encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def compile_layers(self) -> None:
+        """Have torch compile a layer of the encoder and one of the decoder, each when it is first used.
+
+        Layers are alike, so that the graphs of one serve all of them, and every length and batch of two rows or more:
+        three graphs in training, where the model as a whole would take minutes to compile.
+        """
+        torch._dynamo.config.recompile_limit = _MAX_GRAPHS
+        torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
+        self._encoder_layer = torch.compile(encoder_layer, dynamic=True)
+        for layer in self.decoder.decoder.layers:
+            layer.compile(dynamic=True)
+
+    def encode(
+        self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Encode a batch of descriptions.
 
         Parameters
         ----------
         input_ids : Tensor of int, of shape (B, S)
             Code points, CLS first, SEP last, 0 where padded; S by `trimmed_length`.
+        encoded : tuple of Tensor, of shapes (B, M, dim) and (B, dim), optional
+            `memory` and `pooled`, where they are known before.
 
         Returns
         -------
@@ -94,24 +117,30 @@ class MixerModel(nn.Module):
         """
         masked = self.config.mask_memory
         trimmed = masked and input_ids.shape[1] < self.config.max_len
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._encoder_frozen):
-            memory, pooled = canine(self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed)
+        if encoded is None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_is_frozen):
+                encoded = canine(
+                    self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed, layer_function=self._encoder_layer
+                )
+        memory, pooled = encoded
         return memory, pooled, input_ids[:, : memory.shape[1]].ne(0) if masked else None
 
     def classify(self, pooled: Tensor) -> Tensor:
         """The flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
         return linear(self.dropout(pooled).float(), self.linear_decoder)
 
-    def forward(self, input_ids: Tensor, target_tokens: Tensor) -> MixerOutput:
+    def forward(
+        self, input_ids: Tensor, target_tokens: Tensor, encoded: tuple[Tensor, Tensor] | None = None
+    ) -> MixerOutput:
         """Encode, then predict both ways.
 
         Parameters
         ----------
         input_ids : Tensor of int, of shape (B, S)
-            See `encode`.
+            See `encode`, also for `encoded`.
         target_tokens : Tensor of int, of shape (B, L)
             Target sequences, BOS first, without EOS.
         """
-        memory, pooled, memory_mask = self.encode(input_ids)
+        memory, pooled, memory_mask = self.encode(input_ids, encoded)
         seq2seq_logits = self.decoder(target_tokens, memory, memory_mask)
         return MixerOutput(seq2seq_logits, self.classify(pooled))

@@ -1,0 +1,192 @@
+"""Two ranks with one thread each against one process with two threads; prints one line of JSON.
+
+Both take the engine's own steps at CANINE-s's sizes, with random weights, over the same global batches of
+`english_occupations.csv` (of data/train.csv where that is absent). They take turns within the run; the figures are
+medians. `communication_s` is what a step of the ranks takes longer than one that leaves gradients unsynchronised (DDP's
+`no_sync`): what is not hidden behind the backward pass.
+
+On paper: each of N GPUs computes for T = rows × operations of a row / (utilisation × peak) seconds a step. A ring
+all-reduce takes the gradients' V bytes 2 (N - 1) / N times over a link of B bytes a second, and in each bucket of 25 MB
+2 log2(N) messages follow on each other:
+
+    C = 2 (N - 1) / N × V / B + V / 25 MB × 2 log2(N) × latency
+
+DDP hides it behind the backward pass, two thirds of T. So the efficiency, which is N GPUs' rows a second over N times
+one GPU's, is T / (T + max(0, C - 2/3 T)). B is NVLink's within a node of 8 GPUs, and beyond it that of the node's
+network. Waiting for the slowest rank is left out. What is assumed stands in the output.
+
+Usage: python benchmarks/ddp.py [--batch-size N] [--steps N] [--rounds N] [--networks GB/s ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from train_step import Data, Ours
+
+from histocoder import distributed
+from histocoder.config import TrainConfig
+
+BUCKET_BYTES, GPUS_PER_NODE = 25e6, 8
+
+
+class Side:
+    """Processes that take steps together when they are told to."""
+
+    def __init__(self, folder: Path, batch_size: int, *, num_ranks: int, num_threads: int) -> None:
+        common = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "OMP_NUM_THREADS": num_threads}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        self._batch_size = batch_size
+        self._workers = []
+        for rank in range(num_ranks):
+            env = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            command = [sys.executable, __file__, "--worker", str(folder), "--batch-size", str(batch_size // num_ranks)]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self._workers.append(subprocess.Popen(command, env={**os.environ, **env}, **pipes))
+        self.gradient_bytes = max(self._answer(worker)["gradient_bytes"] for worker in self._workers)
+
+    def seconds(self, num_steps: int, *, alone: bool = False) -> float:
+        """Of a step, over some; where `alone`, without a word between ranks."""
+        for worker in self._workers:
+            print(num_steps, int(alone), file=worker.stdin, flush=True)
+        return self._batch_size / min(self._answer(worker)["rows_per_s"] for worker in self._workers)
+
+    def close(self) -> None:
+        """Have the processes end."""
+        for worker in self._workers:
+            worker.communicate()
+
+    @staticmethod
+    def _answer(worker: subprocess.Popen) -> dict[str, Any]:
+        for line in worker.stdout:  # there are notices too
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"a process ended with {worker.wait()}")
+
+
+def work(folder: Path, batch_size: int) -> None:
+    """A process of a side: each line of its input says how many steps to take, and whether alone."""
+    device = distributed.start(device="cpu")
+    ours = Ours(Data(folder), TrainConfig(batch_size, 1000, 2e-5, 0.1), device, folder)
+    num_bytes = sum(4 * p.numel() for p in ours.run.model.parameters() if p.requires_grad)
+    print(json.dumps({"gradient_bytes": num_bytes}), flush=True)
+    for line in sys.stdin:
+        num_steps, alone = map(int, line.split())
+        with ours.run.trainee.no_sync() if alone else nullcontext():
+            print(json.dumps({"rows_per_s": ours.steps(num_steps)}), flush=True)
+    distributed.stop()
+
+
+def free_port() -> int:
+    """A port on loopback that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Let the sides take turns."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        Data(folder)  # prepared once, before the processes look for it
+        one = Side(folder, args.batch_size, num_ranks=1, num_threads=2)
+        two = Side(folder, args.batch_size, num_ranks=2, num_threads=1)
+        measures: dict[str, Callable[[int], float]] = {
+            "one process": one.seconds,
+            "two ranks": two.seconds,
+            "two ranks alone": partial(two.seconds, alone=True),
+        }
+        for measure_seconds in measures.values():
+            measure_seconds(2)
+        found: dict[str, list[float]] = {side: [] for side in measures}
+        for _ in range(args.rounds):
+            for side, measure_seconds in measures.items():
+                found[side].append(measure_seconds(args.steps))
+        one.close()
+        two.close()
+    seconds = {side: statistics.median(values) for side, values in found.items()}
+    return {
+        "rows_per_s": {side: round(args.batch_size / value, 2) for side, value in seconds.items()},
+        "ratio": round(seconds["one process"] / seconds["two ranks"], 3),
+        "communication_s": round(seconds["two ranks"] - seconds["two ranks alone"], 3),
+        "communication_share": round(1 - seconds["two ranks alone"] / seconds["two ranks"], 3),
+        "gradient_mb": round(two.gradient_bytes / 1e6),
+    }
+
+
+def efficiency(num_gpus: int, num_bytes: float, args: argparse.Namespace, *, network: float) -> float:
+    """On paper; see above."""
+    compute = args.rows_per_gpu * args.gflop_per_row * 1e9 / (args.utilisation * args.peak * 1e12)
+    bandwidth = 1e9 * (args.nvlink if num_gpus <= GPUS_PER_NODE else network)
+    ring = 2 * (num_gpus - 1) / num_gpus * num_bytes / bandwidth
+    waits = num_bytes / BUCKET_BYTES * 2 * math.log2(num_gpus) * args.latency * 1e-6
+    return compute / (compute + max(0.0, ring + waits - 2 / 3 * compute))
+
+
+def on_paper(gradient_mb: float, args: argparse.Namespace) -> dict[str, Any]:
+    """The efficiency of some numbers of GPUs, with gradients as they are and compressed to bf16."""
+    assumed = ("rows_per_gpu", "gflop_per_row", "peak", "utilisation", "nvlink", "latency")
+    return {
+        "assumed": {name: getattr(args, name) for name in assumed},
+        "efficiency": {
+            f"network of {network:g} GB/s a node": {
+                f"{num_gpus} GPUs": {
+                    form: round(efficiency(num_gpus, share * gradient_mb * 1e6, args, network=network), 3)
+                    for form, share in (("fp32", 1.0), ("bf16", 0.5))
+                }
+                for num_gpus in (8, 64, 1024)
+            }
+            for network in args.networks
+        },
+    }
+
+
+def main() -> None:
+    """Measure, and reckon."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=64, help="rows of a global step (default: 64)")
+    parser.add_argument("--steps", type=int, default=4, help="of a side in a round (default: 4)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
+    parser.add_argument("--rows-per-gpu", type=int, default=512, help="rows a step and GPU (default: 512)")
+    parser.add_argument("--gflop-per-row", type=float, default=13.0, help="as train_step.py counts (default: 13)")
+    parser.add_argument("--peak", type=float, default=790.0, help="of a GPU in bf16, TFLOP/s (default: 790, an H200)")
+    parser.add_argument("--utilisation", type=float, default=0.35, help="share of it that is reached (default: 0.35)")
+    parser.add_argument("--nvlink", type=float, default=400.0, help="GB/s in a node of 8 GPUs (default: 400)")
+    parser.add_argument(
+        "--networks", type=float, nargs="+", default=[25.0, 400.0], help="GB/s between nodes (default: 25 and 400)"
+    )
+    parser.add_argument("--latency", type=float, default=5.0, help="microseconds a message (default: 5)")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker is not None:
+        work(args.worker, args.batch_size)
+        return
+    measured = measure(args)
+    result = {
+        "benchmark": "ddp",
+        "batch_size": args.batch_size,
+        **measured,
+        "on_paper": on_paper(measured["gradient_mb"], args),
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

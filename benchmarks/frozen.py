@@ -1,0 +1,70 @@
+"""Rows a second of training with a frozen encoder, run in each step or once before all; prints one line of JSON.
+
+The model has CANINE-s's sizes and random weights; the rows are those of `english_occupations.csv` (of data/train.csv
+where that is absent), without augmentation. Both sides are the same run, which takes the engine's own steps with and
+without kept encodings in turns; the figures are medians.
+
+Usage: python benchmarks/frozen.py [--batch-size N] [--steps N] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from train_step import Data, Ours
+
+from histocoder.config import TrainConfig
+from histocoder.frozen import use_encodings
+
+
+def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
+    """Encode once, and let the sides take turns."""
+    data = Data(folder)
+    data.noisy = data.plain
+    ours = Ours(data, TrainConfig(args.batch_size, 1000, 2e-5, 0.1), device, folder, freeze_encoder=True)
+    ours.steps(1)
+    started = time.perf_counter()
+    use_encodings(ours.run.model, [data.plain], folder=folder)
+    seconds = time.perf_counter() - started
+    encodings = data.plain.encodings
+    rates: dict[str, list[float]] = {"in each step": [], "once": []}
+    for _ in range(args.rounds):
+        data.plain.encodings = None
+        rates["in each step"].append(ours.steps(args.steps))
+        data.plain.encodings = encodings
+        rates["once"].append(ours.steps(8 * args.steps))
+    median = {side: statistics.median(values) for side, values in rates.items()}
+    return {
+        "rows_per_s": {side: round(rate, 1) for side, rate in median.items()},
+        "ratio": round(median["once"] / median["in each step"], 1),
+        "rows": len(data.plain),
+        "seconds_to_encode": round(seconds, 1),
+        "mb": round(sum(path.stat().st_size for path in folder.glob("cache/*/encodings-*/*")) / 1e6),
+    }
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=64, help="rows a step (default: 64)")
+    parser.add_argument("--steps", type=int, default=4, help="a round, and 8 times as many of the faster (default: 4)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory() as name:
+        measured = measure(Path(name), device, args)
+    machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {device.type}"
+    result = {"benchmark": "frozen", "batch_size": args.batch_size, **measured}
+    print(json.dumps({**result, "machine": machine, "torch": torch.__version__}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What a frozen encoder makes of each text, as arrays in files: computed once, mapped into memory by all processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocoder.data.cache import ExampleArrays
+from histocoder.data.tokens import TokenizedTexts
+from histocoder.files import temporary_folder
+
+_FILE = "encodings.json"
+_ROWS_AT_ONCE = 1 << 18
+
+
+class Encoded(NamedTuple):
+    """An encoder's outputs of a batch."""
+
+    memory: Tensor
+    """Of shape (B, M, dim); of no meaning behind each text."""
+    pooled: Tensor
+    """Of shape (B, dim)."""
+
+
+class Encodings:
+    """An encoder's outputs of each row's text, those of equal texts kept once.
+
+    A worker that is handed one maps the files itself.
+
+    Parameters
+    ----------
+    folder : Path
+        What `write_encodings` has filled.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        record = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        self._folder = folder
+        self._dtype = getattr(torch, record["dtype"])
+        num_bytes = record["dim"] * self._dtype.itemsize
+        self._memory, self._pooled = (  # as bytes, since numpy has no bf16
+            np.memmap(folder / name, dtype=np.uint8, mode="r").reshape(-1, num_bytes) for name in ("memory", "pooled")
+        )
+        self._offsets = np.memmap(folder / "offsets", dtype=np.int64, mode="r")
+        self._place = np.memmap(folder / "place", dtype=record["place"], mode="r")
+
+    def __reduce__(self) -> tuple[type[Encodings], tuple[Path]]:
+        return Encodings, (self._folder,)
+
+    def pad(self, rows: np.ndarray, *, num_positions: int) -> Encoded:
+        """Those of some rows, each with so many positions as its text has tokens, and zeros behind."""
+        places = self._place[rows]
+        memory = np.zeros((len(rows), num_positions, self._memory.shape[1]), dtype=np.uint8)
+        for i, place in enumerate(places.tolist()):
+            start, end = self._offsets[place : place + 2].tolist()
+            memory[i, : end - start] = self._memory[start:end]
+        pooled = torch.from_numpy(self._pooled[places])
+        return Encoded(torch.from_numpy(memory).view(self._dtype), pooled.view(self._dtype))
+
+
+class DistinctTexts(NamedTuple):
+    """The different texts among some rows, the shortest first."""
+
+    rows: np.ndarray
+    """A row that holds each of them, of shape (m,)."""
+    place: np.ndarray
+    """Which of them each row holds, of shape (n,)."""
+    offsets: np.ndarray
+    """Where each begins among the tokens of all, of shape (m + 1,)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all of them."""
+        return int(self.offsets[-1])
+
+
+def distinct_texts(texts: TokenizedTexts) -> DistinctTexts:
+    """Find equal texts, by a hash of 128 bits."""
+    digests = np.empty(len(texts), dtype="S16")
+    for start in range(0, len(texts), _ROWS_AT_ONCE):
+        bounds = texts.offsets[start : start + _ROWS_AT_ONCE + 1].astype(np.int64)
+        ids, bounds = texts.ids[bounds[0] : bounds[-1]], (bounds - bounds[0]).tolist()
+        found = [hashlib.blake2b(ids[a:b].tobytes(), digest_size=16).digest() for a, b in pairwise(bounds)]
+        digests[start : start + len(found)] = found
+    _, first, place = np.unique(digests, return_index=True, return_inverse=True)
+    lengths = texts.lengths[first].astype(np.int64)
+    order = np.argsort(lengths, kind="stable")
+    new_place = np.empty(len(order), dtype=np.min_scalar_type(len(order)))
+    new_place[order] = np.arange(len(order))
+    return DistinctTexts(first[order], new_place[place], np.concatenate([[0], np.cumsum(lengths[order])]))
+
+
+def encodings_folder(arrays: ExampleArrays, encoder_id: str) -> Path:
+    """Where the encodings of some rows by some encoder are kept: they go when what they were made from goes."""
+    return arrays.folder / f"encodings-{encoder_id}"
+
+
+def has_encodings(folder: Path) -> bool:
+    """Whether a folder holds what `write_encodings` wrote, all files in their length; their content is not read."""
+    try:
+        sizes = json.loads((folder / _FILE).read_text(encoding="utf-8"))["sizes"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def write_encodings(folder: Path, distinct: DistinctTexts, encoded: Iterable[Encoded]) -> None:
+    """Fill a folder for `Encodings`; it is there in the end, or not at all.
+
+    Parameters
+    ----------
+    folder : Path
+    distinct : DistinctTexts
+    encoded : iterable of Encoded
+        Of the distinct texts, in their order, some at a time.
+
+    Raises
+    ------
+    UserError
+        Where it can't be written.
+    """
+    with temporary_folder(folder) as temporary:
+        done = 0
+        with (temporary / "memory").open("wb") as memory_file, (temporary / "pooled").open("wb") as pooled_file:
+            for memory, pooled in encoded:
+                lengths = torch.from_numpy(np.diff(distinct.offsets[done : done + len(pooled) + 1]))
+                real = torch.arange(memory.shape[1]) < lengths[:, None]
+                memory_file.write(_bytes(memory.cpu()[real]))
+                pooled_file.write(_bytes(pooled.cpu()))
+                done += len(pooled)
+        distinct.offsets.tofile(temporary / "offsets")
+        distinct.place.tofile(temporary / "place")
+        record = {
+            "dtype": str(pooled.dtype).removeprefix("torch."),
+            "dim": pooled.shape[1],
+            "place": distinct.place.dtype.str,
+            "sizes": {path.name: path.stat().st_size for path in temporary.iterdir()},
+        }
+        (temporary / _FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    return values.contiguous().view(torch.uint8).numpy().data

@@ -1,0 +1,159 @@
+"""A frozen encoder's outputs: computed once for each text, and the same as those computed in each step."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_table
+from models import tiny_model
+from test_speed import dataset
+
+from histocoder import engine, frozen
+from histocoder.config import LoaderConfig, TrainConfig
+from histocoder.data.encodings import distinct_texts
+from histocoder.model import MixerModel, mixer
+
+CPU = torch.device("cpu")
+NUM_EPOCHS, COPIES, NUM_VALIDATIONS = 3, 2, 6
+
+
+class Trained(NamedTuple):
+    model: MixerModel
+    results: dict[str, float]
+
+
+def fit(folder: Path, *, precision: str = "fp32", seed: int = 5, noise: bool = False) -> Trained:
+    """Train for some epochs on a table that holds each description twice; `seed` is of the model's weights."""
+    if not (folder / "table.csv").exists():
+        lines = write_table(folder / "table.csv").read_text().splitlines()
+        (folder / "table.csv").write_text("\n".join(lines + lines[1:] * (COPIES - 1)))
+        write_table(folder / "val.csv")
+    train = dataset(folder / "cache", folder / "table.csv", ("hisco_1",), noise=noise)
+    val = dataset(folder / "cache", folder / "val.csv", ("hisco_1",))
+    model = tiny_model(num_blocks=1)
+    torch.manual_seed(seed)
+    torch.nn.init.normal_(model.encoder.pooler.dense.weight, std=0.1)
+    model.freeze_encoder()
+    config = TrainConfig(20, NUM_EPOCHS, 1e-3, 0.5, eval_interval=4, precision=precision, seed=1)
+    options = {"loader": LoaderConfig(), "device": CPU, "folder": folder / "out", "settings": {}}
+    results = engine.fit(model, train, val, config, **options)
+    return Trained(model, results)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each call of the encoder."""
+    counts: list[int] = []
+
+    def count(model, input_ids, **options):
+        counts.append(len(input_ids))
+        return canine(model, input_ids, **options)
+
+    canine = mixer.canine
+    monkeypatch.setattr(mixer, "canine", count)
+    return counts
+
+
+def test_each_text_is_encoded_once_for_all_epochs_and_runs(
+    folder: Path, encoded: list[int], capsys: pytest.CaptureFixture[str]
+):
+    fit(folder)
+    assert sum(encoded) == 64 + 64  # of 128 rows to train on, in three epochs, and 64 to validate on, six times
+    assert capsys.readouterr().out.count("64 distinct descriptions are computed once: 0.0") == 2
+    fit(folder)
+    assert sum(encoded) == 64 + 64 and "once" not in capsys.readouterr().out
+
+
+def test_with_noise_only_what_is_validated_on_is_encoded_once(folder: Path, encoded: list[int]):
+    fit(folder, noise=True)
+    assert sum(encoded) == NUM_EPOCHS * 64 * COPIES + 64
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
+def test_training_on_kept_encodings_is_training(
+    folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch, precision: str, tolerance: float
+):
+    kept = fit(folder, precision=precision)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "use_encodings", lambda *_, **__: None)
+        encoded.clear()
+        plain = fit(folder, precision=precision)
+    assert sum(encoded) == NUM_EPOCHS * 64 * COPIES + NUM_VALIDATIONS * 64
+    assert kept.results == pytest.approx(plain.results, abs=tolerance)
+    weights = plain.model.state_dict()
+    for name, tensor in kept.model.state_dict().items():
+        torch.testing.assert_close(tensor, weights[name], atol=tolerance, rtol=0, msg=name)
+    assert not torch.equal(weights["linear_decoder.weight"], tiny_model(num_blocks=1).linear_decoder.weight)
+
+
+def test_another_encoder_or_a_file_cut_short_is_encoded_anew(folder: Path, encoded: list[int]):
+    fit(folder)
+    kept, _ = (folder / "cache").glob("*/encodings-*/memory")
+    kept.write_bytes(kept.read_bytes()[:-4])
+    encoded.clear()
+    fit(folder)
+    assert sum(encoded) == 64
+    encoded.clear()
+    fit(folder, seed=6)
+    assert sum(encoded) == 64 + 64
+    assert len(list((folder / "cache").glob("*/encodings-*"))) == 4  # the cache may serve other runs as well
+
+
+def test_a_runs_own_cache_keeps_one_encoders(folder: Path):
+    data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
+    for seed in (1, 2):
+        model = tiny_model(num_blocks=1)
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(model.encoder.pooler.dense.weight)
+        model.freeze_encoder()
+        frozen.use_encodings(model, [data], folder=folder)
+        assert len(list((folder / "cache").glob("*/encodings-*"))) == 1
+        expected = model.encode(torch.from_numpy(data.arrays.texts.pad(np.arange(5), max_len=64)))[1]
+        torch.testing.assert_close(data.encodings.pad(np.arange(5), num_positions=60).pooled, expected)
+
+
+def test_a_disk_without_room_is_told_of_and_left_alone(
+    folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(frozen.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - 10**5, 10**5))
+    fit(folder)
+    assert "0.0001 GB free" in capsys.readouterr().out
+    assert sum(encoded) == NUM_EPOCHS * 64 * COPIES + NUM_VALIDATIONS * 64
+    assert not list((folder / "cache").glob("*/encodings-*"))
+
+
+def test_equal_texts_are_found_and_the_shortest_come_first(folder: Path):
+    data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
+    texts = data.arrays.texts
+    distinct = distinct_texts(texts)
+    assert len(distinct.rows) == 64 and (np.diff(texts.lengths[distinct.rows].astype(int)) >= 0).all()
+    for row, place in enumerate(distinct.place.tolist()):
+        assert texts.text(distinct.rows[place]) == texts.text(row)
+        assert distinct.offsets[place + 1] - distinct.offsets[place] == texts.lengths[row]
+
+
+def test_a_worker_is_handed_the_folder_and_not_the_encodings(folder: Path):
+    data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
+    model = tiny_model(num_blocks=1)
+    model.freeze_encoder()
+    frozen.use_encodings(model, [data], folder=folder / "out")
+    handed = pickle.dumps(data.encodings)
+    assert len(handed) < 1000
+    for one, other in zip(
+        pickle.loads(handed).pad(np.arange(3), num_positions=60),
+        data.encodings.pad(np.arange(3), num_positions=60),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
