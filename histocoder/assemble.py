@@ -170,6 +170,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         max_grad_norm=args.max_grad_norm,
         precision=args.precision,
         use_amp=args.use_amp,
+        max_skipped_steps=args.max_skipped_steps,
         max_steps=args.max_steps,
         tokens_per_batch=args.tokens_per_batch,
         seed=args.seed,

@@ -193,6 +193,13 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
     )
     group.add_argument("--use-amp", action="store_true", help="let auto be fp16 on GPUs without bf16")
     group.add_argument(
+        "--max-skipped-steps",
+        type=int,
+        default=10,
+        metavar="N",
+        help="end at so many steps in a row whose gradients are not finite; looked at when logging (default: 10)",
+    )
+    group.add_argument(
         "--seed", type=int, default=42, metavar="N", help="of split, batches, noise, weights (default: 42)"
     )
     group = parser.add_argument_group("augmentation, of training descriptions on the fly")

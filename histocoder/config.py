@@ -199,6 +199,8 @@ class TrainConfig:
     precision: str = "auto"
     """See `precision.computing_dtype`, likewise below."""
     use_amp: bool = False
+    max_skipped_steps: int = 10
+    """Steps in a row without finite gradients, at which a run ends."""
     max_steps: int | None = None
     """Steps of the whole run, whatever `num_epochs` says."""
     tokens_per_batch: int | None = None
@@ -216,7 +218,14 @@ class TrainConfig:
     """Validation rows that are decoded freely; all are scored with teacher forcing."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "num_epochs", "log_interval", "eval_interval", "keep_checkpoints"):
+        for name in (
+            "batch_size",
+            "num_epochs",
+            "log_interval",
+            "eval_interval",
+            "keep_checkpoints",
+            "max_skipped_steps",
+        ):
             value = getattr(self, name)
             _require(value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
         for name in ("max_steps", "save_interval", "tokens_per_batch"):

@@ -16,7 +16,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from histocoder import distributed, losses
-from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_last_bin, save_model
+from histocoder.checkpoint import (
+    BEST_FOLDER,
+    Checkpoint,
+    TrainState,
+    list_checkpoints,
+    save_checkpoint,
+    save_last_bin,
+    save_model,
+)
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler, TokenBudget
@@ -129,14 +137,20 @@ def train_epoch(run: _Run) -> None:
 
 
 def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
-    """One optimizer step; returns this rank's part of the loss, and the norm of all gradients."""
+    """One optimizer step, skipped by all ranks where gradients are not finite.
+
+    Returns this rank's part of the loss, and the norm of all gradients.
+    """
     output = run.trainee(batch.input_ids, batch.targets[:, :-2])
     loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
-    # ranks' gradients are averaged, their losses add up
-    run.scaler.scale(loss * distributed.world_size()).backward()
+    # ranks' gradients are averaged, their losses add up; 0 * loss makes them NaN on all ranks where one's loss is so
+    run.scaler.scale(loss * (distributed.world_size() + 0 * loss.detach())).backward()
     run.scaler.unscale_(run.optimizer)
     grad_norm = nn.utils.clip_grad_norm_(run.parameters, run.config.max_grad_norm, foreach=True)
-    run.scaler.step(run.optimizer)
+    if run.optimizer.defaults["fused"]:
+        run.optimizer.found_inf = 1.0 - grad_norm.isfinite().float()  # type: ignore[attr-defined]
+    if run.optimizer.defaults["fused"] or grad_norm.isfinite():
+        run.scaler.step(run.optimizer)
     run.scaler.update()
     run.scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
@@ -269,8 +283,24 @@ class _Run:
             "epoch": float(self.state.epoch + 1),
         }
         self.tracker.log(self.state.step, values)
-        self.progress.line(
-            self.state.step, {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
+        line = {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
+        skipped = {"skipped": values["skipped_steps"]} if values["skipped_steps"] else {}
+        self.progress.line(self.state.step, line | skipped)
+        self.check_skipped()
+
+    def check_skipped(self) -> None:
+        """Raise a UserError, on all ranks, where too many steps in a row up to now were skipped."""
+        if (in_a_row := int(self.meter.skipped_in_a_row)) >= self.config.max_skipped_steps:
+            raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
+
+    def not_finite(self, what: str) -> UserError:
+        """The error of a run that has come to nothing: what is not finite, and where there is something good."""
+        last = next(reversed(list_checkpoints(self.folder)), None)
+        if last is None:
+            return UserError(f"{what}, and there is no checkpoint from before. Lower --learning-rate and begin anew.")
+        return UserError(
+            f"{what}; the last good checkpoint is {last}. Started again, the run goes on from there; if it ends like "
+            f"this, lower --learning-rate in another folder, with --initial-checkpoint {last}."
         )
 
     def validate(self) -> dict[str, float]:
@@ -307,6 +337,9 @@ class _Run:
         """Write a checkpoint, unless this step has one."""
         if self.saved_step == self.state.step:
             return
+        self.check_skipped()
+        if not torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all():
+            raise self.not_finite("The model's weights are not finite, and are not saved")
         self.saved_step = self.state.step
         started = time.monotonic()
         rng = {"cpu": torch.stack(distributed.gather(torch.get_rng_state()))}

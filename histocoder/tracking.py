@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 import time
 import uuid
@@ -34,6 +35,7 @@ COLUMNS = (
     "lr",
     "grad_norm",
     "samples_per_sec",
+    "skipped_steps",
 )
 
 
@@ -42,25 +44,37 @@ class Meter:
     """Sums what was trained since it was last read, on the device."""
 
     loss: Tensor | float = 0.0
+    """Without steps that were skipped because gradients were not finite; likewise below."""
     grad_norm: Tensor | float = 0.0
     steps: int = 0
+    """Those skipped among them."""
+    skipped: Tensor | int = 0
+    skipped_in_a_row: Tensor | int = 0
+    """Up to now; reading leaves it as it is."""
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
         """One step more."""
-        self.loss, self.grad_norm = self.loss + loss, self.grad_norm + grad_norm
+        is_skipped = ~grad_norm.isfinite()
+        self.loss = self.loss + loss.masked_fill(is_skipped, 0.0)
+        self.grad_norm = self.grad_norm + grad_norm.masked_fill(is_skipped, 0.0)
+        self.skipped = self.skipped + is_skipped.int()
+        self.skipped_in_a_row = (self.skipped_in_a_row + 1) * is_skipped.int()
         self.steps, self.rows = self.steps + 1, self.rows + rows
 
     def read(self) -> dict[str, float]:
-        """Means over the steps and over all ranks, and begin anew."""
+        """Means over the steps that were not skipped (NaN without any) and over all ranks; begin anew."""
         loss = distributed.reduce_sum(torch.as_tensor(self.loss).double().cpu())
+        skipped = int(self.skipped)
+        taken = self.steps - skipped or math.nan
         means = {
-            "train_loss": float(loss) / self.steps,
-            "grad_norm": float(self.grad_norm) / self.steps,
+            "train_loss": float(loss) / taken,
+            "grad_norm": float(self.grad_norm) / taken,
             "samples_per_sec": self.rows / (time.monotonic() - self.started),
+            "skipped_steps": float(skipped),
         }
-        self.__init__()  # type: ignore[misc]
+        self.__init__(skipped_in_a_row=self.skipped_in_a_row)  # type: ignore[misc]
         return means
 
 
@@ -105,7 +119,7 @@ class CsvLog:
     def log(self, step: int, values: dict[str, float]) -> None:
         """Add a line."""
         with self._path.open("a", encoding="utf-8", newline="") as file:
-            cells = {name: f"{value:.6g}" for name, value in values.items()}
+            cells = {name: f"{value:.6g}" for name, value in values.items() if not math.isnan(value)}
             csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
 
     def close(self) -> None:
@@ -127,6 +141,7 @@ class WandbRun:
         "lr": "hyperparams/lr",
         "grad_norm": "train/grad_norm",
         "samples_per_sec": "perf/rows_per_sec",
+        "skipped_steps": "train/skipped_steps",
     }
 
     def __init__(self, folder: Path, *, project: str, name: str | None, config: dict[str, Any]) -> None:
