@@ -33,7 +33,7 @@ from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
-from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, WandbRun
+from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
 from histocoder.training_data import augmenter_of, open_data
 
 REPORT_ROWS = 5_000
@@ -300,7 +300,7 @@ def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker
     trackers: list[Tracker] = [CsvLog(folder, start_step=start_step)]
     if args.log_wandb:
         name = args.run_name or folder.resolve().name
-        trackers.append(WandbRun(folder, project=args.wandb_project_name, name=name, config=vars(args)))
+        trackers.append(open_wandb(folder, project=args.wandb_project_name, name=name, config=vars(args)))
     return Tee(*trackers)
 
 

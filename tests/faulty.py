@@ -1,6 +1,8 @@
 """Runs a script of the project with a fault: python tests/faulty.py FAULT SCRIPT ARGS…
 
-FAULT is `nan:RANK:FIRST-LAST`: the loss of one rank is NaN in these steps.
+FAULT is one of
+nan:RANK:FIRST-LAST  the loss of one rank is NaN in these steps
+wandb:CALL:HOW       W&B's `init`, `log` or `finish` raises, or hangs
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,9 +33,39 @@ def break_loss(rank: str, steps: str) -> None:
         engine.mixed_loss = broken
 
 
+class Service:
+    """A stand-in for W&B, as a module and as a run."""
+
+    __spec__ = ModuleSpec("wandb", None)
+
+    def __init__(self, call: str, how: str) -> None:
+        self._broken, self._how = call, how
+
+    def init(self, **_settings: object) -> Service:
+        return self._do("init")
+
+    def log(self, *_: object, **__: object) -> None:
+        self._do("log")
+
+    def finish(self) -> None:
+        self._do("finish")
+
+    def _do(self, call: str) -> Service:
+        if call == self._broken and self._how == "raises":
+            raise ConnectionError("the service\nis ill")
+        if call == self._broken:
+            time.sleep(3600)
+        return self
+
+
+def break_wandb(call: str, how: str) -> None:
+    """Put the stand-in in W&B's place."""
+    sys.modules["wandb"] = Service(call, how)  # type: ignore[assignment]
+
+
 if __name__ == "__main__":
     _, fault, *command = sys.argv
     kind, *details = fault.split(":")
-    {"nan": break_loss}[kind](*details)
+    {"nan": break_loss, "wandb": break_wandb}[kind](*details)
     sys.argv = command
     runpy.run_path(command[0], run_name="__main__")
