@@ -22,7 +22,7 @@ demo: $(VENV)/.installed
 	$(BIN)/histocoder predict --model demo --language da "smedemester" "skrædersvend"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal -m "not thorough"
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
