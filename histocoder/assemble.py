@@ -111,7 +111,9 @@ def train(
             train_data,
             val_data,
             train_config,
-            loader=LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers),
+            loader=LoaderConfig(
+                args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers, args.worker_timeout
+            ),
             device=device,
             folder=folder,
             settings=settings,

@@ -12,7 +12,7 @@ import yaml
 
 from histocoder import distributed
 from histocoder.data.normalize import NORMALIZATIONS
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Interrupted, MachineError, UserError
 from histocoder.model import PRESETS
 from histocoder.precision import PRECISIONS
 
@@ -273,6 +273,13 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
         help="page-locked batches (default: where there is a GPU)",
     )
     group.add_argument("--persistent-workers", action="store_true", help="keep workers from epoch to epoch")
+    group.add_argument(
+        "--worker-timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds without a batch after which a worker is taken to hang (default: 300)",
+    )
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -281,6 +288,8 @@ def run_script(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         distributed.leave(f"error: {error}", 2)
+    except MachineError as error:
+        distributed.leave(f"error: {error}", 1)
     except Interrupted as error:
         distributed.leave(str(error), 128 + error.signum)
     except KeyboardInterrupt:

@@ -252,7 +252,10 @@ class LoaderConfig:
     """None: where there is a GPU."""
     persistent_workers: bool = False
     """Whether workers live through all epochs."""
+    worker_timeout: float = 300.0
+    """Seconds after which a worker that gives no batch is taken to hang."""
 
     def __post_init__(self) -> None:
+        _require(self.worker_timeout > 0, f"--worker-timeout is {self.worker_timeout:g}; it must be more than 0.")
         _require(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
         _require(self.prefetch_factor >= 1, f"--prefetch-factor is {self.prefetch_factor}; it must be 1 or more.")

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 from histocoder import distributed, losses
 from histocoder.checkpoint import (
@@ -27,6 +26,7 @@ from histocoder.checkpoint import (
 )
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, UserError
 from histocoder.hub import model_card, write_card
@@ -81,12 +81,14 @@ def fit(
         Where the run was asked to stop; its state is saved.
     UserError
         Where a file can't be written.
+    MachineError
+        Where a loader worker is killed, or hangs.
     """
     run = _Run.begin(model, train_data, val_data, config, loader, device, folder, settings, tracker or NullRun())
     if checkpoint is not None:
         run.restore(checkpoint)
     run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
-    with StopSignals() as signals:
+    with StopSignals() as signals, run.train_loader.naming_workers():
         run.stop_requested = lambda: signals.signum
         while run.state.step < run.total_steps:
             train_epoch(run)
@@ -191,7 +193,7 @@ class _Run:
     scaler: torch.amp.GradScaler
     """Of fp16; in other precisions it does nothing."""
     sampler: BucketSampler
-    train_loader: DataLoader
+    train_loader: BatchLoader
     num_train: int
     val_data: OccupationDataset
     num_blocks: int
@@ -240,17 +242,8 @@ class _Run:
         total_steps = config.max_steps or sum(map(sampler.num_batches, range(config.num_epochs)))
         warmup = round(config.warmup_pct * total_steps)
         scheduler = LambdaLR(optimizer, partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps))
-        train_loader = DataLoader(
-            train_data,
-            sampler=sampler,
-            batch_size=None,
-            num_workers=loader.num_workers,
-            prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-            persistent_workers=loader.persistent_workers and loader.num_workers > 0,
-            pin_memory=device.type == "cuda" if loader.pin_memory is None else loader.pin_memory,
-            worker_init_fn=_leave_signals_to_the_parent,
-            generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
-        )
+        pin_memory = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
+        train_loader = BatchLoader(train_data, sampler, loader, pin_memory=pin_memory)
         return cls(
             config=config,
             model=model,
@@ -414,8 +407,3 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
         keep_freed_memory()
     model.to(device)
     model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
-
-
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -3,19 +3,24 @@
 FAULT is one of
 nan:RANK:FIRST-LAST  the loss of one rank is NaN in these steps
 wandb:CALL:HOW       W&B's `init`, `log` or `finish` raises, or hangs
+worker:NUMBER:SIGNAL a loader worker sends itself a signal at its second batch
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+from torch.utils.data import get_worker_info
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from histocoder import engine
+from histocoder.data.dataset import OccupationDataset
 
 
 def break_loss(rank: str, steps: str) -> None:
@@ -63,9 +68,25 @@ def break_wandb(call: str, how: str) -> None:
     sys.modules["wandb"] = Service(call, how)  # type: ignore[assignment]
 
 
+def break_worker(number: str, name: str) -> None:
+    """Have a loader worker killed or stopped."""
+    make_batch = OccupationDataset.__getitem__
+    calls = 0
+
+    def broken(*args):
+        nonlocal calls
+        calls += 1
+        info = get_worker_info()
+        if info is not None and info.id == int(number) and calls == 2:
+            os.kill(os.getpid(), signal.Signals[name])
+        return make_batch(*args)
+
+    OccupationDataset.__getitem__ = broken
+
+
 if __name__ == "__main__":
     _, fault, *command = sys.argv
     kind, *details = fault.split(":")
-    {"nan": break_loss, "wandb": break_wandb}[kind](*details)
+    {"nan": break_loss, "wandb": break_wandb, "worker": break_worker}[kind](*details)
     sys.argv = command
     runpy.run_path(command[0], run_name="__main__")
