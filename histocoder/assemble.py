@@ -33,7 +33,7 @@ from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
-from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, WandbRun
+from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
 from histocoder.training_data import augmenter_of, open_data
 
 REPORT_ROWS = 5_000
@@ -111,7 +111,9 @@ def train(
             train_data,
             val_data,
             train_config,
-            loader=LoaderConfig(args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers),
+            loader=LoaderConfig(
+                args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers, args.worker_timeout
+            ),
             device=device,
             folder=folder,
             settings=settings,
@@ -171,6 +173,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         precision=args.precision,
         use_amp=args.use_amp,
         compile=args.compile,
+        max_skipped_steps=args.max_skipped_steps,
         max_steps=args.max_steps,
         tokens_per_batch=args.tokens_per_batch,
         seed=args.seed,
@@ -300,7 +303,7 @@ def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker
     trackers: list[Tracker] = [CsvLog(folder, start_step=start_step)]
     if args.log_wandb:
         name = args.run_name or folder.resolve().name
-        trackers.append(WandbRun(folder, project=args.wandb_project_name, name=name, config=vars(args)))
+        trackers.append(open_wandb(folder, project=args.wandb_project_name, name=name, config=vars(args)))
     return Tee(*trackers)
 
 

@@ -248,7 +248,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if (version := record.pop("format_version")) > FORMAT_VERSION:
         raise UserError(f"{path} has format version {version}, newer than {FORMAT_VERSION}; update histocoder.")
     settings = record.pop("settings")
-    saved = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    saved = _load_tensors(path / OPTIMIZER_FILE)
     return Checkpoint(
         state=TrainState(**record),
         weights=read_weights(path),
@@ -307,11 +307,7 @@ def published_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | 
         if found[0].name == WEIGHTS_FILE:
             return _own_names(read_weights(path)), None
         path = found[0]
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = "it holds other things than tensors" if "Unsupported" in str(error) else "it is no file of torch's"
-        raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
+    saved = _load_tensors(path)
     weights = saved.get("model", saved) if isinstance(saved, dict) else {}
     if not weights or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise UserError(f"{path} holds no weights that can be read: it is no model's.")
@@ -337,6 +333,17 @@ def clear_run(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in _RUN_FILES:
         (folder / name).unlink(missing_ok=True)
+
+
+def _load_tensors(path: Path) -> Any:
+    """Read what `torch.save` wrote; nothing in the file is executed."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        reason = (
+            "it holds other things than tensors" if "unsupported" in str(error).lower() else "it is no file of torch's"
+        )
+        raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

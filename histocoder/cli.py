@@ -12,7 +12,7 @@ import yaml
 
 from histocoder import distributed
 from histocoder.data.normalize import NORMALIZATIONS
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Interrupted, MachineError, UserError
 from histocoder.model import PRESETS
 from histocoder.precision import PRECISIONS
 
@@ -200,6 +200,13 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         "--compile", action="store_true", help="let torch compile the model's layers, in the first steps"
     )
     group.add_argument(
+        "--max-skipped-steps",
+        type=int,
+        default=10,
+        metavar="N",
+        help="end at so many steps in a row whose gradients are not finite; looked at when logging (default: 10)",
+    )
+    group.add_argument(
         "--seed", type=int, default=42, metavar="N", help="of split, batches, noise, weights (default: 42)"
     )
     group = parser.add_argument_group("augmentation, of training descriptions on the fly")
@@ -273,6 +280,13 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
         help="page-locked batches (default: where there is a GPU)",
     )
     group.add_argument("--persistent-workers", action="store_true", help="keep workers from epoch to epoch")
+    group.add_argument(
+        "--worker-timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds without a batch after which a worker is taken to hang (default: 300)",
+    )
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -281,6 +295,8 @@ def run_script(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         distributed.leave(f"error: {error}", 2)
+    except MachineError as error:
+        distributed.leave(f"error: {error}", 1)
     except Interrupted as error:
         distributed.leave(str(error), 128 + error.signum)
     except KeyboardInterrupt:

@@ -201,6 +201,8 @@ class TrainConfig:
     use_amp: bool = False
     compile: bool = False
     """Whether torch compiles the model's layers."""
+    max_skipped_steps: int = 10
+    """Steps in a row without finite gradients, at which a run ends."""
     max_steps: int | None = None
     """Steps of the whole run, whatever `num_epochs` says."""
     tokens_per_batch: int | None = None
@@ -218,7 +220,14 @@ class TrainConfig:
     """Validation rows that are decoded freely; all are scored with teacher forcing."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "num_epochs", "log_interval", "eval_interval", "keep_checkpoints"):
+        for name in (
+            "batch_size",
+            "num_epochs",
+            "log_interval",
+            "eval_interval",
+            "keep_checkpoints",
+            "max_skipped_steps",
+        ):
             value = getattr(self, name)
             _require(value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
         for name in ("max_steps", "save_interval", "tokens_per_batch"):
@@ -245,7 +254,10 @@ class LoaderConfig:
     """None: where there is a GPU."""
     persistent_workers: bool = False
     """Whether workers live through all epochs."""
+    worker_timeout: float = 300.0
+    """Seconds after which a worker that gives no batch is taken to hang."""
 
     def __post_init__(self) -> None:
+        _require(self.worker_timeout > 0, f"--worker-timeout is {self.worker_timeout:g}; it must be more than 0.")
         _require(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
         _require(self.prefetch_factor >= 1, f"--prefetch-factor is {self.prefetch_factor}; it must be 1 or more.")

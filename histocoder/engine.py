@@ -13,13 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 from histocoder import distributed, losses
-from histocoder.checkpoint import BEST_FOLDER, Checkpoint, TrainState, save_checkpoint, save_last_bin, save_model
+from histocoder.checkpoint import (
+    BEST_FOLDER,
+    Checkpoint,
+    TrainState,
+    list_checkpoints,
+    save_checkpoint,
+    save_last_bin,
+    save_model,
+)
 from histocoder.compiling import check_compiler
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, UserError
 from histocoder.frozen import use_encodings
@@ -76,13 +84,15 @@ def fit(
         Where the run was asked to stop; its state is saved.
     UserError
         Where a file can't be written.
+    MachineError
+        Where a loader worker is killed, or hangs.
     """
     run = _Run.begin(model, train_data, val_data, config, loader, device, folder, settings, tracker or NullRun())
     if checkpoint is not None:
         run.restore(checkpoint)
     use_encodings(model, [train_data, val_data], folder=folder)
     run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
-    with StopSignals() as signals:
+    with StopSignals() as signals, run.train_loader.naming_workers():
         run.stop_requested = lambda: signals.signum
         while run.state.step < run.total_steps:
             train_epoch(run)
@@ -133,11 +143,14 @@ def train_epoch(run: _Run) -> None:
 
 
 def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
-    """One optimizer step; returns this rank's part of the loss, and the norm of all gradients."""
+    """One optimizer step, skipped by all ranks where gradients are not finite.
+
+    Returns this rank's part of the loss, and the norm of all gradients.
+    """
     output = run.trainee(batch.input_ids, batch.targets[:, :-2], batch.encoded)
     loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
-    # ranks' gradients are averaged, their losses add up
-    run.scaler.scale(loss * distributed.world_size()).backward()
+    # ranks' gradients are averaged, their losses add up; 0 * loss makes them NaN on all ranks where one's loss is so
+    run.scaler.scale(loss * (distributed.world_size() + 0 * loss.detach())).backward()
     run.scaler.unscale_(run.optimizer)
     run.scaler.step(run.optimizer)
     run.scaler.update()
@@ -179,7 +192,7 @@ class _Run:
     scaler: torch.amp.GradScaler
     """Of fp16; in other precisions it does nothing."""
     sampler: BucketSampler
-    train_loader: DataLoader
+    train_loader: BatchLoader
     num_train: int
     val_data: OccupationDataset
     num_blocks: int
@@ -231,17 +244,8 @@ class _Run:
         total_steps = config.max_steps or sum(map(sampler.num_batches, range(config.num_epochs)))
         warmup = round(config.warmup_pct * total_steps)
         scheduler = LambdaLR(optimizer, partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps))
-        train_loader = DataLoader(
-            train_data,
-            sampler=sampler,
-            batch_size=None,
-            num_workers=loader.num_workers,
-            prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-            persistent_workers=loader.persistent_workers and loader.num_workers > 0,
-            pin_memory=device.type == "cuda" if loader.pin_memory is None else loader.pin_memory,
-            worker_init_fn=_leave_signals_to_the_parent,
-            generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
-        )
+        pin_memory = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
+        train_loader = BatchLoader(train_data, sampler, loader, pin_memory=pin_memory)
         return cls(
             config=config,
             model=model,
@@ -273,8 +277,24 @@ class _Run:
             "epoch": float(self.state.epoch + 1),
         }
         self.tracker.log(self.state.step, values)
-        self.progress.line(
-            self.state.step, {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
+        line = {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
+        skipped = {"skipped": values["skipped_steps"]} if values["skipped_steps"] else {}
+        self.progress.line(self.state.step, line | skipped)
+        self.check_skipped()
+
+    def check_skipped(self) -> None:
+        """Raise a UserError, on all ranks, where too many steps in a row up to now were skipped."""
+        if (in_a_row := int(self.meter.skipped_in_a_row)) >= self.config.max_skipped_steps:
+            raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
+
+    def not_finite(self, what: str) -> UserError:
+        """The error of a run that has come to nothing: what is not finite, and where there is something good."""
+        last = next(reversed(list_checkpoints(self.folder)), None)
+        if last is None:
+            return UserError(f"{what}, and there is no checkpoint from before. Lower --learning-rate and begin anew.")
+        return UserError(
+            f"{what}; the last good checkpoint is {last}. Started again, the run goes on from there; if it ends like "
+            f"this, lower --learning-rate in another folder, with --initial-checkpoint {last}."
         )
 
     def validate(self) -> dict[str, float]:
@@ -311,6 +331,9 @@ class _Run:
         """Write a checkpoint, unless this step has one."""
         if self.saved_step == self.state.step:
             return
+        self.check_skipped()
+        if not torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all():
+            raise self.not_finite("The model's weights are not finite, and are not saved")
         self.saved_step = self.state.step
         started = time.monotonic()
         rng = {"cpu": torch.stack(distributed.gather(torch.get_rng_state()))}
@@ -390,8 +413,3 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
         model.compile_layers()
     elif device.type == "cpu" and distributed.world_size() == 1:
         keep_copies(model)
-
-
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -5,6 +5,15 @@ class UserError(ValueError):
     """A mistake that the user can mend: ends the program with exit code 2 and this message, without a traceback."""
 
 
+class MachineError(Exception):
+    """A fault of the machine, such as a process that was killed: ends the program with exit code 1 and this message."""
+
+
+def shown(text: str) -> str:
+    """A text from a user's file as messages show it: in quotation marks, on one line, not all of a long one."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
 class Interrupted(Exception):
     """The run was asked to stop (Ctrl-C, SIGTERM) and has saved its state.
 

@@ -18,6 +18,8 @@ _PIECE = 1 << 18
 class AdamW(torch.optim.AdamW):
     """AdamW (Loshchilov and Hutter 2019), fused, which scales gradients to a norm of at most `max_grad_norm` first.
 
+    A step whose gradients are not all finite is left out: weights and state stay as they are.
+
     Parameters
     ----------
     parameters : iterable of Parameter
@@ -42,12 +44,15 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip and step."""
+        """Clip and step; read `grad_norm` to know whether it was left out."""
         if self._parameters[0].device.type == "cpu":
             self._step_in_pieces()
         else:
             self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
-            super().step(closure)
+            if self.defaults["fused"]:
+                self.found_inf = 1.0 - self.grad_norm.isfinite().float()  # the kernel looks at it, without a wait
+            if self.defaults["fused"] or self.grad_norm.isfinite():
+                super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, those of copies as well."""
@@ -63,7 +68,8 @@ class AdamW(torch.optim.AdamW):
         bundles = list(_bundles(parts))
         self.grad_norm = _norm(bundles)
         shrink = ((self.grad_norm + 1e-6) / self._max_grad_norm).clamp(min=1.0)
-        torch._foreach_add_([part.step for part in parts], 1)
+        is_finite = self.grad_norm.isfinite().float()
+        torch._foreach_add_([part.step for part in parts], [is_finite] * len(parts))
         buffer = torch.empty(_PIECE)
         for bundle in bundles:
             torch._fused_adamw_(
@@ -81,6 +87,7 @@ class AdamW(torch.optim.AdamW):
                 amsgrad=False,
                 maximize=False,
                 grad_scale=shrink,  # what gradients are divided by
+                found_inf=1.0 - is_finite,
             )
             for piece in bundle:
                 if piece.copy is not None:

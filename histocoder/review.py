@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.data.table import check_columns, iter_table, read_header, write_csv
-from histocoder.errors import UserError
+from histocoder.data.table import check_columns, iter_table, open_table, read_header, write_csv
+from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
 _CHUNK_ROWS = 200_000
@@ -64,10 +65,15 @@ def review(
     prefix = "pred_" if "pred_conf" in header else ""
     check_columns(predictions, [*by, f"{prefix}conf"], header)
     codes = _code_columns(header, prefix)
-    parts = []
+    parts, passed = [], 0
     for chunk in iter_table(predictions, by, chunk_rows=_CHUNK_ROWS):
         frame = chunk.select([*by, *codes, f"{prefix}conf"]).to_pandas()
-        frame["conf"] = pd.to_numeric(frame.pop(f"{prefix}conf"))
+        cells = frame.pop(f"{prefix}conf")
+        frame["conf"] = pd.to_numeric(cells, errors="coerce")
+        if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
+            line = open_table(predictions, by).lines(bad[:1] + passed)[0]
+            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is no number.")
+        passed += len(frame)
         grouped = frame.groupby(by, sort=False, dropna=True)
         parts.append(grouped.first().assign(times=grouped.size()))
     whole = pd.concat(parts).groupby(level=by, sort=False)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
+import math
+import os
+import queue
 import sys
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -20,6 +26,10 @@ from histocoder.files import replacing
 
 LOG_FILE = "logs.csv"
 WANDB_ID_FILE = "wandb_run_id"
+PATIENCE_SECONDS = 30.0
+"""How long a service may hold up a run's start, and its end."""
+_WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
+"""What W&B is told, so that it gives up by itself within these, which differ by what it does besides."""
 COLUMNS = (
     "step",
     "epoch",
@@ -34,6 +44,7 @@ COLUMNS = (
     "lr",
     "grad_norm",
     "samples_per_sec",
+    "skipped_steps",
 )
 
 
@@ -42,25 +53,37 @@ class Meter:
     """Sums what was trained since it was last read, on the device."""
 
     loss: Tensor | float = 0.0
+    """Without steps that were skipped because gradients were not finite; likewise below."""
     grad_norm: Tensor | float = 0.0
     steps: int = 0
+    """Those skipped among them."""
+    skipped: Tensor | int = 0
+    skipped_in_a_row: Tensor | int = 0
+    """Up to now; reading leaves it as it is."""
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
         """One step more."""
-        self.loss, self.grad_norm = self.loss + loss, self.grad_norm + grad_norm
+        is_skipped = ~grad_norm.isfinite()
+        self.loss = self.loss + loss.masked_fill(is_skipped, 0.0)
+        self.grad_norm = self.grad_norm + grad_norm.masked_fill(is_skipped, 0.0)
+        self.skipped = self.skipped + is_skipped.int()
+        self.skipped_in_a_row = (self.skipped_in_a_row + 1) * is_skipped.int()
         self.steps, self.rows = self.steps + 1, self.rows + rows
 
     def read(self) -> dict[str, float]:
-        """Means over the steps and over all ranks, and begin anew."""
+        """Means over the steps that were not skipped (NaN without any) and over all ranks; begin anew."""
         loss = distributed.reduce_sum(torch.as_tensor(self.loss).double().cpu())
+        skipped = int(self.skipped)
+        taken = self.steps - skipped or math.nan
         means = {
-            "train_loss": float(loss) / self.steps,
-            "grad_norm": float(self.grad_norm) / self.steps,
+            "train_loss": float(loss) / taken,
+            "grad_norm": float(self.grad_norm) / taken,
             "samples_per_sec": self.rows / (time.monotonic() - self.started),
+            "skipped_steps": float(skipped),
         }
-        self.__init__()  # type: ignore[misc]
+        self.__init__(skipped_in_a_row=self.skipped_in_a_row)  # type: ignore[misc]
         return means
 
 
@@ -105,7 +128,7 @@ class CsvLog:
     def log(self, step: int, values: dict[str, float]) -> None:
         """Add a line."""
         with self._path.open("a", encoding="utf-8", newline="") as file:
-            cells = {name: f"{value:.6g}" for name, value in values.items()}
+            cells = {name: f"{value:.6g}" for name, value in values.items() if not math.isnan(value)}
             csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
 
     def close(self) -> None:
@@ -127,24 +150,17 @@ class WandbRun:
         "lr": "hyperparams/lr",
         "grad_norm": "train/grad_norm",
         "samples_per_sec": "perf/rows_per_sec",
+        "skipped_steps": "train/skipped_steps",
     }
 
     def __init__(self, folder: Path, *, project: str, name: str | None, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("--log-wandb needs wandb: pip install wandb.") from error
+        for variable, seconds in _WANDB_SECONDS.items():
+            os.environ.setdefault(variable, seconds)
+        import wandb
+
         id_file = folder / WANDB_ID_FILE
         run_id = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else uuid.uuid4().hex[:8]
-        try:
-            self._run = wandb.init(
-                project=project, name=name, id=run_id, resume="allow", dir=str(folder), config=config
-            )
-        except (wandb.Error, OSError) as error:
-            raise UserError(
-                f"W&B could not start ({error}). Log in with 'wandb login', set WANDB_MODE=offline, or leave out "
-                "--log-wandb."
-            ) from error
+        self._run = wandb.init(project=project, name=name, id=run_id, resume="allow", dir=str(folder), config=config)
         with replacing(id_file) as temporary:
             temporary.write_text(run_id + "\n", encoding="utf-8")
 
@@ -155,6 +171,78 @@ class WandbRun:
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def open_wandb(folder: Path, *, project: str, name: str | None, config: dict[str, Any]) -> Tracker:
+    """A `WandbRun` that training does not depend on; raises UserError where wandb is not installed."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError("--log-wandb needs wandb: pip install wandb.")
+    return InBackground("W&B", lambda: WandbRun(folder, project=project, name=name, config=config))
+
+
+class InBackground:
+    """A tracker in a thread of its own: where it hangs or fails, there is one warning, and training goes on without it.
+
+    Parameters
+    ----------
+    name : str
+        What the warning calls it.
+    begin : callable
+        Makes the tracker.
+    patience : float
+        Seconds to wait for it at the start, and at the end for what it has not taken in yet.
+    room : int
+        Lines that it may lag behind.
+    """
+
+    def __init__(
+        self, name: str, begin: Callable[[], Tracker], *, patience: float = PATIENCE_SECONDS, room: int = 10_000
+    ) -> None:
+        self._name, self._patience = name, patience
+        self._lines: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(room)
+        self._begun = threading.Event()
+        self._given_up = False
+        self._thread = threading.Thread(target=self._work, args=(begin,), daemon=True)
+        self._thread.start()
+        if not self._begun.wait(patience):
+            self._give_up(f"has not answered within {patience:g} s")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Hand numbers over."""
+        self._put((step, values))
+
+    def close(self) -> None:
+        """Let the tracker finish."""
+        self._put(None)
+        if not self._given_up:
+            self._thread.join(self._patience)
+        if self._thread.is_alive():
+            self._give_up(f"has not taken in all numbers within {self._patience:g} s")
+
+    def _put(self, line: tuple[int, dict[str, float]] | None) -> None:
+        try:
+            if not self._given_up:
+                self._lines.put_nowait(line)
+        except queue.Full:
+            self._give_up("takes in no more numbers")
+
+    def _work(self, begin: Callable[[], Tracker]) -> None:
+        try:
+            tracker = begin()
+            self._begun.set()
+            while (line := self._lines.get()) is not None:
+                tracker.log(*line)
+            tracker.close()
+        except (Exception, SystemExit) as error:  # a service's client may raise anything
+            self._give_up(f"failed ({' '.join(str(error).split()) or type(error).__name__})")
+        finally:
+            self._begun.set()
+
+    def _give_up(self, why: str) -> None:
+        if not self._given_up:
+            self._given_up = True
+            text = f"warning: {self._name} {why}; the run goes on, with all numbers in {LOG_FILE}."
+            tqdm.write(text, file=sys.stderr)
 
 
 class Tee:

@@ -6,6 +6,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
 from histocoder import distributed
 from histocoder.config import AugmentConfig, check_max_len
 from histocoder.data.augment import Augmenter, WordList
@@ -13,7 +16,7 @@ from histocoder.data.cache import ExampleArrays, build_cache, open_cache, prune_
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.table import read_table
 from histocoder.data.tokens import LANG_SEP
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 
 CACHE_FOLDER = "cache"
 _WORD_ROWS = 250_000
@@ -70,8 +73,10 @@ def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
 def read_word_list(path: str) -> WordList:
     """Read words and their frequencies from a CSV file with the columns `word` and `freq`."""
     table = read_table(path, ("word", "freq"))
-    words, counts = (table.columns[name].to_pylist() for name in ("word", "freq"))
-    try:
-        return WordList({word: float(count) for word, count in zip(words, counts, strict=True) if word is not None})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--fn-word-freq {path}: a frequency is missing or no number ({error}).") from error
+    words = table.columns["word"].to_pylist()
+    counts = pd.to_numeric(table.columns["freq"].to_pandas().fillna(""), errors="coerce").to_numpy(float)
+    if len(bad := np.flatnonzero(~np.isfinite(counts))):
+        cell = shown(table.columns["freq"][bad[0]].as_py() or "")
+        line = table.lines(bad[:1])[0]
+        raise UserError(f"--fn-word-freq {path}, line {line}, freq: {cell} is no number.")
+    return WordList({word: count for word, count in zip(words, counts.tolist(), strict=True) if word is not None})

@@ -149,7 +149,7 @@ MIXER = {"--train-data": "table.csv", "--val-data": "table.csv", "--save-dir": "
         ({"--formatter": "isco"}, r"invalid choice: 'isco'"),
         ({"--formatter": "occ1950"}, r"no column 'occ1950_1'"),
         ({"--formatter": "occ1950", "--target-col-naming": "hisco"}, r"takes 2 columns of codes at most"),
-        ({"--train-data": "short.csv"}, r"1 codes are shorter than the block of 5, such as line 3, '2000'"),
+        ({"--train-data": "short.csv"}, r"1 codes are shorter than the block of 5, such as line 3, hisco_1: '2000'"),
         ({"--batch-size": "512"}, r"larger than the 64 rows"),
         ({"--key": "short.csv"}, r"needs the columns"),
     ],

@@ -107,7 +107,9 @@ def test_blank_cells_are_missing_and_no_class(tmp_path: Path):
 def test_short_codes_stop_with_count_lines_and_ways_out(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text('occ1,hisco_1\na,61110\n"b\nc",2000\nd,-1\n\ne,4215\n')
-    with pytest.raises(UserError, match=r"2 codes .*line 3, '2000'; line 7, '4215'.*--zero-pad-codes.*--allow-codes"):
+    with pytest.raises(
+        UserError, match=r"2 codes .*line 3, hisco_1: '2000'; line 7, hisco_1: '4215'.*--zero-pad-codes.*--allow-codes"
+    ):
         prepared(table, tmp_path / "out")
     assert not (tmp_path / "out" / "prepared.json").exists()
     assert set(prepared(table, tmp_path / "a", zero_pad_codes=True)["key"]["system_code"]) == {

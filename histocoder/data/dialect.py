@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 
 _BLOCK_BYTES = 1 << 22
 """What Arrow reads at once; a row must fit in."""
@@ -118,10 +118,9 @@ def _no_text(path: Path) -> UserError:
 
 def _describe_ragged(path: Path, dialect: Dialect, row: pa.csv.InvalidRow) -> str:
     line = find_lines(path, dialect, np.array([row.number - 2]))[0]
-    text = row.text if len(row.text) <= 60 else row.text[:57] + "..."
     return (
-        f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} ({text!r}). "
-        "Quote a field that holds the separator, or mend the row."
+        f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} "
+        f"({shown(row.text)}). Quote a field that holds the separator, or mend the row."
     )
 
 
@@ -130,7 +129,7 @@ def _is_utf8(path: Path) -> bool:
     decoder, is_utf8, line = codecs.getincrementaldecoder("utf-8")(), True, 1
     with path.open("rb") as file:
         head = file.read(4)
-        if not head.strip():
+        if not head.removeprefix(codecs.BOM_UTF8).strip():
             raise UserError(f"{path} is empty.")
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise UserError(f"{path} is UTF-16 text; save it as UTF-8 (in Excel: 'CSV UTF-8').")

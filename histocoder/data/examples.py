@@ -14,7 +14,7 @@ import pyarrow as pa
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.data.table import Table, open_table, read_header
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
@@ -154,11 +154,11 @@ def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
     coded = table.columns[column].dictionary_encode()
     codes: list[str] = []
     for text in coded.dictionary.to_pylist():
-        match = re.fullmatch(r"\s*(\d+)(\.0)?\s*", text)  # columns with gaps are often saved as floats
+        match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
         if match is None or int(match[1]) >= len(key.codes):
             row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
             raise UserError(
-                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {text!r} is no index into the key, "
+                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is no index into the key, "
                 f"which has {len(key.codes):,} codes."
             )
         codes.append(key.codes[int(match[1])])

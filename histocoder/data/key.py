@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from histocoder.data.table import read_header, read_table, write_csv
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
+T = TypeVar("T")
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")
 _DESC_COLUMNS = ("desc", "title", "en_hisco_text")
@@ -64,15 +68,38 @@ def read_key(path: str | Path) -> Key:
         )
     table = read_table(path, [c for c in (code_col, index_col, desc_col) if c is not None])
     codes, indices = table.columns[code_col].to_pylist(), table.columns[index_col].to_pylist()
-    numbers = [int(text) if text is not None and text.strip().isdigit() else -1 for text in indices]
-    if sorted(numbers) != list(range(len(numbers))):
-        raise UserError(f"The key {path} must number its codes 0, 1, 2, … in the column {index_col!r}, each once.")
-    if None in codes or len(set(codes)) < len(codes):
-        raise UserError(f"The key {path} has an empty or a repeated code in the column {code_col!r}.")
+    numbers = [_index(text) for text in indices]
+    if (row := _first_odd(numbers, allowed=range(len(numbers)))) is not None:
+        raise UserError(
+            f"The key {path} must number its codes 0, 1, 2, … in the column {index_col!r}, each once; line "
+            f"{table.lines(np.array([row]))[0]} has {shown(indices[row] or '')}."
+        )
+    stripped = [(code or "").strip() for code in codes]
+    if (row := _first_odd(stripped, allowed=set(stripped) - {""})) is not None:
+        raise UserError(
+            f"The key {path} has an empty or a repeated code in the column {code_col!r}, line "
+            f"{table.lines(np.array([row]))[0]}: {shown(stripped[row])}."
+        )
     order = sorted(range(len(codes)), key=numbers.__getitem__)
     texts = table.columns[desc_col].to_pylist() if desc_col is not None else [None] * len(codes)
-    ordered = tuple(codes[i].strip() for i in order)
-    return Key(ordered, {code.strip(): text for code, text in zip(codes, texts, strict=True) if text is not None})
+    ordered = tuple(stripped[i] for i in order)
+    return Key(ordered, {code: text for code, text in zip(stripped, texts, strict=True) if text is not None})
+
+
+def _index(text: str | None) -> int:
+    """The class that a cell names; -1 where it names none."""
+    text = (text or "").strip()
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
+
+
+def _first_odd(values: Sequence[T], *, allowed: Container[T]) -> int | None:
+    """The first place of a value that is not allowed or stood there before."""
+    seen: set[T] = set()
+    for i, value in enumerate(values):
+        if value in seen or value not in allowed:
+            return i
+        seen.add(value)
+    return None
 
 
 def write_key(path: Path, key: Key) -> None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 from histocoder.formatters import MISSING, Formatter
 
 _NEVER_SHORT = {"-1", "-2", "-3", MISSING}
@@ -96,11 +96,13 @@ class LabelChecker:
 
         is_short = np.array([_is_short(code, self._formatter) for code in distinct] + [False])
         short = np.flatnonzero(is_short[index] & present)
-        self._short.add(table.rows, {row: repr(distinct[index[row]]) for row in short[:_NUM_EXAMPLES]}, len(short))
+        self._short.add(
+            table.rows, {row: f"{name}: {shown(distinct[index[row]])}" for row in short[:_NUM_EXAMPLES]}, len(short)
+        )
         problems = [_problem(code, self._formatter, self._key) for code in distinct]
         is_bad = np.array([problem is not None for problem in problems] + [False])
         for row in np.flatnonzero(is_bad[index] & present).tolist():
-            bad.setdefault(row, f"{name}: {distinct[index[row]]!r} {problems[index[row]]}")
+            bad.setdefault(row, f"{name}: {shown(distinct[index[row]])} {problems[index[row]]}")
 
         values = np.array([*distinct, None], dtype=object)[np.where(present, index, -1)]
         if i == 0 and self._formatter.system.missing_block is not None:

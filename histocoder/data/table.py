@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from histocoder.data.dialect import Dialect, csv_batches, find_lines, sniff
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 
 CHUNK_ROWS = 100_000
 """Rows of a large file that are held as text at once."""
@@ -205,11 +205,13 @@ def check_columns(path: Path, columns: Sequence[str], existing: Sequence[str]) -
     """Raise a UserError that names the first missing column, those there are, and the nearest."""
     for column in columns:
         if existing.count(column) > 1:
-            raise UserError(f"{path} has {existing.count(column)} columns named {column!r}; rename all but one.")
+            raise UserError(f"{path} has {existing.count(column)} columns named {shown(column)}; rename all but one.")
         if column not in existing:
             near = difflib.get_close_matches(column, existing, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"{path} has no column {column!r}; it has: {', '.join(existing)}.{hint}")
+            hint = f" Did you mean {shown(near[0])}?" if near else ""
+            names = [name if name.isprintable() and len(name) <= 60 else shown(name) for name in existing]
+            more = ", …" if len(names) > 50 else ""
+            raise UserError(f"{path} has no column {column!r}; it has: {', '.join(names[:50])}{more}.{hint}")
 
 
 def _check_exists(path: Path) -> None:

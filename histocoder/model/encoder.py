@@ -7,7 +7,10 @@ import socket
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
 
 from histocoder.errors import UserError
 
@@ -97,7 +100,7 @@ def load_encoder(name: str, *, max_len: int) -> CanineModel:
         raise UserError(f"The encoder folder {name} has no config.json; name a folder saved by transformers.")
     try:
         encoder = CanineModel.from_pretrained(name, local_files_only=not hub_answers())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
         where = "the hub can't be reached and has left no copy here" if not hub_answers() else _first_line(error)
         raise UserError(
             f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "

@@ -1,0 +1,89 @@
+"""Losses and gradients that are not finite: no rank takes such a step, and no such weights are saved."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run, torchrun, write_table
+from safetensors.torch import load_file
+from test_scripts import assert_same_weights, finetune, logs
+from test_speed import begin, dataset
+
+from histocoder import engine
+from histocoder.checkpoint import list_checkpoints
+from histocoder.engine import _Run, train_step
+from histocoder.errors import UserError
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> _Run:
+    """A run of one process that has done a step, so that its optimizer has a state."""
+    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
+    run = begin(tmp_path, data, precision="fp32", num_classes=8)
+    one_step(run)
+    return run
+
+
+def one_step(run: _Run) -> None:
+    batch = next(iter(run.train_loader))
+    loss, grad_norm = train_step(run, batch)
+    run.state.step += 1
+    run.meter.add(loss, grad_norm, rows=batch.num_rows)
+
+
+def state_of(run: _Run) -> list[torch.Tensor]:
+    """Copies of the weights and of the optimizer's state."""
+    moments = [tensor for state in run.optimizer.state.values() for tensor in state.values()]
+    return [tensor.detach().clone() for tensor in (*run.model.parameters(), *moments)]
+
+
+@pytest.mark.parametrize(("summand", "factor"), [(0, math.nan), (0, math.inf), (math.inf, 1)])
+def test_a_step_that_is_not_finite_changes_nothing(started: _Run, monkeypatch, summand: float, factor: float):
+    mixed_loss, before = engine.mixed_loss, state_of(started)  # of inf + loss, the gradients would be finite
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "mixed_loss", lambda *args: summand + factor * mixed_loss(*args))
+        one_step(started)
+    assert all(map(torch.equal, before, state_of(started)))
+    one_step(started)
+    assert not any(map(torch.equal, before, state_of(started)))
+    found = started.meter.read()
+    assert found["skipped_steps"] == 1 and math.isfinite(found["train_loss"] + found["grad_norm"])
+    assert started.meter.skipped_in_a_row == 0
+
+
+def test_weights_that_are_not_finite_are_not_saved(started: _Run):
+    started.save()
+    with torch.no_grad():
+        next(started.model.parameters())[0] = math.inf
+    started.state.step += 1
+    with pytest.raises(UserError, match=r"weights are not finite.*last good checkpoint is .*step-0000001.*--init"):
+        started.save()
+    assert [path.name for path in list_checkpoints(started.folder)] == ["step-0000001"]
+
+
+def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(table: Path, tmp_path: Path):
+    extra = ("--max-steps", 8, "--eval-interval", 4)
+    run("tests/breaking.py", "nan:0:3-4", *finetune(table, tmp_path / "one", *extra, "--batch-size", 8))
+    torchrun("tests/breaking.py", "nan:1:3-4", *finetune(table, tmp_path / "two", *extra, "--batch-size", 4))
+    assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
+    for out in (tmp_path / "one", tmp_path / "two"):
+        assert logs(out, "skipped_steps") == [0, 0, 1, 1, 0, 0, 0, 0]
+        assert len(logs(out, "train_loss")) == 6 and all(map(math.isfinite, logs(out, "train_loss")))
+    # each rank validates its share of the rows with its own weights
+    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+
+
+def test_too_many_skipped_steps_end_the_run_at_its_last_good_checkpoint(table: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    extra = ("--batch-size", 4, "--max-steps", 20, "--save-interval", 2, "--max-skipped-steps", 3)
+    result = torchrun("tests/breaking.py", "nan:1:5-20", *finetune(table, out, *extra), check=False)
+    assert result.returncode != 0 and result.stderr.count("error: ") == 1
+    assert f"last 3 steps are not finite; the last good checkpoint is {out}/checkpoints/step-0000006" in result.stderr
+    assert [path.name[-1] for path in list_checkpoints(out)] == ["4", "6"] and not (out / "model.safetensors").exists()
+    four, six = (load_file(path / "model.safetensors") for path in list_checkpoints(out))
+    assert all(torch.equal(four[name], six[name]) for name in four)
+    again = run(*finetune(table, out, *extra, "--batch-size", 8))
+    assert "Going on from step 6" in again.stdout and (out / "model.safetensors").exists()

@@ -1,0 +1,116 @@
+"""Services that hang, fail or are out of reach: one warning, bounded waiting, and complete logs of our own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import environment, free_port, run
+from test_scripts import finetune, logs
+
+from histocoder.tracking import InBackground, NullRun
+
+FOREVER = threading.Event()
+
+
+class Broken(NullRun):
+    """Notes the steps it is told of; raises or hangs in one of its calls."""
+
+    def __init__(self, call: str = "", how: str = "") -> None:
+        self.broken, self.how = call, how
+        self.steps: list[int] = []
+        self.do("init")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self.do("log")
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.do("close")
+
+    def do(self, call: str) -> None:
+        if call == self.broken and self.how == "raises":
+            raise OSError("the service\nis ill")
+        if call == self.broken and self.how == "exits":
+            raise SystemExit
+        if call == self.broken:
+            FOREVER.wait()
+
+
+def test_all_numbers_reach_a_service_that_is_well(capsys):
+    tracker = Broken()
+    background = InBackground("S", lambda: tracker)
+    for step in range(100):
+        background.log(step, {})
+    background.close()
+    assert tracker.steps == list(range(100)) and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", ["init", "log", "close"])
+@pytest.mark.parametrize("how", ["hangs", "raises", "exits"])
+def test_one_warning_and_hardly_any_waiting(call: str, how: str, capsys):
+    started = time.monotonic()
+    background = InBackground("S", lambda: Broken(call, how), patience=0.3)
+    for step in range(50):
+        background.log(step, {})
+    background.close()
+    assert time.monotonic() - started < 3
+    reasons = {
+        "raises": "failed (the service is ill)",
+        "exits": "failed (SystemExit)",
+        "hangs": f"has not {'answered' if call == 'init' else 'taken in all numbers'} within 0.3 s",
+    }
+    expected = f"warning: S {reasons[how]}; the run goes on, with all numbers in logs.csv.\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_what_waits_for_a_service_is_bounded(capsys):
+    background = InBackground("S", lambda: Broken("log", "hangs"), patience=60, room=10)
+    started = time.monotonic()
+    for step in range(50):
+        background.log(step, {})
+    background.close()
+    assert time.monotonic() - started < 3
+    assert capsys.readouterr().err.count("takes in no more numbers") == 1
+
+
+def assert_complete(result, out: Path, why: str) -> None:
+    """One warning; everything else as in a run without W&B."""
+    warnings = [line for line in result.stderr.splitlines() if "warning: W&B" in line]
+    assert len(warnings) == 1 and why in warnings[0], result.stderr
+    assert "Traceback" not in result.stderr and (out / "model.safetensors").exists()
+    assert logs(out, "step") == [1, 2, 3, 4, 4] and len(logs(out, "train_loss")) == 4
+
+
+EXTRA = ("--batch-size", 8, "--max-steps", 4, "--log-wandb")
+
+
+def test_a_service_that_fails(table: Path, tmp_path: Path):
+    result = run("tests/breaking.py", "wandb:init:raises", *finetune(table, tmp_path / "out", *EXTRA))
+    assert_complete(result, tmp_path / "out", "failed (the service is ill)")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("call", "why"), [("init", "has not answered"), ("log", "has not taken in"), ("finish", "has not taken in")]
+)
+def test_a_service_that_hangs(table: Path, tmp_path: Path, call: str, why: str):
+    started = time.monotonic()
+    result = run("tests/breaking.py", f"wandb:{call}:hangs", *finetune(table, tmp_path / "out", *EXTRA))
+    assert time.monotonic() - started < 45
+    assert_complete(result, tmp_path / "out", why)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_wandb_itself_where_its_server_can_not_be_reached(table: Path, tmp_path: Path, how: str):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1] if how == "hangs" else free_port()
+        online = {"WANDB_MODE": "online", "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{port}"}
+        result = run(*finetune(table, tmp_path / "out", *EXTRA), env=environment(**online), fresh=True)
+    assert_complete(result, tmp_path / "out", "W&B ")

@@ -1,0 +1,230 @@
+"""Tables as no one should write them: each is read right, or refused in a sentence that names line and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histocoder.config import PrepareConfig
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import read_key
+from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import prepare
+from histocoder.data.table import read_table
+from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+from histocoder.review import review
+from histocoder.training_data import read_word_list
+
+GOOD = b"occ1,hisco_1\nfarmer,61110\nbaker,77610\n"
+
+REFUSED = [
+    (b"", "is empty"),
+    (b"\n\n\n\n", "is empty"),
+    (b"\xef\xbb\xbf", "is empty"),
+    (b"occ1,hisco_1", "no rows"),
+    (b"occ1,hisco_1\n\n\n", "no code at all in the column 'hisco_1'"),
+    (b"occ1\nfarmer\n", "no column 'hisco_1'; it has: occ1"),
+    (b"occ1|hisco_1\nfarmer|61110\n", r"no column 'occ1'; it has: occ1\|hisco_1"),
+    (b"OCC1,HISCO_1\nfarmer,61110\n", "no column 'occ1'"),
+    (b" occ1,hisco_1\nfarmer,61110\n", "Did you mean ' occ1'"),
+    (b"occ1,hisco_1,hisco_1\nfarmer,61110,1\n", "2 columns named 'hisco_1'"),
+    (b'"occ1,hisco_1\nfarmer,61110\n', r"it has: 'occ1,hisco_1\\nfarmer,61110\\n'"),
+    (b'a\x1b[31mb,"x\ny"\n1,2\n', r"it has: 'a\\x1b\[31mb', 'x\\ny'"),
+    (b",".join(b"column%d" % i for i in range(5000)) + b"\n", r"it has: column0.*column49, …\.$"),
+    (b"occ1,hisco_1\nfarmer\n", "line 2: 1 fields where the header has 2"),
+    (b"occ1,hisco_1\nfarmer,61110,\n", "line 2: 3 fields"),
+    (GOOD + b"miner, coal,71105\n", "line 4: 3 fields .*Quote a field"),
+    (GOOD + b'"a\nb",61110\nx\n', "line 6: 1 fields"),
+    (GOOD.replace(b"\n", b"\r\n") + b"x\r\n", "line 4: 1 fields"),
+    (GOOD.replace(b"\n", b"\r") + b"x\r", "line 4: 1 fields"),
+    (GOOD + b"x" * 500 + b"\n", r"line 4: 1 fields where the header has 2 \('x{57}\.\.\.'\)"),
+    (GOOD + b'"miner,71105\n', "line 4|quotation mark is opened and not closed"),
+    (GOOD + b'"miner"s,71105,"\n', "quotation mark|line 4"),
+    (GOOD + b"mi\0ner,71105\n", "NUL byte in line 4"),
+    (GOOD + b"\x81\x8d,71105\n", "neither UTF-8 nor Windows-1252"),
+    (GOOD.decode().encode("utf-16"), "UTF-16"),
+    (GOOD.decode().encode("utf-16-le"), "NUL byte in line 1"),
+    (GOOD.decode().encode("utf-32"), "UTF-16|NUL byte"),
+    (b"PK\x03\x04\x14\0\x06\0", "zip archive or a spreadsheet"),
+    (b"\x1f\x8b\x08\0\0\0\0\0", "NUL byte|neither"),
+    (b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n", "no column|neither"),
+    (b"<html><body>404</body></html>\n", "no column 'occ1'"),
+    (b'{"occ1": "farmer", "hisco_1": 61110}\n', "no column 'occ1'"),
+    (GOOD + b"miner,7110\n", "line 4, hisco_1: '7110'.*--zero-pad-codes"),
+    (GOOD + b"miner,711055\n", "line 4, hisco_1: '711055' has 6 tokens"),
+    (GOOD + b"miner,71105.0\n", "line 4, hisco_1: '71105.0'"),
+    (GOOD + b"miner,71 05\n", "line 4, hisco_1: '71 05'"),
+    (GOOD + "miner,７１１０５\n".encode(), "line 4, hisco_1: '７１１０５'"),
+    (GOOD + "miner,7110²\n".encode(), "line 4, hisco_1: '7110²'"),
+    (GOOD + "miner,7110\u200b5\n".encode(), r"line 4, hisco_1: '7110\\u200b5'"),
+    (GOOD + b"miner,71&05\n", "line 4, hisco_1: '71&05'"),
+    (GOOD + b'miner,"71\n05"\n', r"line 4, hisco_1: '71\\n05'"),
+    (GOOD + b"miner," + b"7" * 100_000 + b"\n", r"line 4, hisco_1: '7{57}\.\.\.'"),
+    (b"occ1,hisco_1\n,61110\n ,77610\n", "no row with a description"),
+    (b"occ1,hisco_1\nfarmer,61110\nbaker,61110\n", "only one code"),
+    (b"occ1,hisco_1\nfarmer,61110\nfarmer,77610\n", "one distinct description"),
+]
+
+READ = [
+    (GOOD, ["farmer", "baker"]),
+    (GOOD.rstrip(), ["farmer", "baker"]),
+    (GOOD.replace(b"\n", b"\r\n"), ["farmer", "baker"]),
+    (GOOD.replace(b"\n", b"\r"), ["farmer", "baker"]),
+    (GOOD.replace(b",", b";"), ["farmer", "baker"]),
+    (GOOD.replace(b",", b"\t"), ["farmer", "baker"]),
+    (b"\xef\xbb\xbf" + GOOD, ["farmer", "baker"]),
+    (GOOD + b"\n\n,\n", ["farmer", "baker"]),
+    (GOOD + b"nan,71105\nNULL,71105\n", ["farmer", "baker", "nan", "NULL"]),
+    (GOOD + b'"a ""b"", c\nd",71105\n', ["farmer", "baker", 'a "b", c\nd']),
+    (GOOD + b'six" nails,71105\n', ["farmer", "baker", 'six" nails']),
+    (GOOD + b"=1+1,71105\n#x,71105\n\\,71105\n", ["farmer", "baker", "=1+1", "#x", "\\"]),
+    (GOOD + "dräng,71105\n".encode(), ["farmer", "baker", "dräng"]),
+    (GOOD + "dräng,71105\n".encode("cp1252"), ["farmer", "baker", "dräng"]),
+    (GOOD + "👩‍🌾 \u2028x,71105\n".encode(), ["farmer", "baker", "👩‍🌾 \u2028x"]),
+    (GOOD + b"x" * 100_000 + b",71105\n", ["farmer", "baker", "x" * 100_000]),
+    (b"occ1,hisco_1\nfarmer, 61110 \nbaker,'77610\n".replace(b"'", b""), ["farmer", "baker"]),
+]
+
+
+@contextmanager
+def table_of(content: bytes) -> Iterator[Path]:
+    """A table in a folder of its own; for each of hypothesis' examples."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        (folder / "t.csv").write_bytes(content)
+        yield folder / "t.csv"
+    finally:
+        shutil.rmtree(folder)
+
+
+def prepared(table: Path, **rules: bool) -> list[str]:
+    """The descriptions of the rows that preparing keeps, in their order."""
+    out = table.parent / "out"
+    config = PrepareConfig(str(table), ("hisco_1",), share_val=0.5, **rules)
+    prepare(config, out, say=lambda _: None)
+    parts = (pd.read_csv(out / f"data_{part}.csv", dtype=str, na_filter=False) for part in ("train", "val"))
+    kept = pd.concat(parts)["occ1"].tolist()
+    return sorted(kept, key=read_table(table, ["occ1"]).columns["occ1"].to_pylist().index)
+
+
+def refusal(work, *args: object) -> str:
+    """What a user is told."""
+    with pytest.raises(UserError) as caught:
+        work(*args)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 3000
+    return message
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_refused_with_line_and_column(content: bytes, message: str):
+    with table_of(content) as table:
+        said = refusal(prepared, table)
+        assert pd.Series([said]).str.contains(message, regex=True).all(), said
+        assert [path.name for path in table.parent.rglob("*")] == ["t.csv", "out"]  # nothing half-prepared
+
+
+@pytest.mark.parametrize(("content", "texts"), READ, ids=range(len(READ)))
+def test_read_right(content: bytes, texts: list[str]):
+    with table_of(content) as table:
+        assert prepared(table) == texts
+
+
+PIECES = [*'," \n\r;\t\\a1?\0', '""', "\r\n", "æ", "²", "\u2028", "\x0b", "61110", "2000", "a,61110\n", "x,77610\r\n"]
+CONTENTS = st.one_of(
+    st.binary(max_size=80),
+    st.builds(
+        lambda head, pieces, encoding: (head + "".join(pieces)).encode(encoding, "replace"),
+        st.sampled_from(["", "occ1,hisco_1\n", "occ1;x;hisco_1\r\n", '"hisco_1"\tocc1\r', "\ufeffocc1,hisco_1\n"]),
+        st.lists(st.sampled_from(PIECES), max_size=15),
+        st.sampled_from(["utf-8", "cp1252", "latin-1", "utf-16"]),
+    ),
+    st.builds(lambda tail, at: GOOD[:at] + tail + GOOD[at:], st.binary(max_size=20), st.integers(0, len(GOOD))),
+)
+
+
+@given(CONTENTS, st.booleans(), st.booleans())
+@settings(max_examples=400)
+def test_any_bytes_are_prepared_or_refused(content: bytes, allow_short_codes: bool, drop_bad_labels: bool):
+    with table_of(content) as table:
+        try:
+            assert prepared(table, allow_short_codes=allow_short_codes, drop_bad_labels=drop_bad_labels)
+        except UserError as error:
+            assert "\n" not in str(error) and not (table.parent / "out" / "prepared.json").exists()
+
+
+CELLS = st.text(st.sampled_from('ab ,;"\n\r\tæ\\#'), max_size=6)
+
+
+@given(
+    st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=8),
+    st.sampled_from(",;\t"),
+    st.sampled_from([("\r\n", csv.QUOTE_MINIMAL), *((end, csv.QUOTE_ALL) for end in ("\n", "\r\n", "\r"))]),
+    st.sampled_from(["utf-8", "utf-8-sig", "cp1252"]),
+)
+@settings(max_examples=300)
+def test_what_is_well_formed_is_read_as_it_was_written(rows, delimiter: str, form: tuple[str, int], encoding: str):
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter, lineterminator=form[0], quoting=form[1])
+    writer.writerows([("occ1", "lang", "hisco_1"), *rows])
+    with table_of(text.getvalue().encode(encoding)) as table:
+        expected = [tuple(cell if cell.strip() else None for cell in row) for row in rows if any(row)]
+        if not expected:
+            return
+        found = read_table(table, ["occ1", "lang", "hisco_1"])
+        columns = (found.columns[name].to_pylist() for name in ("occ1", "lang", "hisco_1"))
+        assert list(zip(*columns, strict=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("system_code,code\n61110,0\n77610,²\n", "line 3 has '²'"),
+        ("system_code,code\n61110,0\n77610,\n", "line 3 has ''"),
+        ("system_code,code\n61110,0\n77610,0\n", "line 3 has '0'"),
+        ("system_code,code\n61110,0\n77610,2\n", "line 3 has '2'"),
+        ("system_code,code\n61110,0\n77610," + "9" * 5000 + "\n", r"line 3 has '9{57}\.\.\.'"),
+        ("system_code,code\n61110,0\n61110 ,1\n", "repeated code in the column 'system_code', line 3: '61110'"),
+        ("system_code,code\n61110,0\n,1\n", "empty or a repeated code in the column 'system_code', line 3: ''"),
+    ],
+    ids=range(7),
+)
+def test_keys(content: str, message: str):
+    with table_of(content.encode()) as path:
+        assert pd.Series([refusal(read_key, path)]).str.contains(message, regex=True).all()
+
+
+def test_other_tables(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    for cell in ("many", "nan", "inf", "1e999", ""):
+        path.write_text(f"word,freq\na,1\nb,{cell}\n")
+        assert f"line 3, freq: {cell!r} is no number" in refusal(read_word_list, str(path))
+
+    path.write_text("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,high\n")
+    said = refusal(lambda: review(path, tmp_path / "out.csv", budget=1, say=lambda _: None))
+    assert "line 3, conf: 'high' is no number" in said and not (tmp_path / "out.csv").exists()
+
+    path.write_text("occ1,code1\na,0\nb," + "9" * 5000 + "\n")
+    (tmp_path / "key.csv").write_text("system_code,code\n61110,0\n")
+    key = read_key(tmp_path / "key.csv")
+    files = ExampleFiles((path,), ("hisco_1",), build_formatter("hisco", num_blocks=1), key=key, rules=LabelRules())
+    assert "line 3, code1: '999" in refusal(files.read)
+
+
+def test_lines_are_those_of_the_file():
+    content = b'occ1,hisco_1\n"a\nb",61110\n\nc,77610\n'
+    with table_of(content) as table:
+        found = read_table(table, ["occ1"])
+        assert found.lines(np.arange(2)).tolist() == [2, 5]
