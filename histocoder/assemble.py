@@ -14,27 +14,29 @@ import yaml
 
 from histocoder import distributed
 from histocoder.checkpoint import (
+    BEST_FOLDER,
+    CHECKPOINTS_FOLDER,
     CONFIG_FILE,
-    Checkpoint,
     clear_run,
     drop_checkpoints_after,
-    find_checkpoint,
     initial_weights,
     is_own_model,
-    load_checkpoint,
     read_model_config,
 )
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
+from histocoder.data.table import fingerprint
 from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
-from histocoder.files import replacing
+from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
+from histocoder.resume import BATCH_SETTINGS, open_checkpoint, refuse_other_settings
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, WandbRun
-from histocoder.training_data import augmenter_of, open_data
+from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
 
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
@@ -53,6 +55,8 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
     if start_step == 0 and (folder / "args.yaml").is_file():
         clear_run(folder)
     drop_checkpoints_after(folder, start_step)
+    for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
+        remove_leftovers(part)
     write_key(folder / "key.csv", key)
     once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / "args.yaml") as temporary:
@@ -76,16 +80,15 @@ def train(
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config.batch_size, len(train_arrays))
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    settings = _settings(args, len(train_arrays), train_files.formatter, key)
+    settings = _settings(args, train_arrays, val_arrays, train_files.formatter, key)
     anew = args.overwrite and args.resume == "auto"
-    checkpoint_path = find_checkpoint(folder, "never" if anew else args.resume)
-    checkpoint = None if checkpoint_path is None else load_checkpoint(checkpoint_path)
+    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
     if checkpoint is not None:
-        _refuse_other_settings(checkpoint, settings, folder)
+        refuse_other_settings(checkpoint, settings, folder)
 
     torch.manual_seed(args.seed)
-    if checkpoint_path is not None:
-        model = MixerModel(read_model_config(checkpoint_path))
+    if checkpoint is not None:
+        model = MixerModel(read_model_config(checkpoint.path))
     else:
         languages = tuple(sorted({*train_arrays.languages, "unk"}))
         model = build_model(args, train_files, key=key, languages=languages)
@@ -103,7 +106,7 @@ def train(
     )
     _print_banner(args, model, train_data, val_data, device)
     if checkpoint is not None:
-        say(f"Going on from step {start_step} ({checkpoint_path}).")
+        say(f"Going on from step {start_step} ({checkpoint.path}).")
     tracker = _tracker(args, folder, start_step)
     try:
         fit(
@@ -259,12 +262,16 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
     )
 
 
-def _settings(args: argparse.Namespace, num_rows: int, formatter: Formatter, key: Key) -> dict[str, Any]:
+def _settings(
+    args: argparse.Namespace, train_arrays: ExampleArrays, val_arrays: ExampleArrays, formatter: Formatter, key: Key
+) -> dict[str, Any]:
+    """What a resumed run must agree on: all that decides batches, sizes, and the state of the optimizer."""
     world_size, num_tokens = distributed.world_size(), args.tokens_per_batch
     return {
-        "rows to train on": num_rows,
+        "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
+        "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
-        "formatter": formatter.to_config(),
+        "formatter": ", ".join(f"{name} {value}" for name, value in formatter.to_config().items()),
         "--encoder": args.encoder,
         "--freeze-encoder": args.freeze_encoder,
         "--max-len": args.max_len,
@@ -276,21 +283,13 @@ def _settings(args: argparse.Namespace, num_rows: int, formatter: Formatter, key
         "--precision": args.precision,
         "--dropout": args.dropout,
         "--decoder-dim-feedforward": args.decoder_dim_feedforward,
-        "rows a step (--batch-size × processes)": args.batch_size * world_size if num_tokens is None else None,
-        "positions a step (--tokens-per-batch × processes)": None if num_tokens is None else num_tokens * world_size,
+        "--augmentation-prob": args.augmentation_prob,
+        "--num-transformations": args.num_transformations,
+        "--unk-lang-prob": args.unk_lang_prob,
+        "--fn-word-freq": args.fn_word_freq and str(fingerprint(args.fn_word_freq)["sha256"])[:8],
+        BATCH_SETTINGS["--batch-size"]: args.batch_size * world_size if num_tokens is None else None,
+        BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * world_size,
     }
-
-
-def _refuse_other_settings(checkpoint: Checkpoint, settings: dict[str, Any], folder: Path) -> None:
-    changed = [name for name in settings if checkpoint.settings.get(name) != settings[name]]
-    if changed:
-        differences = "; ".join(
-            f"{name}: {checkpoint.settings.get(name)} then, {settings[name]} now" for name in changed
-        )
-        raise UserError(
-            f"The run in {folder} can't go on with other settings ({differences}). Use those of then, or "
-            "begin anew with --resume never."
-        )
 
 
 def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker:

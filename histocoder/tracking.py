@@ -63,6 +63,22 @@ class Meter:
         self.__init__()  # type: ignore[misc]
         return means
 
+    def state(self) -> Tensor:
+        """What this rank has summed, of shape (5,)."""
+        loss, grad_norm = (float(torch.as_tensor(value)) for value in (self.loss, self.grad_norm))
+        seconds = time.monotonic() - self.started
+        return torch.tensor([loss, grad_norm, self.steps, self.rows, seconds], dtype=torch.float64)
+
+    def restore(self, states: Tensor) -> None:
+        """Go on from the states of all ranks, of shape (num_ranks, 5); there may have been more or fewer of them."""
+        mine = states[min(distributed.rank(), len(states) - 1)]
+        loss = mine[0]
+        if len(states) != distributed.world_size():  # the sum is what counts
+            loss = states[:, 0].sum() if distributed.is_primary() else torch.zeros(())
+        self.loss, self.grad_norm = loss.float(), mine[1].float()
+        self.steps, self.rows = int(mine[2]), int(mine[3])
+        self.started = time.monotonic() - float(mine[4])
+
 
 class Tracker(Protocol):
     """Takes a run's numbers."""
@@ -95,8 +111,8 @@ class CsvLog:
         self._path = folder / LOG_FILE
         kept = []
         if self._path.exists() and start_step:
-            with self._path.open(encoding="utf-8", newline="") as file:
-                kept = [row for row in csv.DictReader(file) if int(row["step"]) <= start_step]
+            whole, _, _ = self._path.read_text(encoding="utf-8").rpartition("\n")  # a full disk may cut the last line
+            kept = [row for row in csv.DictReader(whole.splitlines()) if int(row["step"]) <= start_step]
         with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")
             writer.writeheader()
