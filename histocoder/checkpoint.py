@@ -33,7 +33,7 @@ CHECKPOINT_VERSION = 2
 _STEP_NAME = re.compile(r"step-(\d+)")
 _RUN_FILES = (
     *(CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "README.md"),
-    *("logs.csv", "wandb_run_id", "metrics.json", "report.html", "interrupted.json"),
+    *("logs.csv", "wandb_run_id", "metrics.json", "report.html"),
 )
 """What a run leaves besides folders and prepared data."""
 
@@ -57,7 +57,10 @@ def save_model(folder: Path, model: MixerModel) -> None:
     """Write `config.json` and `model.safetensors` into a folder, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS_FILE) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+        except SafetensorError as error:
+            raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
     save_config(folder, model.config)
 
 
@@ -159,8 +162,11 @@ def save_checkpoint(
         _delete(final)  # damaged, else it would not be saved anew
         os.replace(temporary, final)
         sync(parent)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        raise UserError(f"Could not save the checkpoint {final}: {error}. Older checkpoints are untouched.") from error
+    except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
+        raise UserError(
+            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or mend "
+            "the folder, and start it again."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in list_checkpoints(folder)[:-keep]:
@@ -180,7 +186,10 @@ def save_last_bin(
         "key": {code: i for i, code in enumerate(model.config.codes)},
     }
     with replacing(folder / LAST_BIN_FILE) as temporary:
-        torch.save(content, temporary)
+        try:
+            torch.save(content, temporary)
+        except RuntimeError as error:  # a full disk, among others
+            raise UserError(f"Could not write {folder / LAST_BIN_FILE}: {error}.") from error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -269,6 +278,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ranks=load_file(path / RANKS_FILE),
         settings=settings,
     )
+
+
+def checkpoint_bytes(model: MixerModel) -> int:
+    """What a checkpoint of a model takes on the disk: its weights, and two moments of each that is trained."""
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained
 
 
 def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:

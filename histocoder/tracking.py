@@ -120,9 +120,12 @@ class CsvLog:
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Add a line."""
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            cells = {name: f"{value:.6g}" for name, value in values.items()}
-            csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
+        cells = {name: f"{value:.6g}" for name, value in values.items()}
+        try:
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
+        except OSError as error:
+            raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """Nothing is open."""
