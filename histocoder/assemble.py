@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from histocoder.checkpoint import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
+    checkpoint_bytes,
     clear_run,
     drop_checkpoints_after,
     initial_weights,
@@ -34,7 +36,7 @@ from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
-from histocoder.resume import BATCH_SETTINGS, open_checkpoint, refuse_other_settings
+from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, WandbRun
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
 
@@ -57,6 +59,7 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
     drop_checkpoints_after(folder, start_step)
     for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
         remove_leftovers(part)
+    mark_begun(folder)
     write_key(folder / "key.csv", key)
     once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / "args.yaml") as temporary:
@@ -73,6 +76,7 @@ def train(
     device: torch.device,
 ) -> None:
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
+    stay_interrupted(folder)
     train_config = train_config_of(args)
     train_arrays, val_arrays = open_data(args, [train_files, val_files], folder)
     for notice in train_arrays.notices + val_arrays.notices:
@@ -105,6 +109,7 @@ def train(
         lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
     )
     _print_banner(args, model, train_data, val_data, device)
+    _warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
         say(f"Going on from step {start_step} ({checkpoint.path}).")
     tracker = _tracker(args, folder, start_step)
@@ -300,6 +305,16 @@ def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker
         name = args.run_name or folder.resolve().name
         trackers.append(WandbRun(folder, project=args.wandb_project_name, name=name, config=vars(args)))
     return Tee(*trackers)
+
+
+def _warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
+    """Two checkpoints must fit: the last one, and the one that is being written."""
+    needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
+    if free < needed:
+        say(
+            f"Warning: two checkpoints take {needed / 1e9:,.1f} GB, and {folder} has room for {free / 1e9:,.1f} GB. "
+            "Saving may fail."
+        )
 
 
 def _print_banner(

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,11 +23,15 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder.errors import UserError
+from histocoder.watch import Watch
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
+RANK_TIMEOUT = 300.0
+"""Seconds without a sign of life after which a process is taken for hung."""
+_MIN_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class _Group:
 
 _launch = Launch()
 _group: _Group | None = None
+_watch: Watch | None = None
 
 
 def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | None = None) -> Launch:
@@ -114,7 +120,9 @@ def slurm_address(env: Mapping[str, str]) -> tuple[str, int]:
     return match[1] + (match[2] or ""), 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000
 
 
-def start(*, device: str = "auto", required: bool = False, local_rank: int | None = None) -> torch.device:
+def start(
+    *, device: str = "auto", required: bool = False, local_rank: int | None = None, rank_timeout: float = RANK_TIMEOUT
+) -> torch.device:
     """Join the other processes, where a launcher started several, and choose this one's device.
 
     Parameters
@@ -125,6 +133,8 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         Whether there must be a launcher (`--distributed`).
     local_rank : int, optional
         See `read_launch`.
+    rank_timeout : float
+        Seconds without a sign of life after which a process is taken for hung; all end then.
 
     Raises
     ------
@@ -133,6 +143,8 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
     """
     global _launch, _group
     _launch = read_launch(local_rank=local_rank)
+    if rank_timeout < _MIN_TIMEOUT:
+        raise UserError(f"--rank-timeout is {rank_timeout:g}; it must be {_MIN_TIMEOUT:g} or more.")
     if required and not _launch.launched:
         raise UserError(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
@@ -140,6 +152,7 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         )
     chosen = _choose_device(device)
     if _launch.world_size == 1:
+        _start_watch(None, rank_timeout)
         return chosen
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -148,7 +161,7 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         os.environ.setdefault("MASTER_ADDR", host)
         os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
-    store, rank, world_size = next(iter(rendezvous("env://")))
+    store, rank, world_size = _meet()
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
@@ -158,7 +171,38 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         device_id=chosen if chosen.type == "cuda" else None,
     )
     _group = _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    _start_watch(dist.PrefixStore(f"watch/{restarts()}", dist.TCPStore(*address, is_master=False)), rank_timeout)
     return chosen
+
+
+def _meet() -> tuple[dist.Store, int, int]:
+    """Find the other processes."""
+    try:
+        return next(iter(rendezvous("env://")))
+    except dist.DistError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(
+            f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
+            "choose another --master_port, or torchrun --standalone."
+        ) from error
+
+
+def _start_watch(store: dist.Store | None, patience: float) -> None:
+    global _watch
+    if store is not None or launcher() is not None:
+        _watch = Watch(rank=rank(), world_size=world_size(), store=store, launcher=launcher(), patience=patience)
+        _watch.start()
+
+
+def launcher() -> int | None:
+    """The process id of the torchrun that has started this process, if there is one."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def restarts() -> int:
+    """How often the launcher has started the processes again (torchrun --max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _choose_device(name: str) -> torch.device:
@@ -183,7 +227,10 @@ def _choose_device(name: str) -> torch.device:
 
 def stop() -> None:
     """Leave the other processes."""
-    global _group
+    global _group, _watch
+    if _watch is not None:
+        _watch.stop()
+    _watch = None
     if dist.is_initialized():
         dist.destroy_process_group()
     _group = None
@@ -310,6 +357,17 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     return None
 
 
+def expect_end() -> None:
+    """The processes were asked to stop, so that one that is not heard of has ended."""
+    if _watch is not None:
+        _watch.expect_end()
+
+
+def is_lost_contact(error: RuntimeError) -> bool:
+    """Whether an error says that another process has ended or can't be reached, not that something failed here."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
 def from_primary(text: str | None) -> str:
     """Rank 0's `text`, on every process."""
     texts = [text]
@@ -356,10 +414,20 @@ def leave(message: str, status: int) -> None:
     """
     launch = read_launch()
     if not launch.is_primary:
-        time.sleep(_GRACE_SECONDS)
         message = f"rank {launch.rank}: {message}"
+        _announce(message, status)
+        time.sleep(_GRACE_SECONDS)
     print(message, file=sys.stderr, flush=True)
+    _announce("", status)
     if launch.world_size > 1:
         sys.stdout.flush()
         os._exit(status)  # no clean-up may wait here for processes that are gone
     sys.exit(status)
+
+
+def _announce(message: str, status: int) -> None:
+    """Have all processes end; where the others can't be told any more, they will find out."""
+    if _watch is not None:
+        with suppress(RuntimeError):
+            _watch.announce(message, status)
+            _watch.stop()

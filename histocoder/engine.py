@@ -25,7 +25,8 @@ from histocoder.hub import model_card, write_card
 from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, trim_positions
 from histocoder.precision import computing_dtype
-from histocoder.signals import StopSignals
+from histocoder.resume import mark_interrupted
+from histocoder.signals import StopSignals, leave_signals_to_the_parent
 from histocoder.tracking import Meter, NullRun, Progress, Tracker
 from histocoder.validation import validate
 
@@ -78,7 +79,7 @@ def fit(
     if checkpoint is not None:
         run.restore(checkpoint)
     run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
-    with StopSignals() as signals:
+    with StopSignals(distributed.expect_end) as signals:
         run.stop_requested = lambda: signals.signum
         while run.state.step < run.total_steps:
             train_epoch(run)
@@ -232,7 +233,7 @@ class _Run:
             prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
             persistent_workers=loader.persistent_workers and loader.num_workers > 0,
             pin_memory=device.type == "cuda" if loader.pin_memory is None else loader.pin_memory,
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=leave_signals_to_the_parent,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
         )
         return cls(
@@ -362,8 +363,12 @@ class _Run:
         self.ballot.close()
         self.save()
         self.progress.close()
+        step = self.state.step
+        distributed.run_on_primary(
+            lambda: mark_interrupted(self.folder, step=step, signum=signum), doing="marking the interruption"
+        )
         raise Interrupted(
-            f"{signal.Signals(signum).name}: saved at step {self.state.step} of {self.total_steps}. Started "
+            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Started "
             "again, without --overwrite and --resume, it goes on from there.",
             signum,
         )
@@ -383,8 +388,3 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
         keep_freed_memory()
     model.to(device)
     model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
-
-
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

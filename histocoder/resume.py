@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoint import MANIFEST_FILE, Checkpoint, list_checkpoints, load_checkpoint, verify_checkpoint
-from histocoder.errors import DamagedError, UserError
+from histocoder.errors import DamagedError, Interrupted, UserError
+from histocoder.files import replacing
 
+INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
 BATCH_SETTINGS = {
     "--batch-size": "rows a step (--batch-size × processes)",
     "--tokens-per-batch": "positions a step (--tokens-per-batch × processes)",
@@ -58,10 +63,14 @@ def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = 
 
 
 def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
-    """`find_checkpoint` on rank 0, and load what it finds on every rank."""
+    """`find_checkpoint` on rank 0, and load what it finds on every rank.
+
+    Processes that their launcher has started again go on with what they had begun, whatever `resume` says.
+    """
 
     def find() -> str:
-        return str(find_checkpoint(folder, resume) or "")
+        began_here = distributed.restarts() > 0 and _read(folder / LAUNCHER_FILE) == _launcher()
+        return str(find_checkpoint(folder, "auto" if began_here else resume) or "")
 
     found = distributed.from_primary(distributed.run_on_primary(find, doing="verifying checkpoints"))
     return load_checkpoint(Path(found)) if found else None
@@ -94,3 +103,42 @@ def _what_keeps_the_batch(then: dict[str, Any], now: dict[str, Any]) -> Iterator
                 yield f"With {processes} process{'es' * (processes > 1)}, set {flag} {wanted // processes}."
             else:
                 yield f"{wanted} can't be shared equally by {processes} processes; start a number that divides it."
+
+
+def mark_begun(folder: Path) -> None:
+    """Note in a run's folder by which launcher it was opened, and that it is not interrupted; rank 0's part."""
+    (folder / INTERRUPTED_FILE).unlink(missing_ok=True)
+    if distributed.launcher() is not None:
+        with replacing(folder / LAUNCHER_FILE) as temporary:
+            temporary.write_text(_launcher(), encoding="utf-8")
+
+
+def mark_interrupted(folder: Path, *, step: int, signum: int) -> None:
+    """Write `interrupted.json`, which says that a run was asked to stop, and has saved; rank 0's part."""
+    record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}
+    with replacing(folder / INTERRUPTED_FILE) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def stay_interrupted(folder: Path) -> None:
+    """Where a launcher starts processes again (--max-restarts) that had been asked to stop, end them once more.
+
+    Raises
+    ------
+    Interrupted
+        On every process.
+    """
+    if not distributed.restarts():
+        return
+    found = distributed.run_on_primary(lambda: _read(folder / INTERRUPTED_FILE), doing="looking for interrupted.json")
+    if record := distributed.from_primary(found):
+        values = json.loads(record)
+        raise Interrupted(f"{values['reason']}: saved at step {values['step']}.", values["status"] - 128)
+
+
+def _launcher() -> str:
+    return f"process {distributed.launcher()} of {socket.gethostname()}"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
