@@ -109,7 +109,7 @@ def train(
         lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
     )
     _print_banner(args, model, train_data, val_data, device)
-    _warn_of_a_small_disk(folder, model)
+    warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
         say(f"Going on from step {start_step} ({checkpoint.path}).")
     tracker = _tracker(args, folder, start_step)
@@ -307,7 +307,7 @@ def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker
     return Tee(*trackers)
 
 
-def _warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
+def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
     """Two checkpoints must fit: the last one, and the one that is being written."""
     needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
     if free < needed:

@@ -8,10 +8,9 @@ is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.laun
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,32 +22,17 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder.errors import UserError
+from histocoder.launch import Launch, read_launch, slurm_address
 from histocoder.watch import Watch
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
+_HEARING_SECONDS = 1.5
 RANK_TIMEOUT = 300.0
 """Seconds without a sign of life after which a process is taken for hung."""
 _MIN_TIMEOUT = 5.0
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the launcher says of this process."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    launched: bool = False
-    """Whether there is a launcher at all; it may have started one process only."""
-
-    @property
-    def is_primary(self) -> bool:
-        """Whether this is the process that writes, prints and logs."""
-        return self.rank == 0
 
 
 @dataclass
@@ -63,61 +47,6 @@ class _Group:
 _launch = Launch()
 _group: _Group | None = None
 _watch: Watch | None = None
-
-
-def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | None = None) -> Launch:
-    """Read the launcher's environment.
-
-    Parameters
-    ----------
-    environ : mapping, optional
-        By default this process's. `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` as torchrun and others
-        set them, else those of a SLURM job step.
-    local_rank : int, optional
-        Of the `--local_rank` flag, as older launchers pass it; used where the environment has none.
-    """
-    env = os.environ if environ is None else environ
-    if "RANK" in env and "WORLD_SIZE" in env:
-        default = 0 if local_rank is None else local_rank
-        return Launch(
-            rank=int(env["RANK"]),
-            world_size=int(env["WORLD_SIZE"]),
-            local_rank=int(env.get("LOCAL_RANK", default)),
-            local_world_size=int(env.get("LOCAL_WORLD_SIZE", 1)),
-            launched=True,
-        )
-    if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        return Launch(
-            rank=int(env["SLURM_PROCID"]),
-            world_size=int(env["SLURM_STEP_NUM_TASKS"]),
-            local_rank=int(env["SLURM_LOCALID"]),
-            local_world_size=_slurm_tasks_here(env),
-            launched=True,
-        )
-    return Launch()
-
-
-def _slurm_tasks_here(env: Mapping[str, str]) -> int:
-    """Tasks on this node, from lists such as "2(x3),1" (SLURM_STEP_TASKS_PER_NODE)."""
-    counts: list[int] = []
-    for part in env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]).split(","):
-        count, _, times = part.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
-    return counts[min(int(env.get("SLURM_NODEID", 0)), len(counts) - 1)]
-
-
-def slurm_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """The host of rank 0, and a port that all tasks of the job step derive alike.
-
-    Examples
-    --------
-    >>> slurm_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],fat1", "SLURM_JOB_ID": "41"})
-    ('gpu07', 20041)
-    """
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "127.0.0.1")
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
-    assert match is not None
-    return match[1] + (match[2] or ""), 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000
 
 
 def start(
@@ -409,20 +338,28 @@ def _wait_for(key: str, doing: str) -> str:
 def leave(message: str, status: int) -> None:
     """End this process with a message that is seen once, however many processes end with it.
 
-    Rank 0 prints it and ends. The others give it the time to, since a launcher ends all processes with the first;
-    one that is still there then was alone in failing, and prints the message itself.
+    Rank 0 prints it, and gives the others the time to hear that all end. They wait for it to, since a launcher ends all
+    processes with the first; where it does not, one was alone in failing, and prints the message itself.
     """
     launch = read_launch()
-    if not launch.is_primary:
-        message = f"rank {launch.rank}: {message}"
-        _announce(message, status)
-        time.sleep(_GRACE_SECONDS)
-    print(message, file=sys.stderr, flush=True)
-    _announce("", status)
+    if launch.is_primary or not _is_said_within(_GRACE_SECONDS, f"rank {launch.rank}: {message}", status):
+        print(message if launch.is_primary else f"rank {launch.rank}: {message}", file=sys.stderr, flush=True)
+        _announce("", status)
     if launch.world_size > 1:
         sys.stdout.flush()
         os._exit(status)  # no clean-up may wait here for processes that are gone
     sys.exit(status)
+
+
+def _is_said_within(seconds: float, message: str, status: int) -> bool:
+    """Have rank 0 say a message, and wait until it has said it, or one of its own."""
+    _announce(message, status)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if _watch is not None and _watch.is_said():
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _announce(message: str, status: int) -> None:
@@ -430,4 +367,7 @@ def _announce(message: str, status: int) -> None:
     if _watch is not None:
         with suppress(RuntimeError):
             _watch.announce(message, status)
+        with suppress(RuntimeError):
             _watch.stop()
+        if not message and world_size() > 1:
+            time.sleep(_HEARING_SECONDS)

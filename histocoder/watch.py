@@ -62,8 +62,15 @@ class Watch(threading.Thread):
 
     def announce(self, message: str, status: int) -> None:
         """Have all other processes end, too; rank 0 prints the message, if any, unless it ends with its own."""
-        if self._store is not None and not self._store.check(["failure"]):
+        if self._store is not None and (not message or not self._store.check(["failure"])):
             self._store.set("failure", json.dumps([message, status]))
+
+    def is_said(self) -> bool:
+        """Whether the processes end, and one of them has said why."""
+        try:
+            return self._store is not None and self._store.check(["failure"]) and not self._failure()[0]
+        except RuntimeError:
+            return False
 
     def _look(self) -> None:
         if self._launcher is not None and os.getppid() != self._launcher:
@@ -73,10 +80,14 @@ class Watch(threading.Thread):
         self._beats += 1
         self._beat(str(self._beats))
         if self._store.check(["failure"]):
-            message, status = json.loads(self._store.get("failure"))
+            message, status = self._failure()
             if not self._stopped.wait(_GRACE_SECONDS if message else 0):
                 self._exit(message if self._rank == 0 else "", status)
         self._listen()
+
+    def _failure(self) -> tuple[str, int]:
+        message, status = json.loads(self._store.get("failure"))
+        return message, status
 
     def _beat(self, sign: str) -> None:
         self._store.set(f"beat/{self._rank}", sign)
