@@ -91,6 +91,8 @@ def start(
         os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
     store, rank, world_size = _meet()
+    attempt = _attempt()
+    store = dist.PrefixStore(f"attempt/{attempt}", store)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
@@ -101,7 +103,7 @@ def start(
     )
     _group = _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    _start_watch(dist.PrefixStore(f"watch/{restarts()}", dist.TCPStore(*address, is_master=False)), rank_timeout)
+    _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
     return chosen
 
 
@@ -127,6 +129,16 @@ def _start_watch(store: dist.Store | None, patience: float) -> None:
 def launcher() -> int | None:
     """The process id of the torchrun that has started this process, if there is one."""
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def _attempt() -> int:
+    """What tells keys in the store from those that the processes of an earlier attempt have left there.
+
+    Each node counts its restarts. The counts agree, but in an elastic rendezvous of several nodes (torchrun --rdzv-id
+    …), which gives each attempt a store of its own.
+    """
+    one_store = _launch.local_world_size == _launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+    return restarts() if one_store else 0
 
 
 def restarts() -> int:

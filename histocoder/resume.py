@@ -128,10 +128,11 @@ def stay_interrupted(folder: Path) -> None:
     Interrupted
         On every process.
     """
-    if not distributed.restarts():
-        return
-    found = distributed.run_on_primary(lambda: _read(folder / INTERRUPTED_FILE), doing="looking for interrupted.json")
-    if record := distributed.from_primary(found):
+
+    def find() -> str:
+        return _read(folder / INTERRUPTED_FILE) if distributed.restarts() else ""
+
+    if record := distributed.from_primary(distributed.run_on_primary(find, doing="looking for interrupted.json")):
         values = json.loads(record)
         raise Interrupted(f"{values['reason']}: saved at step {values['step']}.", values["status"] - 128)
 
