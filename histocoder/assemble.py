@@ -18,6 +18,7 @@ from histocoder.checkpoint import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
+    Checkpoint,
     checkpoint_bytes,
     clear_run,
     drop_checkpoints_after,
@@ -90,16 +91,8 @@ def train(
     if checkpoint is not None:
         refuse_other_settings(checkpoint, settings, folder)
 
-    torch.manual_seed(args.seed)
-    if checkpoint is not None:
-        model = MixerModel(read_model_config(checkpoint.path))
-    else:
-        languages = tuple(sorted({*train_arrays.languages, "unk"}))
-        model = build_model(args, train_files, key=key, languages=languages)
-    if args.freeze_encoder:
-        model.freeze_encoder()
-    torch.manual_seed(args.seed + 1 + distributed.rank())  # dropout differs from rank to rank
-
+    languages = tuple(sorted({*train_arrays.languages, "unk"}))
+    model = _seeded_model(args, train_files, checkpoint, key=key, languages=languages)
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
     noise = augmenter_of(args, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
@@ -134,6 +127,26 @@ def train(
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def _seeded_model(
+    args: argparse.Namespace,
+    files: ExampleFiles,
+    checkpoint: Checkpoint | None,
+    *,
+    key: Key,
+    languages: tuple[str, ...],
+) -> MixerModel:
+    """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
+    torch.manual_seed(args.seed)
+    if checkpoint is not None:
+        model = MixerModel(read_model_config(checkpoint.path))
+    else:
+        model = build_model(args, files, key=key, languages=languages)
+    if args.freeze_encoder:
+        model.freeze_encoder()
+    torch.manual_seed(args.seed + 1 + distributed.rank())
+    return model
 
 
 def report(

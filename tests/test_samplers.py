@@ -53,6 +53,18 @@ def test_an_epoch_goes_on_where_it_was_left():
     assert [s.rows.tolist() for s in rest] == [s.rows.tolist() for s in list(whole)[3:]]
 
 
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6)), max_size=5))
+def test_every_row_once_where_the_number_of_ranks_changes_within_an_epoch(parts: list[tuple[int, int]]):
+    seen: list[int] = []
+    for world, steps in [*parts, (1, 99)]:
+        ranks = [sampler(50, batch_size=8, num_replicas=world, rank=rank) for rank in range(world)]
+        for one in ranks:
+            one.set_position(0, len(seen))
+        for shares in itertools.islice(zip(*ranks, strict=True), steps):
+            seen += [row for share in shares for row in share.rows.tolist() if share.weight]
+    assert sorted(seen) == list(range(50))
+
+
 def test_buckets_compute_fewer_positions_than_random_batches():
     lengths = np.random.default_rng(0).geometric(0.05, 2000).clip(4, 120)
     bucketed = BucketSampler(lambda _: lengths, np.ones(2000, int), batch_size=32, seed=0).global_batches(0)
