@@ -4,8 +4,9 @@ BIN := $(VENV)/bin
 DATA := data/train.csv
 SAVE := out
 ARGS :=
+PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test lint format bench finetune-ddp clean
+.PHONY: demo test test-faults lint format bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
@@ -22,7 +23,11 @@ demo: $(VENV)/.installed
 	$(BIN)/histocoder predict --model demo --language da "smedemester" "skrædersvend"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough'
+
+# All that may happen to a run, each in many places: some twenty minutes.
+test-faults: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PYTEST) tests/test_faults*.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
+
 from histocoder import assemble, cli, distributed
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import ExampleFiles
@@ -19,6 +21,7 @@ from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
+from histocoder.lock import run_folder
 
 
 def parse_args() -> argparse.Namespace:
@@ -61,9 +64,11 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prepare the table, build the model, fit it."""
+    """Check the arguments, and hold the run's folder while working in it."""
     args = parse_args()
-    device = distributed.start(device=args.device, required=args.distributed, local_rank=args.local_rank)
+    device = distributed.start(
+        device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
+    )
     assemble.train_config_of(args)  # mistakes in flags are named before any work
     config = PrepareConfig(
         dataset=args.dataset,
@@ -81,8 +86,12 @@ def main() -> None:
         seed=args.seed,
         key=args.key,
     )
-    folder = Path(args.save_path)
+    with run_folder(folder := Path(args.save_path)):
+        fit(args, config, folder, device)
 
+
+def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: torch.device) -> None:
+    """Prepare the table, train on it."""
     distributed.run_on_primary(lambda: prepare(config, folder, overwrite=args.overwrite), doing="preparing the data")
     if args.prepare_only:
         return

@@ -18,8 +18,8 @@ from histocoder.data.examples import MAX_CODES, ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.errors import UserError
-from histocoder.files import make_folder
 from histocoder.formatters import build_formatter
+from histocoder.lock import run_folder
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
@@ -74,7 +74,9 @@ def target_cols_of(args: argparse.Namespace) -> list[str]:
 def main() -> None:
     """Read the files, build the model, fit it."""
     args = parse_args()
-    device = distributed.start(device=args.device, required=args.distributed, local_rank=args.local_rank)
+    device = distributed.start(
+        device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
+    )
     assemble.train_config_of(args)  # mistakes in flags are named before any work
     folder, target_cols = Path(args.save_dir), target_cols_of(args)
     formatter = build_formatter(
@@ -100,8 +102,8 @@ def main() -> None:
         )
         for paths in (args.train_data, args.val_data)
     )
-    distributed.run_on_primary(lambda: make_folder(folder), doing="making the run's folder")
-    assemble.train(args, train_files, val_files, folder=folder, device=device)
+    with run_folder(folder):
+        assemble.train(args, train_files, val_files, folder=folder, device=device)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,27 +15,31 @@ import yaml
 
 from histocoder import distributed
 from histocoder.checkpoint import (
+    BEST_FOLDER,
+    CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     Checkpoint,
+    checkpoint_bytes,
     clear_run,
     drop_checkpoints_after,
-    find_checkpoint,
     initial_weights,
     is_own_model,
-    load_checkpoint,
     read_model_config,
 )
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
+from histocoder.data.table import fingerprint
 from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
-from histocoder.files import replacing
+from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
+from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
-from histocoder.training_data import augmenter_of, open_data
+from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
 
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
@@ -53,6 +58,9 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
     if start_step == 0 and (folder / "args.yaml").is_file():
         clear_run(folder)
     drop_checkpoints_after(folder, start_step)
+    for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
+        remove_leftovers(part)
+    mark_begun(folder)
     write_key(folder / "key.csv", key)
     once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / "args.yaml") as temporary:
@@ -69,6 +77,7 @@ def train(
     device: torch.device,
 ) -> None:
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
+    stay_interrupted(folder)
     train_config = train_config_of(args)
     train_arrays, val_arrays = open_data(args, [train_files, val_files], folder)
     for notice in train_arrays.notices + val_arrays.notices:
@@ -76,23 +85,14 @@ def train(
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config.batch_size, len(train_arrays))
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    settings = _settings(args, len(train_arrays), train_files.formatter, key)
+    settings = _settings(args, train_arrays, val_arrays, train_files.formatter, key)
     anew = args.overwrite and args.resume == "auto"
-    checkpoint_path = find_checkpoint(folder, "never" if anew else args.resume)
-    checkpoint = None if checkpoint_path is None else load_checkpoint(checkpoint_path)
+    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
     if checkpoint is not None:
-        _refuse_other_settings(checkpoint, settings, folder)
+        refuse_other_settings(checkpoint, settings, folder)
 
-    torch.manual_seed(args.seed)
-    if checkpoint_path is not None:
-        model = MixerModel(read_model_config(checkpoint_path))
-    else:
-        languages = tuple(sorted({*train_arrays.languages, "unk"}))
-        model = build_model(args, train_files, key=key, languages=languages)
-    if args.freeze_encoder:
-        model.freeze_encoder()
-    torch.manual_seed(args.seed + 1 + distributed.rank())  # dropout differs from rank to rank
-
+    languages = tuple(sorted({*train_arrays.languages, "unk"}))
+    model = _seeded_model(args, train_files, checkpoint, key=key, languages=languages)
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
     noise = augmenter_of(args, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
@@ -102,8 +102,9 @@ def train(
         lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
     )
     _print_banner(args, model, train_data, val_data, device)
+    warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
-        say(f"Going on from step {start_step} ({checkpoint_path}).")
+        say(f"Going on from step {start_step} ({checkpoint.path}).")
     tracker = _tracker(args, folder, start_step)
     try:
         fit(
@@ -128,6 +129,26 @@ def train(
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def _seeded_model(
+    args: argparse.Namespace,
+    files: ExampleFiles,
+    checkpoint: Checkpoint | None,
+    *,
+    key: Key,
+    languages: tuple[str, ...],
+) -> MixerModel:
+    """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
+    torch.manual_seed(args.seed)
+    if checkpoint is not None:
+        model = MixerModel(read_model_config(checkpoint.path))
+    else:
+        model = build_model(args, files, key=key, languages=languages)
+    if args.freeze_encoder:
+        model.freeze_encoder()
+    torch.manual_seed(args.seed + 1 + distributed.rank())
+    return model
 
 
 def report(
@@ -263,12 +284,16 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
     )
 
 
-def _settings(args: argparse.Namespace, num_rows: int, formatter: Formatter, key: Key) -> dict[str, Any]:
+def _settings(
+    args: argparse.Namespace, train_arrays: ExampleArrays, val_arrays: ExampleArrays, formatter: Formatter, key: Key
+) -> dict[str, Any]:
+    """What a resumed run must agree on: all that decides batches, sizes, and the state of the optimizer."""
     world_size, num_tokens = distributed.world_size(), args.tokens_per_batch
     return {
-        "rows to train on": num_rows,
+        "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
+        "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
-        "formatter": formatter.to_config(),
+        "formatter": ", ".join(f"{name} {value}" for name, value in formatter.to_config().items()),
         "--encoder": args.encoder,
         "--freeze-encoder": args.freeze_encoder,
         "--max-len": args.max_len,
@@ -280,21 +305,13 @@ def _settings(args: argparse.Namespace, num_rows: int, formatter: Formatter, key
         "--precision": args.precision,
         "--dropout": args.dropout,
         "--decoder-dim-feedforward": args.decoder_dim_feedforward,
-        "rows a step (--batch-size × processes)": args.batch_size * world_size if num_tokens is None else None,
-        "positions a step (--tokens-per-batch × processes)": None if num_tokens is None else num_tokens * world_size,
+        "--augmentation-prob": args.augmentation_prob,
+        "--num-transformations": args.num_transformations,
+        "--unk-lang-prob": args.unk_lang_prob,
+        "--fn-word-freq": args.fn_word_freq and str(fingerprint(args.fn_word_freq)["sha256"])[:8],
+        BATCH_SETTINGS["--batch-size"]: args.batch_size * world_size if num_tokens is None else None,
+        BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * world_size,
     }
-
-
-def _refuse_other_settings(checkpoint: Checkpoint, settings: dict[str, Any], folder: Path) -> None:
-    changed = [name for name in settings if checkpoint.settings.get(name) != settings[name]]
-    if changed:
-        differences = "; ".join(
-            f"{name}: {checkpoint.settings.get(name)} then, {settings[name]} now" for name in changed
-        )
-        raise UserError(
-            f"The run in {folder} can't go on with other settings ({differences}). Use those of then, or "
-            "begin anew with --resume never."
-        )
 
 
 def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker:
@@ -305,6 +322,16 @@ def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker
         name = args.run_name or folder.resolve().name
         trackers.append(open_wandb(folder, project=args.wandb_project_name, name=name, config=vars(args)))
     return Tee(*trackers)
+
+
+def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
+    """Two checkpoints must fit: the last one, and the one that is being written."""
+    needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
+    if free < needed:
+        say(
+            f"Warning: two checkpoints take {needed / 1e9:,.1f} GB, and {folder} has room for {free / 1e9:,.1f} GB. "
+            "Saving may fail."
+        )
 
 
 def _print_banner(

@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from histocoder.config import FORMAT_VERSION, MODEL_TYPE, ModelConfig
-from histocoder.errors import UserError
-from histocoder.files import replacing
+from histocoder.config import MODEL_TYPE, ModelConfig
+from histocoder.errors import DamagedError, UserError
+from histocoder.files import replacing, sync
 from histocoder.model import MixerModel
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-OPTIMIZER_FILE, RNG_FILE, STATE_FILE, MANIFEST_FILE = "optimizer.pt", "rng.safetensors", "state.json", "manifest.json"
+OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
+MANIFEST_FILE = "manifest.json"
 LAST_BIN_FILE = "last.bin"
 CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
-_STEP_PREFIX = "step-"
+CHECKPOINT_VERSION = 2
+"""Of the files of a checkpoint; another one is refused by name."""
+_STEP_NAME = re.compile(r"step-(\d+)")
 _RUN_FILES = (
     *(CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "README.md"),
     *("logs.csv", "wandb_run_id", "metrics.json", "report.html"),
@@ -41,16 +46,21 @@ class TrainState:
     """Optimizer steps done."""
     epoch: int = 0
     """The epoch at hand, from 0."""
-    batch: int = 0
-    """Global batches of it that are done."""
+    samples: int = 0
+    """Rows of it that all processes together have consumed."""
     best_val_loss: float = float("inf")
+    results: dict[str, float] | None = None
+    """The validation of this very step, where there was one."""
 
 
 def save_model(folder: Path, model: MixerModel) -> None:
     """Write `config.json` and `model.safetensors` into a folder, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS_FILE) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+        except SafetensorError as error:
+            raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
     save_config(folder, model.config)
 
 
@@ -108,7 +118,7 @@ def save_checkpoint(
     optimizer: dict[str, Any],
     scheduler: dict[str, Any],
     scaler: dict[str, Any],
-    rng: dict[str, Tensor],
+    ranks: dict[str, Tensor],
     settings: dict[str, Any],
     keep: int,
 ) -> Path:
@@ -123,8 +133,8 @@ def save_checkpoint(
         Unwrapped.
     optimizer, scheduler, scaler : dict
         State dicts.
-    rng : dict of str to Tensor
-        The random states of all ranks, one row each.
+    ranks : dict of str to Tensor
+        What each rank holds of its own, such as its random state, one row each.
     settings : dict
         What a resumed run must agree on.
     keep : int
@@ -135,29 +145,32 @@ def save_checkpoint(
         The checkpoint's folder.
     """
     parent = folder / CHECKPOINTS_FOLDER
-    final = parent / f"{_STEP_PREFIX}{state.step:07d}"
+    final = parent / f"step-{state.step:07d}"
     temporary = parent / f".{final.name}.tmp"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        parent.mkdir(exist_ok=True)
+        temporary.mkdir()
         save_model(temporary, model)
         torch.save({"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}, temporary / OPTIMIZER_FILE)
-        save_file(rng, temporary / RNG_FILE)
-        record = {"format_version": FORMAT_VERSION, **asdict(state), "settings": settings}
+        save_file(ranks, temporary / RANKS_FILE)
+        record = {"format_version": CHECKPOINT_VERSION, **asdict(state), "settings": settings}
         (temporary / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
-        (temporary / MANIFEST_FILE).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+        (temporary / MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
         for path in (*temporary.iterdir(), temporary):
-            _sync(path)
-        shutil.rmtree(final, ignore_errors=True)
+            sync(path)
+        _delete(final)  # damaged, else it would not be saved anew
         os.replace(temporary, final)
-        _sync(parent)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        raise UserError(f"Could not save the checkpoint {final}: {error}. Older checkpoints are untouched.") from error
+        sync(parent)
+    except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
+        raise UserError(
+            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or mend "
+            "the folder, and start it again."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(old)
     return final
 
 
@@ -173,91 +186,104 @@ def save_last_bin(
         "key": {code: i for i, code in enumerate(model.config.codes)},
     }
     with replacing(folder / LAST_BIN_FILE) as temporary:
-        torch.save(content, temporary)
+        try:
+            torch.save(content, temporary)
+        except RuntimeError as error:  # a full disk, among others
+            raise UserError(f"Could not write {folder / LAST_BIN_FILE}: {error}.") from error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoints by step, the newest last."""
-    found = (folder / CHECKPOINTS_FOLDER).glob(f"{_STEP_PREFIX}*")
-    return sorted((p for p in found if (p / MANIFEST_FILE).is_file()), key=lambda p: int(p.name[len(_STEP_PREFIX) :]))
+    """A run's checkpoints by step, the newest last; whole or not."""
+    found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
+    return sorted((path for path in found if _STEP_NAME.fullmatch(path.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def drop_checkpoints_after(folder: Path, step: int) -> None:
     """Delete a run's checkpoints beyond a step: those of a course that is not gone on with."""
     for path in list_checkpoints(folder):
-        if int(path.name[len(_STEP_PREFIX) :]) > step:
-            shutil.rmtree(path, ignore_errors=True)
+        if step_of(path) > step:
+            _delete(path)
 
 
-def find_checkpoint(folder: Path, resume: str) -> Path | None:
-    """The checkpoint that a run goes on from.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    resume : str
-        "auto" (the newest, if any), "never", or the path of a checkpoint or of a run.
-
-    Raises
-    ------
-    UserError
-        Where a path is given that holds no checkpoint.
-    """
-    if resume == "never":
-        return None
-    if resume == "auto":
-        return next(reversed(list_checkpoints(folder)), None)
-    path = Path(resume)
-    if (path / MANIFEST_FILE).is_file():
-        return path
-    newest = next(reversed(list_checkpoints(path)), None)
-    if newest is None:
-        raise UserError(f"--resume {resume}: no checkpoint is there. Name a folder checkpoints/step-…, or a run's.")
-    return newest
+def _delete(checkpoint: Path) -> None:
+    """Take a checkpoint's name away first, so that half of one is never taken for one."""
+    doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
+    with suppress(OSError):
+        checkpoint.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 @dataclass
 class Checkpoint:
     """What `load_checkpoint` returns."""
 
+    path: Path
     state: TrainState
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     scaler: dict[str, Any]
     """Empty but in fp16."""
-    rng: dict[str, Tensor]
+    ranks: dict[str, Tensor]
     settings: dict[str, Any]
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and verify its checksums.
+def verify_checkpoint(path: Path) -> None:
+    """Compare the files of a checkpoint with their checksums, about a second for each GB.
 
     Raises
     ------
+    DamagedError
+        Where a file is missing or damaged; it is named.
     UserError
-        Where a file is missing or damaged (it is named), or the format is newer than this program.
+        Where it was written in another form than this program's.
     """
-    for name, digest in _read_json(path / MANIFEST_FILE).items():
-        if not (path / name).is_file() or _sha256(path / name) != digest:
-            raise UserError(
-                f"The checkpoint file {path / name} is missing or damaged. Delete {path} to go on from an older one."
-            )
+    try:
+        for name, digest in _read_json(path / MANIFEST_FILE).items():
+            if not (path / name).is_file() or _sha256(path / name) != digest:
+                raise DamagedError(f"The checkpoint file {path / name} is missing or damaged.")
+    except OSError as error:
+        raise DamagedError(f"The checkpoint {path} can't be read ({error}).") from error
+    version = _read_json(path / STATE_FILE)["format_version"]
+    if version > CHECKPOINT_VERSION:
+        raise UserError(
+            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Update "
+            "histocoder."
+        )
+    if version < CHECKPOINT_VERSION:
+        raise UserError(
+            f"The checkpoint {path} has format version {version}, an older one's. Go on with the histocoder that wrote "
+            f"it, or begin anew from its weights: another folder, and --initial-checkpoint {path}."
+        )
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, after `verify_checkpoint`; raises UserError where anything but tensors is in its files."""
     record = _read_json(path / STATE_FILE)
-    if (version := record.pop("format_version")) > FORMAT_VERSION:
-        raise UserError(f"{path} has format version {version}, newer than {FORMAT_VERSION}; update histocoder.")
+    del record["format_version"]
     settings = record.pop("settings")
     saved = _load_tensors(path / OPTIMIZER_FILE)
     return Checkpoint(
+        path=path,
         state=TrainState(**record),
         weights=read_weights(path),
         optimizer=saved["optimizer"],
         scheduler=saved["scheduler"],
         scaler=saved.get("scaler", {}),
-        rng=load_file(path / RNG_FILE),
+        ranks=load_file(path / RANKS_FILE),
         settings=settings,
     )
+
+
+def checkpoint_bytes(model: MixerModel) -> int:
+    """What a checkpoint of a model takes on the disk: its weights, and two moments of each that is trained."""
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained
 
 
 def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
@@ -350,7 +376,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} can't be read ({error}).") from error
+        raise DamagedError(f"{path} can't be read ({error}).") from error
 
 
 def _sha256(path: Path) -> str:
@@ -359,11 +385,3 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -269,6 +269,13 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
         help="where to compute (default: auto, a GPU if there is one)",
     )
     group.add_argument("--distributed", action="store_true", help="insist on a launcher, such as torchrun")
+    group.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=distributed.RANK_TIMEOUT,
+        metavar="S",
+        help="seconds without a sign of life after which a process is taken for hung, and all end (default: 300)",
+    )
     group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     group.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load data (default: 0)")
     group.add_argument(
@@ -301,4 +308,12 @@ def run_script(main: Callable[[], None]) -> None:
         distributed.leave(str(error), 128 + error.signum)
     except KeyboardInterrupt:
         distributed.leave("Interrupted.", 130)
+    except RuntimeError as error:
+        if not distributed.is_lost_contact(error):
+            raise
+        distributed.leave(
+            f"error: another process has ended or can't be reached ({str(error).splitlines()[0]}). Started again, the "
+            "run goes on from its last checkpoint.",
+            1,
+        )
     distributed.stop()

@@ -8,10 +8,10 @@ is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.laun
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,28 +22,17 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder.errors import UserError
+from histocoder.launch import Launch, read_launch, slurm_address
+from histocoder.watch import Watch
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the launcher says of this process."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    launched: bool = False
-    """Whether there is a launcher at all; it may have started one process only."""
-
-    @property
-    def is_primary(self) -> bool:
-        """Whether this is the process that writes, prints and logs."""
-        return self.rank == 0
+_HEARING_SECONDS = 1.5
+RANK_TIMEOUT = 300.0
+"""Seconds without a sign of life after which a process is taken for hung."""
+_MIN_TIMEOUT = 5.0
 
 
 @dataclass
@@ -57,64 +46,12 @@ class _Group:
 
 _launch = Launch()
 _group: _Group | None = None
+_watch: Watch | None = None
 
 
-def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | None = None) -> Launch:
-    """Read the launcher's environment.
-
-    Parameters
-    ----------
-    environ : mapping, optional
-        By default this process's. `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` as torchrun and others
-        set them, else those of a SLURM job step.
-    local_rank : int, optional
-        Of the `--local_rank` flag, as older launchers pass it; used where the environment has none.
-    """
-    env = os.environ if environ is None else environ
-    if "RANK" in env and "WORLD_SIZE" in env:
-        default = 0 if local_rank is None else local_rank
-        return Launch(
-            rank=int(env["RANK"]),
-            world_size=int(env["WORLD_SIZE"]),
-            local_rank=int(env.get("LOCAL_RANK", default)),
-            local_world_size=int(env.get("LOCAL_WORLD_SIZE", 1)),
-            launched=True,
-        )
-    if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        return Launch(
-            rank=int(env["SLURM_PROCID"]),
-            world_size=int(env["SLURM_STEP_NUM_TASKS"]),
-            local_rank=int(env["SLURM_LOCALID"]),
-            local_world_size=_slurm_tasks_here(env),
-            launched=True,
-        )
-    return Launch()
-
-
-def _slurm_tasks_here(env: Mapping[str, str]) -> int:
-    """Tasks on this node, from lists such as "2(x3),1" (SLURM_STEP_TASKS_PER_NODE)."""
-    counts: list[int] = []
-    for part in env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]).split(","):
-        count, _, times = part.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
-    return counts[min(int(env.get("SLURM_NODEID", 0)), len(counts) - 1)]
-
-
-def slurm_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """The host of rank 0, and a port that all tasks of the job step derive alike.
-
-    Examples
-    --------
-    >>> slurm_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],fat1", "SLURM_JOB_ID": "41"})
-    ('gpu07', 20041)
-    """
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "127.0.0.1")
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
-    assert match is not None
-    return match[1] + (match[2] or ""), 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000
-
-
-def start(*, device: str = "auto", required: bool = False, local_rank: int | None = None) -> torch.device:
+def start(
+    *, device: str = "auto", required: bool = False, local_rank: int | None = None, rank_timeout: float = RANK_TIMEOUT
+) -> torch.device:
     """Join the other processes, where a launcher started several, and choose this one's device.
 
     Parameters
@@ -125,6 +62,8 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         Whether there must be a launcher (`--distributed`).
     local_rank : int, optional
         See `read_launch`.
+    rank_timeout : float
+        Seconds without a sign of life after which a process is taken for hung; all end then.
 
     Raises
     ------
@@ -133,6 +72,8 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
     """
     global _launch, _group
     _launch = read_launch(local_rank=local_rank)
+    if rank_timeout < _MIN_TIMEOUT:
+        raise UserError(f"--rank-timeout is {rank_timeout:g}; it must be {_MIN_TIMEOUT:g} or more.")
     if required and not _launch.launched:
         raise UserError(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
@@ -140,6 +81,7 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         )
     chosen = _choose_device(device)
     if _launch.world_size == 1:
+        _start_watch(None, rank_timeout)
         return chosen
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -148,7 +90,9 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         os.environ.setdefault("MASTER_ADDR", host)
         os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
-    store, rank, world_size = next(iter(rendezvous("env://")))
+    store, rank, world_size = _meet()
+    attempt = _attempt()
+    store = dist.PrefixStore(f"attempt/{attempt}", store)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
@@ -158,7 +102,48 @@ def start(*, device: str = "auto", required: bool = False, local_rank: int | Non
         device_id=chosen if chosen.type == "cuda" else None,
     )
     _group = _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
     return chosen
+
+
+def _meet() -> tuple[dist.Store, int, int]:
+    """Find the other processes."""
+    try:
+        return next(iter(rendezvous("env://")))
+    except dist.DistError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(
+            f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
+            "choose another --master_port, or torchrun --standalone."
+        ) from error
+
+
+def _start_watch(store: dist.Store | None, patience: float) -> None:
+    global _watch
+    if store is not None or launcher() is not None:
+        _watch = Watch(rank=rank(), world_size=world_size(), store=store, launcher=launcher(), patience=patience)
+        _watch.start()
+
+
+def launcher() -> int | None:
+    """The process id of the torchrun that has started this process, if there is one."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def _attempt() -> int:
+    """What tells keys in the store from those that the processes of an earlier attempt have left there.
+
+    Each node counts its restarts. The counts agree, but in an elastic rendezvous of several nodes (torchrun --rdzv-id
+    …), which gives each attempt a store of its own.
+    """
+    one_store = _launch.local_world_size == _launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+    return restarts() if one_store else 0
+
+
+def restarts() -> int:
+    """How often the launcher has started the processes again (torchrun --max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _choose_device(name: str) -> torch.device:
@@ -183,7 +168,10 @@ def _choose_device(name: str) -> torch.device:
 
 def stop() -> None:
     """Leave the other processes."""
-    global _group
+    global _group, _watch
+    if _watch is not None:
+        _watch.stop()
+    _watch = None
     if dist.is_initialized():
         dist.destroy_process_group()
     _group = None
@@ -310,6 +298,17 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     return None
 
 
+def expect_end() -> None:
+    """The processes were asked to stop, so that one that is not heard of has ended."""
+    if _watch is not None:
+        _watch.expect_end()
+
+
+def is_lost_contact(error: RuntimeError) -> bool:
+    """Whether an error says that another process has ended or can't be reached, not that something failed here."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
 def from_primary(text: str | None) -> str:
     """Rank 0's `text`, on every process."""
     texts = [text]
@@ -351,15 +350,36 @@ def _wait_for(key: str, doing: str) -> str:
 def leave(message: str, status: int) -> None:
     """End this process with a message that is seen once, however many processes end with it.
 
-    Rank 0 prints it and ends. The others give it the time to, since a launcher ends all processes with the first;
-    one that is still there then was alone in failing, and prints the message itself.
+    Rank 0 prints it, and gives the others the time to hear that all end. They wait for it to, since a launcher ends all
+    processes with the first; where it does not, one was alone in failing, and prints the message itself.
     """
     launch = read_launch()
-    if not launch.is_primary:
-        time.sleep(_GRACE_SECONDS)
-        message = f"rank {launch.rank}: {message}"
-    print(message, file=sys.stderr, flush=True)
+    if launch.is_primary or not _is_said_within(_GRACE_SECONDS, f"rank {launch.rank}: {message}", status):
+        print(message if launch.is_primary else f"rank {launch.rank}: {message}", file=sys.stderr, flush=True)
+        _announce("", status)
     if launch.world_size > 1:
         sys.stdout.flush()
         os._exit(status)  # no clean-up may wait here for processes that are gone
     sys.exit(status)
+
+
+def _is_said_within(seconds: float, message: str, status: int) -> bool:
+    """Have rank 0 say a message, and wait until it has said it, or one of its own."""
+    _announce(message, status)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if _watch is not None and _watch.is_said():
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
+def _announce(message: str, status: int) -> None:
+    """Have all processes end; where the others can't be told any more, they will find out."""
+    if _watch is not None:
+        with suppress(RuntimeError):
+            _watch.announce(message, status)
+        with suppress(RuntimeError):
+            _watch.stop()
+        if not message and world_size() > 1:
+            time.sleep(_HEARING_SECONDS)

@@ -36,6 +36,7 @@ from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, keep_copies, trim_positions
 from histocoder.optimizer import AdamW
 from histocoder.precision import computing_dtype
+from histocoder.resume import mark_interrupted
 from histocoder.signals import StopSignals
 from histocoder.tracking import Meter, NullRun, Progress, Tracker
 from histocoder.validation import validate
@@ -92,12 +93,12 @@ def fit(
         run.restore(checkpoint)
     use_encodings(model, [train_data, val_data], folder=folder)
     run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
-    with StopSignals() as signals, run.train_loader.naming_workers():
+    with StopSignals(distributed.expect_end) as signals, run.train_loader.naming_workers():
         run.stop_requested = lambda: signals.signum
         while run.state.step < run.total_steps:
             train_epoch(run)
     run.progress.close()
-    run.results = results = run.results or run.validate()
+    results = run.state.results or run.validate()
     distributed.run_on_primary(run.save_result, doing="saving the model")
     return results
 
@@ -117,20 +118,20 @@ def train_epoch(run: _Run) -> None:
     """Go through what is left of the epoch at hand."""
     state, config = run.state, run.config
     run.model.train()
-    run.sampler.set_position(state.epoch, state.batch)
+    run.sampler.set_position(state.epoch, state.samples)
     for batch in run.train_loader:
         loss, grad_norm = train_step(run, batch.to(run.device))
         state.step += 1
-        state.batch += 1
+        state.samples += batch.num_rows
         run.meter.add(loss, grad_norm, rows=batch.num_rows)
-        run.results = None
+        state.results = None
         is_last = state.step == run.total_steps
         if state.step % config.log_interval == 0 or is_last:
             run.log_training()
         run.advance(loss)
         if state.step % config.eval_interval == 0 or is_last:
             run.validate()
-        end_of_epoch = config.save_each_epoch and state.batch == len(run.sampler)
+        end_of_epoch = config.save_each_epoch and state.samples == run.num_train
         if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
             run.save()
         if is_last:
@@ -138,7 +139,7 @@ def train_epoch(run: _Run) -> None:
         if signum := run.ballot.cast(run.stop_requested()):
             run.interrupt(signum)
     else:
-        state.epoch, state.batch = state.epoch + 1, 0
+        state.epoch, state.samples = state.epoch + 1, 0
     run.ballot.close()
 
 
@@ -205,8 +206,6 @@ class _Run:
     meter: Meter = field(default_factory=Meter)
     ballot: distributed.Ballot = field(default_factory=distributed.Ballot)
     stop_requested: Callable[[], int] = lambda: 0
-    results: dict[str, float] | None = None
-    """The validation of the step at hand."""
     saved_step: int | None = None
     progress: Progress = field(default_factory=lambda: Progress(0, show=False))
 
@@ -300,7 +299,7 @@ class _Run:
     def validate(self) -> dict[str, float]:
         """Validate, pass the numbers on, and keep the model if it is the best so far."""
         started = time.monotonic()
-        self.results = validate(
+        results = self.state.results = validate(
             self.model,
             self.val_data,
             num_blocks=self.num_blocks,
@@ -309,18 +308,18 @@ class _Run:
             num_greedy=self.config.num_greedy,
             device=self.device,
         )
-        self.tracker.log(self.state.step, self.results)
+        self.tracker.log(self.state.step, results)
         self.progress.say(
-            f"validation at step {self.state.step}: loss {self.results['val_loss']:.4g}; accuracy in %: "
-            f"decoded {self.results['greedy_seq_acc']:.1f}, flat {self.results['flat_acc']:.1f}, "
-            f"teacher-forced {self.results['seq_acc']:.1f} (tokens {self.results['token_acc']:.1f})"
+            f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
+            f"decoded {results['greedy_seq_acc']:.1f}, flat {results['flat_acc']:.1f}, "
+            f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"
         )
-        if self.results["val_loss"] < self.state.best_val_loss:
-            self.state.best_val_loss = self.results["val_loss"]
+        if results["val_loss"] < self.state.best_val_loss:
+            self.state.best_val_loss = results["val_loss"]
             best = self.folder / BEST_FOLDER
             distributed.run_on_primary(lambda: self.save_best(best), doing="saving the best model")
         self.meter.started += time.monotonic() - started  # rows/s are of training alone
-        return self.results
+        return results
 
     def save_best(self, folder: Path) -> None:
         """Write the model with its card; rank 0's part."""
@@ -336,9 +335,10 @@ class _Run:
             raise self.not_finite("The model's weights are not finite, and are not saved")
         self.saved_step = self.state.step
         started = time.monotonic()
-        rng = {"cpu": torch.stack(distributed.gather(torch.get_rng_state()))}
+        mine = {"rng": torch.get_rng_state(), "meter": self.meter.state()}
         if self.device.type == "cuda":
-            rng["cuda"] = torch.stack(distributed.gather(torch.cuda.get_rng_state(self.device)))
+            mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
         distributed.run_on_primary(
             lambda: save_checkpoint(
                 self.folder,
@@ -347,7 +347,7 @@ class _Run:
                 optimizer=self.optimizer.state_dict(),
                 scheduler=self.scheduler.state_dict(),
                 scaler=self.scaler.state_dict(),
-                rng=rng,
+                ranks=ranks,
                 settings=self.settings,
                 keep=self.config.keep_checkpoints,
             ),
@@ -365,7 +365,9 @@ class _Run:
 
     def card(self) -> str:
         """The model card of what has been trained so far."""
-        return model_card(self.model.config, num_train=self.num_train, num_val=len(self.val_data), metrics=self.results)
+        return model_card(
+            self.model.config, num_train=self.num_train, num_val=len(self.val_data), metrics=self.state.results
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was saved."""
@@ -376,19 +378,24 @@ class _Run:
             self.scaler.load_state_dict(checkpoint.scaler)
         self.state = checkpoint.state
         self.saved_step = self.state.step
+        self.meter.restore(checkpoint.ranks["meter"])
         rank = distributed.rank()
-        if rank < len(checkpoint.rng["cpu"]):  # with more processes than before, the new ones keep their seeds
-            torch.set_rng_state(checkpoint.rng["cpu"][rank].clone())  # a view would be read beyond its end
-        if self.device.type == "cuda" and rank < len(checkpoint.rng.get("cuda", ())):
-            torch.cuda.set_rng_state(checkpoint.rng["cuda"][rank].clone(), self.device)
+        if rank < len(checkpoint.ranks["rng"]):  # with more processes than before, the new ones keep their seeds
+            torch.set_rng_state(checkpoint.ranks["rng"][rank].clone())  # a view would be read beyond its end
+        if self.device.type == "cuda" and rank < len(checkpoint.ranks.get("rng.cuda", ())):
+            torch.cuda.set_rng_state(checkpoint.ranks["rng.cuda"][rank].clone(), self.device)
 
     def interrupt(self, signum: int) -> None:
         """Save and leave, all ranks in the same step."""
         self.ballot.close()
         self.save()
         self.progress.close()
+        step = self.state.step
+        distributed.run_on_primary(
+            lambda: mark_interrupted(self.folder, step=step, signum=signum), doing="marking the interruption"
+        )
         raise Interrupted(
-            f"{signal.Signals(signum).name}: saved at step {self.state.step} of {self.total_steps}. Started "
+            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Started "
             "again, without --overwrite and --resume, it goes on from there.",
             signum,
         )

@@ -1,8 +1,12 @@
-"""The two ways in which a run ends early on purpose."""
+"""The ways in which a run ends early on purpose."""
 
 
 class UserError(ValueError):
     """A mistake that the user can mend: ends the program with exit code 2 and this message, without a traceback."""
+
+
+class DamagedError(UserError):
+    """A file is not as it was written."""
 
 
 class MachineError(Exception):
@@ -15,7 +19,7 @@ def shown(text: str) -> str:
 
 
 class Interrupted(Exception):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and has saved its state.
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGUSR1) and has saved its state.
 
     Parameters
     ----------

@@ -24,6 +24,21 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed processes have left of files and folders they were writing; nobody may be writing there."""
+    for path in folder.glob(".*.tmp"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Give a folder beside `path` to fill and to move to its place; what is left of it in the end is deleted."""

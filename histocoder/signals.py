@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_AGAIN_SECONDS = 1.0
+"""A launcher passes on the Ctrl-C that the terminal has sent already."""
 
 
 class StopSignals:
-    """Within `with`, notes SIGINT and SIGTERM instead of dying of them; a second Ctrl-C ends at once.
+    """Within `with`, notes SIGINT, SIGTERM and SIGUSR1 instead of dying of them; a second Ctrl-C ends at once.
+
+    Parameters
+    ----------
+    on_stop : callable
+        Called when the first is noted.
 
     Attributes
     ----------
@@ -16,15 +27,14 @@ class StopSignals:
         The signal noted; 0 for none.
     """
 
-    _AGAIN_SECONDS = 1.0  # a launcher passes on the Ctrl-C that the terminal has sent already
-
-    def __init__(self) -> None:
+    def __init__(self, on_stop: Callable[[], None]) -> None:
         self.signum = 0
+        self._on_stop = on_stop
         self._noted = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in _STOP_SIGNALS:
             self._before[signum] = signal.signal(signum, self._note)
         return self
 
@@ -34,7 +44,17 @@ class StopSignals:
 
     def _note(self, signum: int, _frame: object) -> None:
         now = time.monotonic()
-        if self.signum and signum == signal.SIGINT and now - self._noted > self._AGAIN_SECONDS:
-            raise KeyboardInterrupt
         if not self.signum:
             self.signum, self._noted = signum, now
+            self._on_stop()
+        elif signum == signal.SIGINT and now - self._noted > _AGAIN_SECONDS:
+            os.write(2, b"Interrupted again: ended at once, without saving.\n")
+            os._exit(128 + signum)
+
+
+def leave_signals_to_the_parent() -> None:
+    """In a process that loads data: what asks the run to stop, and may reach all its processes, leaves it at work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # the second one is for this process alone
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

@@ -86,6 +86,22 @@ class Meter:
         self.__init__(skipped_in_a_row=self.skipped_in_a_row)  # type: ignore[misc]
         return means
 
+    def state(self) -> Tensor:
+        """What this rank has summed, of shape (7,)."""
+        sums = (self.loss, self.grad_norm, self.skipped, self.skipped_in_a_row)
+        seconds = time.monotonic() - self.started
+        return torch.tensor([*map(float, sums), self.steps, self.rows, seconds], dtype=torch.float64)
+
+    def restore(self, states: Tensor) -> None:
+        """Go on from the states of all ranks, of shape (num_ranks, 7); there may have been more or fewer of them."""
+        mine = states[min(distributed.rank(), len(states) - 1)]
+        loss = mine[0]
+        if len(states) != distributed.world_size():  # the sum is what counts
+            loss = states[:, 0].sum() if distributed.is_primary() else torch.zeros(())
+        self.loss, self.grad_norm = loss.float(), mine[1].float()
+        self.skipped, self.skipped_in_a_row, self.steps, self.rows = mine[2:6].int().tolist()
+        self.started = time.monotonic() - float(mine[6])
+
 
 class Tracker(Protocol):
     """Takes a run's numbers."""
@@ -118,8 +134,8 @@ class CsvLog:
         self._path = folder / LOG_FILE
         kept = []
         if self._path.exists() and start_step:
-            with self._path.open(encoding="utf-8", newline="") as file:
-                kept = [row for row in csv.DictReader(file) if int(row["step"]) <= start_step]
+            whole, _, _ = self._path.read_text(encoding="utf-8").rpartition("\n")  # a full disk may cut the last line
+            kept = [row for row in csv.DictReader(whole.splitlines()) if int(row["step"]) <= start_step]
         with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="")
             writer.writeheader()
@@ -127,9 +143,12 @@ class CsvLog:
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Add a line."""
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            cells = {name: f"{value:.6g}" for name, value in values.items() if not math.isnan(value)}
-            csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
+        cells = {name: f"{value:.6g}" for name, value in values.items() if not math.isnan(value)}
+        try:
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
+        except OSError as error:
+            raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """Nothing is open."""

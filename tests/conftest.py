@@ -99,3 +99,23 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process that nothing happens to."""
+    from jobs import training
+
+    out = tmp_path_factory.mktemp("alone") / "out"
+    run(*training(out, batch_size=8))
+    return out
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of two ranks."""
+    from jobs import training, two_ranks
+
+    out = tmp_path_factory.mktemp("together") / "out"
+    two_ranks(training(out))
+    return out

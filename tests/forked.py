@@ -21,18 +21,57 @@ _SERVER.set_forkserver_preload(
 )
 
 
+class Forked:
+    """A Python with these arguments, which may begin with -m or -c, that writes its output into two files."""
+
+    def __init__(self, args: list[str], *, cwd: Path, env: dict[str, str]) -> None:
+        self.args = args
+        self._folder = tempfile.TemporaryDirectory()
+        self._stdout, self._stderr = (Path(self._folder.name, name) for name in ("stdout", "stderr"))
+        for path in (self._stdout, self._stderr):
+            path.touch()
+        self._process = _SERVER.Process(target=_be, args=(args, cwd, env, self._stdout, self._stderr))
+        self._process.start()
+
+    @property
+    def stdout(self) -> str:
+        """What it has written so far, likewise below."""
+        return self._stdout.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    def send(self, signum: int) -> None:
+        """Signal it."""
+        os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self._process.kill()
+        self._process.join()
+
+    def result(self, timeout: float) -> subprocess.CompletedProcess[str]:
+        """How it ended, once it has; killed at the deadline."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self.kill()
+            raise subprocess.TimeoutExpired(self.args, timeout, self.stdout, self.stderr)
+        return subprocess.CompletedProcess(self.args, self._process.exitcode, self.stdout, self.stderr)
+
+
 def run_forked(args: list[str], *, cwd: Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` gives for a Python with these arguments, which may begin with -m or -c."""
-    with tempfile.TemporaryDirectory() as folder:
-        stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
-        process = _SERVER.Process(target=_be, args=(args, cwd, env, stdout, stderr))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(args, timeout, stdout.read_text(), stderr.read_text())
-        return subprocess.CompletedProcess(args, process.exitcode, stdout.read_text(), stderr.read_text())
+    """What `subprocess.run` gives for a Python with these arguments."""
+    return Forked(args, cwd=cwd, env=env).result(timeout)
 
 
 def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: Path) -> None:

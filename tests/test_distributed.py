@@ -1,6 +1,6 @@
 import pytest
 
-from histocoder.distributed import Launch, read_launch, slurm_address
+from histocoder.launch import Launch, read_launch, slurm_address
 
 
 @pytest.mark.parametrize(

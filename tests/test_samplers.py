@@ -49,8 +49,20 @@ def test_order_is_a_function_of_seed_and_epoch():
 
 def test_an_epoch_goes_on_where_it_was_left():
     whole, rest = sampler(50, batch_size=8), sampler(50, batch_size=8)
-    rest.set_position(0, 3)
+    rest.set_position(0, sum(share.num_rows for share in list(whole)[:3]))
     assert [s.rows.tolist() for s in rest] == [s.rows.tolist() for s in list(whole)[3:]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6)), max_size=5))
+def test_every_row_once_where_the_number_of_ranks_changes_within_an_epoch(parts: list[tuple[int, int]]):
+    seen: list[int] = []
+    for world, steps in [*parts, (1, 99)]:
+        ranks = [sampler(50, batch_size=8, num_replicas=world, rank=rank) for rank in range(world)]
+        for one in ranks:
+            one.set_position(0, len(seen))
+        for shares in itertools.islice(zip(*ranks, strict=True), steps):
+            seen += [row for share in shares for row in share.rows.tolist() if share.weight]
+    assert sorted(seen) == list(range(50))
 
 
 def test_buckets_compute_fewer_positions_than_random_batches():
@@ -103,5 +115,5 @@ def test_a_token_budget_is_dealt_to_ranks_and_resumed_by_position():
         assert set(whole) == {row for share in shares for row in share.rows if share.weight}
         assert {share.num_rows for share in shares} == {len(whole)}
     rest = budgeted(lengths, 900)
-    rest.set_position(0, 5)
+    rest.set_position(0, sum(share.num_rows for share in list(rest)[:5]))
     assert [s.rows.tolist() for s in rest] == [s.rows.tolist() for s in list(budgeted(lengths, 900))[5:]]

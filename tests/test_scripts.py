@@ -138,7 +138,8 @@ def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
     assert logs(tmp_path / "out", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
     ended = as_slurm_tasks(finetune(table, tmp_path / "bad", "--input-col", "occ"))
     assert [status for status, _ in ended] == [2, 2]
-    assert all("no column 'occ'" in stderr and "Traceback" not in stderr for _, stderr in ended)
+    assert ["no column 'occ'" in stderr for _, stderr in ended] == [True, False]  # said once
+    assert all("Traceback" not in stderr for _, stderr in ended)
 
 
 def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
@@ -243,7 +244,8 @@ def test_saving_each_epoch(table: Path, tmp_path: Path):
 def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2))
     other = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4), check=False)
-    assert other.returncode == 2 and "8 then, 4 now" in other.stderr and "--resume never" in other.stderr
+    assert other.returncode == 2 and "8     4" in other.stderr and "--resume never" in other.stderr
+    assert "With 1 process, set --batch-size 8." in other.stderr
     too_large = run(*finetune(table, tmp_path / "out", "--batch-size", 400, "--resume", "never"), check=False)
     assert too_large.returncode == 2 and (tmp_path / "out" / "checkpoints" / "step-0000002").exists()  # nothing is lost
     anew = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
@@ -391,4 +393,4 @@ def test_a_token_budget_under_two_ranks(table: Path, tmp_path: Path):
     assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
     assert logs(tmp_path / "one", "epoch")[-1] == 2 and logs(tmp_path / "one", "lr")[-1] == 0
     other = run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 300), check=False)
-    assert other.returncode == 2 and "400 then, 300 now" in other.stderr
+    assert other.returncode == 2 and "positions a step" in other.stderr

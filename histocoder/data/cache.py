@@ -50,6 +50,8 @@ class ExampleArrays:
     """Those that occur."""
     notices: tuple[str, ...]
     """What a user should know of how the files were read."""
+    fingerprint: str
+    """Of the files' content."""
 
     def __len__(self) -> int:
         return len(self.num_codes)
@@ -71,6 +73,7 @@ def open_cache(folder: Path) -> ExampleArrays:
         langs=arrays["langs"],
         languages=tuple(record["languages"]),
         notices=tuple(record["notices"]),
+        fingerprint=hashlib.sha256("".join(record["made_from"]["sources"]).encode()).hexdigest()[:8],
     )
 
 

@@ -16,6 +16,7 @@ from histocoder.config import LoaderConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import MachineError
+from histocoder.signals import leave_signals_to_the_parent
 
 _END_SECONDS = 0.3  # from the end of a process' pipes to its own
 
@@ -72,10 +73,14 @@ class BatchLoader:
             ) from error
 
     def _failure(self, error: str) -> str | None:
-        """What has happened to which worker, if anything; one that hangs is killed."""
+        """What has happened to which worker, if anything; the others are ended."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
         time.sleep(_END_SECONDS)
         alive = {process.pid for process in multiprocessing.active_children()}
+        for process in alive.intersection(self._processes.tolist()):
+            os.kill(
+                process, signal.SIGKILL
+            )  # this process would wait for its end, and a stopped one heeds nothing else
         for worker, process in enumerate(self._processes.tolist()):
             if process not in alive:
                 return f"Loader worker {worker} (process {process}) was killed, perhaps for want of memory."
@@ -83,11 +88,9 @@ class BatchLoader:
             return None
         worker = self._num_received % len(self._processes)  # they take turns
         process = int(self._processes[worker])
-        os.kill(process, signal.SIGKILL)  # a stopped one heeds nothing else, and this process would wait for its end
         return f"Loader worker {worker} (process {process}) has given no batch for {self._timeout:g} s."
 
     def _begin_worker(self, worker: int) -> None:
-        """Leave signals to the parent process."""
+        """Note its process, in which this runs."""
         self._processes[worker] = os.getpid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave_signals_to_the_parent()

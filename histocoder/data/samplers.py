@@ -87,13 +87,13 @@ class BucketSampler:
             return math.ceil(len(self._num_target_blocks) / self._batch_size)
         return len(_bounds_within(self._batch_size, self._lengths(epoch))) - 1
 
-    def set_position(self, epoch: int, first_batch: int) -> None:
-        """Choose the epoch, and how many of its batches the next iteration leaves out as done."""
-        self._epoch, self._first_batch = epoch, first_batch
+    def set_position(self, epoch: int, consumed: int) -> None:
+        """Choose the epoch, and how many of its rows the next iteration leaves out, as consumed by all ranks."""
+        self._epoch, self._consumed = epoch, consumed
         self._num_batches = self.num_batches(epoch)
 
-    def global_batches(self, epoch: int, *, first: int = 0) -> Iterator[np.ndarray]:
-        """The batches of an epoch, in order, from the `first` on."""
+    def global_batches(self, epoch: int, *, consumed: int = 0) -> Iterator[np.ndarray]:
+        """The batches of an epoch, in order, but the first ones that have `consumed` rows together."""
         rng = np.random.default_rng([self._seed, epoch])
         lengths = self._lengths(epoch)
         rows = np.arange(len(lengths), dtype=np.int32)
@@ -104,11 +104,12 @@ class BucketSampler:
         else:
             whole, bounds = len(rows), _bounds_within(self._batch_size, lengths)
         rows[:whole] = rows[:whole][np.argsort(lengths[rows[:whole]], kind="stable")]
-        for i in rng.permutation(len(bounds) - 1)[first:]:
+        order = rng.permutation(len(bounds) - 1)
+        for i in order[np.cumsum(np.diff(bounds)[order]) > consumed]:
             yield rows[bounds[i] : bounds[i + 1]]
 
     def __iter__(self) -> Iterator[Share]:
-        for batch in self.global_batches(self._epoch, first=self._first_batch):
+        for batch in self.global_batches(self._epoch, consumed=self._consumed):
             mine = batch[self._rank :: self._num_replicas]
             yield Share(
                 rows=mine if len(mine) else batch[:1],

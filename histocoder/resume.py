@@ -1,0 +1,145 @@
+"""What a run goes on from: the newest checkpoint that is whole, with the settings of then."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from histocoder import distributed
+from histocoder.checkpoint import MANIFEST_FILE, Checkpoint, list_checkpoints, load_checkpoint, verify_checkpoint
+from histocoder.errors import DamagedError, Interrupted, UserError
+from histocoder.files import replacing
+
+INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
+BATCH_SETTINGS = {
+    "--batch-size": "rows a step (--batch-size × processes)",
+    "--tokens-per-batch": "positions a step (--tokens-per-batch × processes)",
+}
+"""Settings of all processes together, by the flag that says each one's part."""
+
+
+def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = print) -> Path | None:
+    """The checkpoint that a run goes on from, verified.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    resume : str
+        "auto" (the newest that is whole, if any), "never", or the path of a checkpoint or of a run.
+    warn : callable
+        Told of each damaged checkpoint that is passed over.
+
+    Raises
+    ------
+    UserError
+        Where there are checkpoints but none is whole, a path is given that holds none, or one has another form than
+        this program's.
+    """
+    if resume == "never":
+        return None
+    path = folder if resume == "auto" else Path(resume)
+    if resume != "auto" and (path / MANIFEST_FILE).is_file():
+        verify_checkpoint(path)
+        return path
+    damage = ""
+    for checkpoint in reversed(list_checkpoints(path)):
+        try:
+            verify_checkpoint(checkpoint)
+        except DamagedError as error:
+            damage = damage or str(error)
+            warn(f"Warning: {error} An older checkpoint is looked for.")
+        else:
+            return checkpoint
+    if damage:
+        raise UserError(f"{damage} No older checkpoint of {path} is whole; begin anew with --resume never.")
+    if resume != "auto":
+        raise UserError(f"--resume {resume}: no checkpoint is there. Name a folder checkpoints/step-…, or a run's.")
+    return None
+
+
+def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
+    """`find_checkpoint` on rank 0, and load what it finds on every rank.
+
+    Processes that their launcher has started again go on with what they had begun, whatever `resume` says.
+    """
+
+    def find() -> str:
+        began_here = distributed.restarts() > 0 and _read(folder / LAUNCHER_FILE) == _launcher()
+        return str(find_checkpoint(folder, "auto" if began_here else resume) or "")
+
+    found = distributed.from_primary(distributed.run_on_primary(find, doing="verifying checkpoints"))
+    return load_checkpoint(Path(found)) if found else None
+
+
+def refuse_other_settings(checkpoint: Checkpoint, settings: dict[str, Any], folder: Path) -> None:
+    """Raise a UserError with a table of what a checkpoint was trained with and what is asked for now."""
+    rows = [
+        (name, str(checkpoint.settings.get(name)), str(value))
+        for name, value in settings.items()
+        if checkpoint.settings.get(name) != value
+    ]
+    if not rows:
+        return
+    rows.insert(0, ("setting", "then", "now"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    raise UserError(
+        f"The run in {folder} can't go on with other settings. Use those of then, or begin anew with --resume never:\n"
+        + "\n".join([*table, *_what_keeps_the_batch(checkpoint.settings, settings)])
+    )
+
+
+def _what_keeps_the_batch(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Sentences on what to set with this number of processes."""
+    processes = distributed.world_size()
+    for flag, name in BATCH_SETTINGS.items():
+        if (wanted := then.get(name)) is not None and now[name] is not None and wanted != now[name]:
+            if wanted % processes == 0:
+                yield f"With {processes} process{'es' * (processes > 1)}, set {flag} {wanted // processes}."
+            else:
+                yield f"{wanted} can't be shared equally by {processes} processes; start a number that divides it."
+
+
+def mark_begun(folder: Path) -> None:
+    """Note in a run's folder by which launcher it was opened, and that it is not interrupted; rank 0's part."""
+    (folder / INTERRUPTED_FILE).unlink(missing_ok=True)
+    if distributed.launcher() is not None:
+        with replacing(folder / LAUNCHER_FILE) as temporary:
+            temporary.write_text(_launcher(), encoding="utf-8")
+
+
+def mark_interrupted(folder: Path, *, step: int, signum: int) -> None:
+    """Write `interrupted.json`, which says that a run was asked to stop, and has saved; rank 0's part."""
+    record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}
+    with replacing(folder / INTERRUPTED_FILE) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def stay_interrupted(folder: Path) -> None:
+    """Where a launcher starts processes again (--max-restarts) that had been asked to stop, end them once more.
+
+    Raises
+    ------
+    Interrupted
+        On every process.
+    """
+
+    def find() -> str:
+        return _read(folder / INTERRUPTED_FILE) if distributed.restarts() else ""
+
+    if record := distributed.from_primary(distributed.run_on_primary(find, doing="looking for interrupted.json")):
+        values = json.loads(record)
+        raise Interrupted(f"{values['reason']}: saved at step {values['step']}.", values["status"] - 128)
+
+
+def _launcher() -> str:
+    return f"process {distributed.launcher()} of {socket.gethostname()}"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,0 +1,179 @@
+"""Runs that faults are done to: one process, two ranks that are forked, or two under torchrun."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from conftest import DEADLINE, ROOT, environment, free_port, write_table
+from forked import Forked
+from safetensors.torch import load_file
+
+from histocoder.checkpoint import list_checkpoints
+
+FAULTY = Path(__file__).with_name("faulty.py")
+TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1", "--precision", "fp32", "--no-report")
+STEPS = 24
+TIMES = {"samples_per_sec"}
+
+
+def finetune(table: Path, out: Path, *extra: object) -> list[str]:
+    args = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *TINY, *extra)
+    return [str(arg) for arg in ("finetune.py", *args)]
+
+
+def training(out: Path, *extra: object, batch_size: int = 4, steps: int = STEPS) -> list[str]:
+    """A run of several epochs that draws random numbers, saves and validates now and then."""
+    table = out.parent / "table.csv"
+    if not table.exists():
+        write_table(table)
+    sizes = ("--batch-size", batch_size, "--max-steps", steps, "--dropout", 0.1)
+    return finetune(table, out, *sizes, "--save-interval", 5, "--eval-interval", 8, *extra)
+
+
+def faulty(args: list[str], *faults: str) -> list[str]:
+    """The same with faults: see `faulty.py`."""
+    return [str(FAULTY), *faults, "--", *args]
+
+
+def end_of(process: Forked, within: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+    return process.result(within)
+
+
+@contextmanager
+def ranks(*commands: list[str]) -> Iterator[list[Forked]]:
+    """Processes that train together, one for each command; none is left in the end."""
+    env = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        Forked(command, cwd=ROOT, env={**environment(), **env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, command in enumerate(commands)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+
+
+def two_ranks(args: list[str], *, check: bool = True) -> list[subprocess.CompletedProcess[str]]:
+    """How the two ended."""
+    with ranks(args, args) as started:
+        ended = [end_of(process) for process in started]
+    assert not check or [one.returncode for one in ended] == [0, 0], [one.stderr for one in ended]
+    return ended
+
+
+def wait_until(happened: Callable[[], bool], *, within: float = DEADLINE) -> float:
+    """Wait; how long it took."""
+    started = time.monotonic()
+    while not happened():
+        assert time.monotonic() - started < within, "it has not happened in time"
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def wait_for_step(process: Forked, step: int) -> None:
+    wait_until(lambda: f"step {step}/" in process.stdout or not process.is_running())
+    assert process.is_running(), process.stderr
+
+
+class Torchrun:
+    """Two ranks under torchrun, with their output, line by line."""
+
+    def __init__(self, args: list[str], *options: str) -> None:
+        launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", *options)
+        self.process = subprocess.Popen(
+            [sys.executable, *launcher, *args], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(self.process.stdout)
+
+    def __enter__(self) -> Torchrun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        workers = self.workers()
+        if self.process.poll() is None:
+            self.process.kill()
+        for pid in workers:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(DEADLINE)
+
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: any(line.startswith(f"step {step}/") for line in self.lines))
+
+    def workers(self) -> list[int]:
+        """Their process ids, by rank."""
+        pids = [pid for pid in children_of(self.process.pid) if "RANK" in variables(pid)]
+        return sorted(pids, key=lambda pid: int(variables(pid)["RANK"]))
+
+    def end(self, within: float = DEADLINE) -> int:
+        status = self.process.wait(within)
+        self._reader.join(within)
+        return status
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that one has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def variables(pid: int) -> dict[str, str]:
+    """A process's environment."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode()
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there, and more than a name that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def logs(out: Path) -> list[dict[str, str]]:
+    with (out / "logs.csv").open(newline="") as file:
+        return [{name: cell for name, cell in row.items() if name not in TIMES} for row in csv.DictReader(file)]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Weights, the last checkpoint's optimizer and random states, and the log, are equal to the last bit."""
+    last = (list_checkpoints(one)[-1], list_checkpoints(other)[-1])
+    assert last[0].name == last[1].name
+    for name in ("model.safetensors", "optimizer.pt"):
+        assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
+    rng, others = (load_file(path / "ranks.safetensors")["rng"] for path in last)
+    assert torch.equal(rng, others)
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    assert logs(one) == logs(other)
+
+
+def leftovers(out: Path) -> list[Path]:
+    return [path for path in out.rglob(".*") if path.name.endswith(".tmp") or path.name == ".lock"]

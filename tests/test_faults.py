@@ -1,0 +1,289 @@
+"""What clusters and people do to the processes of a run: killed, stopped, signalled, started twice.
+
+Two ranks are forked, without a launcher, but where it is torchrun's part in a fault that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import environment, run, write_table
+from forked import Forked
+from jobs import (
+    STEPS,
+    TINY,
+    Torchrun,
+    assert_same_end,
+    children_of,
+    end_of,
+    faulty,
+    is_alive,
+    leftovers,
+    logs,
+    ranks,
+    training,
+    two_ranks,
+    wait_for_step,
+    wait_until,
+)
+from safetensors.torch import load_file
+
+from histocoder.checkpoint import list_checkpoints
+
+# A killed rank
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_other_and_the_rerun_ends_as_if_nothing_had_been(
+    together: Path, tmp_path: Path, victim: int
+):
+    args = training(tmp_path / "out")
+    with ranks(args, args) as (first, second):
+        wait_for_step(first, 9 + 4 * victim)
+        (first, second)[victim].send(signal.SIGKILL)
+        ended = end_of((second, first)[victim], within=20)
+    assert ended.returncode == 1 and "another process has ended" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    again = two_ranks(args)[0]
+    assert "Going on from step" in again.stdout
+    assert_same_end(together, tmp_path / "out")
+
+
+@pytest.mark.thorough
+def test_a_rank_of_torchrun_killed_at_random_steps(together: Path, tmp_path: Path):
+    draw = random.Random(1)
+    for trial in range(10):
+        out = tmp_path / f"run{trial}" / "out"
+        out.parent.mkdir()
+        args = training(out)
+        with Torchrun(args) as job:
+            job.wait_for_step(draw.randrange(1, STEPS - 4))
+            workers = job.workers()
+            os.kill(workers[draw.randrange(2)], signal.SIGKILL)
+            assert job.end(within=20) != 0
+            assert not any(map(is_alive, workers))
+        with Torchrun(args) as job:
+            assert job.end() == 0, job.output
+        assert_same_end(together, out)
+
+
+def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(together: Path, tmp_path: Path):
+    with Torchrun([*training(tmp_path / "out"), "--resume", "never"], "--max-restarts=3") as job:
+        job.wait_for_step(12)
+        os.kill(job.workers()[1], signal.SIGKILL)
+        assert job.end() == 0, job.output
+    assert "Going on from step" in job.output
+    assert_same_end(together, tmp_path / "out")
+
+
+# Other numbers of processes, other settings
+
+
+def test_a_run_goes_on_with_two_processes_and_with_one_again(tmp_path: Path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(*training(whole, "--dropout", 0, batch_size=8))
+    one, two = (training(parts, "--dropout", 0, batch_size=size) for size in (8, 4))
+    with ranks(one) as (only,):
+        interrupt(only, after_step=5)
+    with ranks(two, two) as (first, _):
+        interrupt(first, after_step=12)
+    assert "Going on from step" in run(*one).stdout
+    assert [row["step"] for row in logs(parts)] == [row["step"] for row in logs(whole)]
+    for name in ("train_loss", "val_loss", "grad_norm"):  # of each step: the same batches
+        losses, expected = ([float(row[name]) for row in logs(out) if row[name]] for out in (parts, whole))
+        assert losses == pytest.approx(expected, abs=1e-5), name
+    found, expected = (load_file(out / "model.safetensors") for out in (parts, whole))
+    for name, tensor in expected.items():
+        difference = (found[name] - tensor).abs()
+        if name.endswith("in_proj_bias"):  # of keys: no output depends on it, and rounding is all its gradient
+            difference[len(tensor) // 3 : len(tensor) // 3 * 2] = 0
+        assert name.endswith("key.bias") or difference.max() <= 1e-5, name
+
+
+def interrupt(process: Forked, *, after_step: int, signum: int = signal.SIGTERM) -> None:
+    """Signal a run, and wait for it to save and end."""
+    wait_for_step(process, after_step)
+    process.send(signum)
+    assert end_of(process).returncode == 128 + signum
+
+
+def test_changed_settings_are_refused_with_what_they_were_and_harmless_ones_are_taken(alone: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(alone, out)
+    shutil.copy(alone.parent / "table.csv", tmp_path)
+    seed = run(*training(out, "--seed", 7, batch_size=8), check=False)
+    assert seed.returncode == 2 and "seed: 42 there, 7 now" in seed.stderr  # the data were split by it
+    other = run(*training(out, "--max-len", 64, "--augmentation-prob", 0, batch_size=4), check=False)
+    assert other.returncode == 2 and "Traceback" not in other.stderr
+    table = [line.split() for line in other.stderr.splitlines()]
+    assert ["--max-len", "128", "64"] in table and ["--augmentation-prob", "0.3", "0.0"] in table
+    assert "With 1 process, set --batch-size 8." in other.stderr
+    with ranks(*[training(out, batch_size=8)] * 2) as started:
+        assert "With 2 processes, set --batch-size 4." in end_of(started[0]).stderr
+    taken = run(*training(out, "--save-interval", 2, "--max-grad-norm", 2, batch_size=8, steps=STEPS + 2))
+    assert f"Going on from step {STEPS}" in taken.stdout
+
+
+def test_changed_labels_are_refused(tmp_path: Path):
+    table = write_table(tmp_path / "t.csv", two_codes=True)
+    args = ["train_mixer.py", "--train-data", table, "--val-data", table, "--save-dir", tmp_path / "out", *TINY]
+    command = [str(arg) for arg in (*args, "--batch-size", 8, "--max-steps", 2)]
+    run(*command)
+    swapped = table.read_text().replace("61110", "x").replace("80110", "61110").replace("x", "80110")
+    table.write_text(swapped)  # the same rows and codes
+    refused = run(*command, check=False)
+    assert refused.returncode == 2 and re.search(r"data to train on +64 rows \(\w+\) +64 rows", refused.stderr)
+
+
+# Signals
+
+
+def marker(out: Path) -> dict[str, object]:
+    return json.loads((out / "interrupted.json").read_text())
+
+
+@pytest.mark.parametrize(("signum", "rank"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 0)])
+def test_a_signal_to_one_rank_stops_all_at_one_step(together: Path, tmp_path: Path, signum: int, rank: int):
+    args = training(tmp_path / "out")
+    with ranks(args, args) as started:
+        wait_for_step(started[0], 9)
+        started[rank].send(signum)
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [128 + signum] * 2
+    step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
+    assert step >= 9 and marker(tmp_path / "out") == {
+        "step": step, "reason": signal.Signals(signum).name, "status": 128 + signum
+    }  # fmt: skip
+    assert f"saved at step {step} of {STEPS}" in ended[0].stderr
+    assert f"Going on from step {step}" in two_ranks(args)[0].stdout
+    assert not (tmp_path / "out" / "interrupted.json").exists()
+    assert_same_end(together, tmp_path / "out")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [(), ("--max-restarts=3",)])
+def test_sigterm_to_torchrun_stops_all_at_one_step(together: Path, tmp_path: Path, options: tuple[str, ...]):
+    args = training(tmp_path / "out")
+    with Torchrun(args, *options) as job:
+        job.wait_for_step(9)
+        workers = job.workers()
+        job.process.terminate()
+        assert job.end(within=25) != 0
+        assert not any(map(is_alive, workers))
+    assert marker(tmp_path / "out")["reason"] == "SIGTERM"
+    two_ranks(args)
+    assert_same_end(together, tmp_path / "out")
+
+
+@pytest.mark.thorough
+def test_a_rank_that_was_asked_to_stop_is_not_restarted_to_go_on(tmp_path: Path):
+    with Torchrun(training(tmp_path / "out", steps=2000), "--max-restarts=2") as job:
+        job.wait_for_step(9)
+        os.kill(job.workers()[1], signal.SIGUSR1)
+        assert job.end() != 0
+    step = marker(tmp_path / "out")["step"]
+    assert list_checkpoints(tmp_path / "out")[-1].name == f"step-{step:07}"
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
+    args = training(tmp_path / "out", batch_size=8)
+    with ranks(faulty(args, "sleep:torch.save:1:60")) as (process,):
+        wait_for_step(process, 3)
+        process.send(signal.SIGINT)
+        wait_until(lambda: bool(leftovers(tmp_path / "out" / "checkpoints")))
+        time.sleep(1.2)  # within a second it counts as the same Ctrl-C
+        process.send(signal.SIGINT)
+        assert end_of(process, within=5).returncode == 130
+    assert not (tmp_path / "out" / "interrupted.json").exists()
+
+
+# Lost processes
+
+
+def test_a_rank_that_hangs_is_named(tmp_path: Path):
+    args = training(tmp_path / "out", "--rank-timeout", 5, steps=5000)
+    with ranks(args, args) as (first, second):
+        wait_for_step(first, 3)
+        second.send(signal.SIGSTOP)
+        ended = end_of(first, within=15)
+    assert ended.returncode == 1 and "rank 1 has given no sign of life for 5 s" in ended.stderr
+
+
+@pytest.mark.thorough
+def test_a_rank_0_of_torchrun_that_hangs_is_named(tmp_path: Path):
+    with Torchrun(training(tmp_path / "out", "--rank-timeout", 5, steps=5000)) as job:
+        job.wait_for_step(3)
+        workers = job.workers()
+        os.kill(workers[0], signal.SIGSTOP)
+        assert job.end(within=60) != 0  # torchrun gives a stopped process half a minute
+        assert not any(map(is_alive, workers))
+    assert "rank 0 has given no sign of life" in job.output
+
+
+def test_workers_whose_launcher_is_killed_end_themselves(tmp_path: Path):
+    loaders = ("--num-workers", 1, "--persistent-workers")
+    with Torchrun(training(tmp_path / "out", *loaders, steps=5000)) as job:
+        job.wait_for_step(3)
+        workers = job.workers()
+        family = [*workers, *(child for pid in workers for child in children_of(pid))]
+        assert len(workers) == 2 and len(family) >= 4
+        try:
+            job.process.kill()
+            assert wait_until(lambda: not any(map(is_alive, family)), within=30) < 30
+        finally:
+            for pid in filter(is_alive, family):
+                os.kill(pid, signal.SIGKILL)
+
+
+# Rank 0's own work
+
+
+def test_what_fails_on_rank_0_ends_all_with_its_message(tmp_path: Path):
+    args = training(tmp_path / "out", "--input-col", "occupation")
+    ended = two_ranks(args, check=False)
+    assert [one.returncode for one in ended] == [2, 2]
+    assert ["no column 'occupation'" in one.stderr for one in ended] == [True, False]  # said once
+    crashed = faulty(training(tmp_path / "out"), "EIO:histocoder.data.prepare.screen:1")
+    with ranks(crashed, training(tmp_path / "out")) as started:
+        statuses = [end_of(process, within=30).returncode for process in started]
+    assert all(statuses)
+
+
+def test_preparing_may_outlast_the_time_that_collectives_have(tmp_path: Path):
+    slow = faulty(training(tmp_path / "out", steps=2), "timeout:3", "sleep:histocoder.data.prepare.screen:1:8")
+    with ranks(slow, slow) as started:
+        assert [end_of(process).returncode for process in started] == [0, 0]
+
+
+# Two runs
+
+
+def test_a_second_run_in_a_folder_names_the_first_and_ends(tmp_path: Path):
+    args = training(tmp_path / "out", batch_size=8, steps=5000)
+    with ranks(args) as (first,):
+        wait_for_step(first, 2)
+        second = run(*args, check=False)
+        assert second.returncode == 2 and f"process {first.pid} on " in second.stderr
+        assert first.is_running()
+        first.send(signal.SIGKILL)
+        end_of(first, within=10)
+    assert (tmp_path / "out" / ".lock").exists()  # and yet it holds nobody up
+    run(*training(tmp_path / "out", batch_size=8, steps=30))
+
+
+def test_a_port_that_another_run_has_is_named(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        env["MASTER_PORT"] = str(taken.getsockname()[1])
+        ended = run(*training(tmp_path / "out"), check=False, env={**environment(), **env})
+    assert ended.returncode == 2 and "choose another --master_port" in ended.stderr
