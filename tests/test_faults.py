@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import environment, run, write_table
 from forked import Forked
 from jobs import (

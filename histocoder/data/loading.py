@@ -73,7 +73,7 @@ class BatchLoader:
             ) from error
 
     def _failure(self, error: str) -> str | None:
-        """What has happened to which worker, if anything; the others are ended."""
+        """What has happened to which worker, if anything; all are ended."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
         time.sleep(_END_SECONDS)
         alive = {process.pid for process in multiprocessing.active_children()}
