@@ -76,19 +76,18 @@ class BatchLoader:
         """What has happened to which worker, if anything; all are ended."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
         time.sleep(_END_SECONDS)
-        alive = {process.pid for process in multiprocessing.active_children()}
-        for process in alive.intersection(self._processes.tolist()):
-            os.kill(
-                process, signal.SIGKILL
-            )  # this process would wait for its end, and a stopped one heeds nothing else
-        for worker, process in enumerate(self._processes.tolist()):
-            if process not in alive:
-                return f"Loader worker {worker} (process {process}) was killed, perhaps for want of memory."
+        children = multiprocessing.active_children()
+        for process in children:  # this one would wait for their end, and a stopped one heeds nothing else
+            process.kill()
+        alive = {process.pid for process in children}
+        for worker, pid in enumerate(self._processes.tolist()):
+            if pid not in alive:
+                return f"Loader worker {worker} (process {pid}) was killed, perhaps for want of memory."
         if not error.startswith("DataLoader timed out"):
             return None
         worker = self._num_received % len(self._processes)  # they take turns
-        process = int(self._processes[worker])
-        return f"Loader worker {worker} (process {process}) has given no batch for {self._timeout:g} s."
+        pid = int(self._processes[worker])
+        return f"Loader worker {worker} (process {pid}) has given no batch for {self._timeout:g} s."
 
     def _begin_worker(self, worker: int) -> None:
         """Note its process, in which this runs."""
