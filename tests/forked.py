@@ -76,6 +76,7 @@ def run_forked(args: list[str], *, cwd: Path, env: dict[str, str], timeout: floa
 
 def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: Path) -> None:
     """Turn into the program."""
+    multiprocessing.set_start_method(None, force=True)  # that of a Python that starts anew
     for number, path in ((1, stdout), (2, stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()

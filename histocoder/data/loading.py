@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 
 import torch
 from torch.utils.data import DataLoader
@@ -38,7 +37,7 @@ class BatchLoader:
     ) -> None:
         self._timeout = config.worker_timeout
         self._num_received = 0
-        self._processes = torch.zeros(config.num_workers, dtype=torch.int64).share_memory_()
+        self._workers: list[BaseProcess] = []
         self._loader = DataLoader(
             data,
             sampler=sampler,
@@ -48,22 +47,28 @@ class BatchLoader:
             persistent_workers=config.persistent_workers and config.num_workers > 0,
             pin_memory=pin_memory,
             timeout=config.worker_timeout if config.num_workers else 0,
-            worker_init_fn=self._begin_worker,
+            worker_init_fn=_leave_signals_to_the_parent,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
         )
 
     def __iter__(self) -> Iterator[Batch]:
         self._num_received = 0
-        for batch in self._loader:
+        batches = iter(self._loader)
+        self._workers = getattr(batches, "_workers", [])  # torch says nowhere else which processes are its
+        for batch in batches:
             self._num_received += 1
             yield batch
 
     @contextmanager
     def naming_workers(self) -> Iterator[None]:
-        """Turn the failure of a worker, which may come up at any point within, into a MachineError that names it."""
+        """Turn the failure of a worker, which may come up at any point within, into a MachineError that names it.
+
+        All workers are ended with it: they leave signals to this process, which in the end would wait for them.
+        """
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or of a pipe that has no other end
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
             what = self._failure(str(error))
             if what is None:
                 raise
@@ -71,25 +76,22 @@ class BatchLoader:
                 f"{what} Started again, the run goes on from its last checkpoint; with --num-workers 0 it needs no "
                 "such processes."
             ) from error
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for worker in self._workers:
+                worker.kill()  # a stopped one heeds nothing else
 
     def _failure(self, error: str) -> str | None:
-        """What has happened to which worker, if anything; all are ended."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
+        """What has happened to which worker, if anything."""
         time.sleep(_END_SECONDS)
-        children = multiprocessing.active_children()
-        for process in children:  # this one would wait for their end, and a stopped one heeds nothing else
-            process.kill()
-        alive = {process.pid for process in children}
-        for worker, pid in enumerate(self._processes.tolist()):
-            if pid not in alive:
-                return f"Loader worker {worker} (process {pid}) was killed, perhaps for want of memory."
+        for i, worker in enumerate(self._workers):
+            if not worker.is_alive():
+                return f"Loader worker {i} (process {worker.pid}) was killed, perhaps for want of memory."
         if not error.startswith("DataLoader timed out"):
             return None
-        worker = self._num_received % len(self._processes)  # they take turns
-        pid = int(self._processes[worker])
-        return f"Loader worker {worker} (process {pid}) has given no batch for {self._timeout:g} s."
+        i = self._num_received % len(self._workers)  # they take turns
+        return f"Loader worker {i} (process {self._workers[i].pid}) has given no batch for {self._timeout:g} s."
 
-    def _begin_worker(self, worker: int) -> None:
-        """Note its process, in which this runs."""
-        self._processes[worker] = os.getpid()
-        leave_signals_to_the_parent()
+
+def _leave_signals_to_the_parent(_worker: int) -> None:
+    leave_signals_to_the_parent()
