@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -197,7 +198,9 @@ def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     if _group is None:
         return model
     ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+    with warnings.catch_warnings():  # the argument's next name means another thing, and older torch does not know it
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
 def reduce_sum(values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def is_alive(process: int) -> bool:
 
 @pytest.mark.parametrize(
     ("worker", "signal", "what"),
-    [(0, "SIGKILL", "was killed, perhaps for want of memory"), (1, "SIGSTOP", "has given no batch for 3 s")],
+    [(1, "SIGKILL", "was killed, perhaps for want of memory"), (1, "SIGSTOP", "has given no batch for 3 s")],
 )
 @pytest.mark.parametrize("persistent", [(), ("--persistent-workers",)])
 def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, signal: str, what: str, persistent):

@@ -85,7 +85,7 @@ class BatchLoader:
         """What has happened to which worker, if anything."""
         time.sleep(_END_SECONDS)
         for i, worker in enumerate(self._workers):
-            if not worker.is_alive():
+            if worker.exitcode:  # the others are ended by torch, with 0
                 return f"Loader worker {i} (process {worker.pid}) was killed, perhaps for want of memory."
         if not error.startswith("DataLoader timed out"):
             return None
