@@ -42,6 +42,7 @@ bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/loss_curve.py
 	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/ddp.py

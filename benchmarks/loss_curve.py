@@ -1,0 +1,70 @@
+"""Whether training in bf16 on trimmed batches learns what fp32 on padded ones does; prints one line of JSON.
+
+The model and the rows of train_step.py, twice from the same weights and on the same batches: as `finetune.py` trains by
+default, and in fp32 with all inputs padded to 128 positions. Dropout is off, since its draws depend on shapes. Given
+are mean losses over each twentieth of the steps, and the largest relative difference between them.
+
+Usage: python benchmarks/loss_curve.py [--steps N] [--batch-size N] [--learning-rate LR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from train_step import Data, Ours
+
+from histocoder.config import TrainConfig
+from histocoder.engine import train_step
+
+MAX_LEN = 128
+
+
+def losses(side: Ours, steps: int, *, pad: bool) -> np.ndarray:
+    """Of each step."""
+    side.run.model.eval()
+    found = []
+    for _ in range(steps):
+        batch = next(side.epochs)
+        if pad:
+            batch.input_ids = F.pad(batch.input_ids, (0, MAX_LEN - batch.input_ids.shape[1]))
+        found.append(float(train_step(side.run, batch.to(side.run.device))[0]))
+    return np.array(found)
+
+
+def main() -> None:
+    """Train twice."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200, help="a multiple of 20 (default: 200)")
+    parser.add_argument("--batch-size", type=int, default=16, help="rows a step (default: 16)")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak (default: 1e-4)")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    curves = {}
+    with tempfile.TemporaryDirectory() as name:
+        data = Data(Path(name))
+        for side, precision, pad in (("ours", "bf16", False), ("padded", "fp32", True)):
+            config = TrainConfig(
+                args.batch_size, 1000, args.learning_rate, 0.1, precision=precision, max_steps=args.steps
+            )
+            curve = losses(Ours(data, config, device, Path(name)), args.steps, pad=pad)
+            curves[side] = curve.reshape(20, -1).mean(1)
+    difference = np.abs(curves["ours"] / curves["padded"] - 1)
+    result = {
+        "benchmark": "loss_curve",
+        "steps": args.steps,
+        "batch_size": args.batch_size,
+        **{side: curve.round(5).tolist() for side, curve in curves.items()},
+        "largest_difference": round(float(difference.max()), 5),
+        "torch": torch.__version__,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
