@@ -31,6 +31,8 @@ def run_folder(folder: Path) -> Iterator[None]:
         On every process, naming the host and the process that hold the folder, or where it can't be written to.
     """
 
+    is_new = not folder.exists()
+
     def take() -> int:
         make_folder(folder)
         return _lock(folder / LOCK_FILE)
@@ -42,6 +44,8 @@ def run_folder(folder: Path) -> Iterator[None]:
         if handle is not None:
             with suppress(OSError):
                 (folder / LOCK_FILE).unlink()
+                if is_new:
+                    folder.rmdir()  # which it can be where nothing has come of the run
             os.close(handle)
 
 

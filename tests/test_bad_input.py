@@ -168,8 +168,10 @@ def test_a_folder_that_is_not_writable(folder: Path, monkeypatch, capsys):
 
 
 def test_as_a_program(tmp_path: Path):
-    result = run("finetune.py", "--dataset", tmp_path / "none.csv", "--target-cols", "a", check=False, fresh=True)
+    files = ("--dataset", tmp_path / "none.csv", "--save-path", tmp_path / "out")
+    result = run("finetune.py", *files, "--target-cols", "a", check=False, fresh=True)
     assert result.returncode == 2 and result.stderr.count("\n") == 1 and "error: There is no file" in result.stderr
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
