@@ -171,7 +171,8 @@ def stop() -> None:
     """Leave the other processes."""
     global _group, _watch
     if _watch is not None:
-        _watch.stop()
+        with suppress(RuntimeError):  # rank 0 has ended, and with it what was shared
+            _watch.stop()
     _watch = None
     if dist.is_initialized():
         dist.destroy_process_group()

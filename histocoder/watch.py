@@ -12,6 +12,8 @@ from typing import Any
 _BEAT_SECONDS = 1.0
 _GRACE_SECONDS = 4.0
 """For the main thread to end by itself, with a message of its own."""
+_STANDSTILL_SECONDS = 4.0
+"""Between two looks: so long only where the process itself was stopped."""
 _LAST_SECONDS = 10.0
 """Patience once the end is near."""
 
@@ -40,6 +42,7 @@ class Watch(threading.Thread):
         self._stopped = threading.Event()
         self._beats = 0
         self._heard, self._heard_at = b"", time.monotonic()
+        self._looked_at = self._heard_at
 
     def run(self) -> None:
         """Until `stop`."""
@@ -95,6 +98,9 @@ class Watch(threading.Thread):
     def _listen(self) -> None:
         """Hear the next rank, which hears the one after it, and so on round."""
         key, now = f"beat/{self._next}", time.monotonic()
+        if now - self._looked_at > _STANDSTILL_SECONDS:  # this process was stopped, the others perhaps as well
+            self._heard_at = now
+        self._looked_at = now
         sign = self._store.get(key) if self._store.check([key]) else b""
         if sign != self._heard or sign == b"done":
             self._heard, self._heard_at = sign, now

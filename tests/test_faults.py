@@ -219,6 +219,22 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path):
 
 
 @pytest.mark.thorough
+def test_ranks_that_are_all_stopped_for_long_go_on(tmp_path: Path):
+    args = training(tmp_path / "out", "--rank-timeout", 5, steps=5000)
+    with ranks(args, args) as (first, second):
+        step = 3
+        for _ in range(2):
+            wait_for_step(first, step)
+            for process in (first, second):
+                process.send(signal.SIGSTOP)
+            time.sleep(8)
+            for process in (second, first):
+                process.send(signal.SIGCONT)
+            step = int(logs(tmp_path / "out")[-1]["step"]) + 50
+        wait_for_step(first, step)
+
+
+@pytest.mark.thorough
 def test_a_rank_0_of_torchrun_that_hangs_is_named(tmp_path: Path):
     with Torchrun(training(tmp_path / "out", "--rank-timeout", 5, steps=5000)) as job:
         job.wait_for_step(3)
