@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
 _MADV_HUGEPAGE = 14  # see madvise(2)
@@ -26,7 +27,21 @@ def keep_freed_memory() -> None:
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)
+    if not _may_reserve():
+        return
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # of addresses: nothing is written there
     if start := malloc(room):
         madvise(-(-start // _PAGE) * _PAGE, room - _PAGE, _MADV_HUGEPAGE)
         free(start)
+
+
+def _may_reserve() -> bool:
+    """Whether addresses without memory behind them cost nothing."""
+    import resource  # which is where glibc is
+
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return False
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() != "2"
+    except OSError:
+        return False

@@ -48,7 +48,7 @@ class AdamW(torch.optim.AdamW):
         if self._parameters[0].device.type == "cpu":
             self._step_in_pieces()
         else:
-            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
             if self.defaults["fused"]:
                 self.found_inf = 1.0 - self.grad_norm.isfinite().float()  # the kernel looks at it, without a wait
             if self.defaults["fused"] or self.grad_norm.isfinite():
@@ -64,7 +64,8 @@ class AdamW(torch.optim.AdamW):
     def _step_in_pieces(self) -> None:
         (group,) = self.param_groups
         beta1, beta2 = group["betas"]
-        parts = [part for p in self._parameters if (part := self._part(p)) is not None]
+        stepping = {p: part for p in self._parameters if (part := self._part(p)) is not None}
+        parts = list(stepping.values())
         bundles = list(_bundles(parts))
         self.grad_norm = _norm(bundles)
         shrink = ((self.grad_norm + 1e-6) / self._max_grad_norm).clamp(min=1.0)
@@ -92,14 +93,16 @@ class AdamW(torch.optim.AdamW):
             for piece in bundle:
                 if piece.copy is not None:
                     piece.copy.copy_(piece.values)
-        for parameter in self._parameters:
+        for parameter in stepping:
             if (copy := kept_copy(parameter)) is not None:
                 copy.is_fresh(parameter)
 
     def _part(self, parameter: nn.Parameter) -> _Part | None:
         copy = kept_copy(parameter)
         copied = None if copy is None else copy.tensor
-        gradient = parameter.grad if copied is None else copied.grad
+        gradient = parameter.grad
+        if copied is not None and copied.grad is not None:
+            gradient = copied.grad if gradient is None else gradient + copied.grad
         if gradient is None:
             return None
         state = self.state[parameter]

@@ -97,3 +97,25 @@ def test_weights_are_rounded_once_a_step():
         return sum(event.name == "aten::copy_" for event in profile.events())
 
     assert casts(made) - casts(kept) == 4
+
+
+def test_no_gradient_is_lost_between_a_weight_and_its_copy():
+    model = layers()
+    keep_copies(model)
+    weight = model[1].weight
+    optimizer = AdamW([weight], lr=1e-2, weight_decay=0.0, max_grad_norm=1e9)
+    (2 * in_precision(weight, torch.bfloat16).sum() + 3 * weight.sum()).backward()
+    optimizer.step()
+    assert float(optimizer.grad_norm) == pytest.approx(5 * weight.numel() ** 0.5)
+    optimizer.zero_grad()
+    weight.sum().backward()
+    optimizer.step()
+    assert float(optimizer.grad_norm) == pytest.approx(weight.numel() ** 0.5)
+
+
+def test_a_copy_is_trained_once_its_weight_is():
+    weight = layers()[0].requires_grad_(False).weight
+    keep_copies(layer := nn.ParameterList([weight]))
+    assert not in_precision(layer[0], torch.bfloat16).requires_grad
+    weight.requires_grad_(True)
+    assert in_precision(weight, torch.bfloat16).requires_grad

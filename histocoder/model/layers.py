@@ -41,7 +41,7 @@ class KeptCopy:
     def of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """The copy, up to date."""
         with torch.inference_mode(mode=False), torch.no_grad():  # whoever asks first, the copy is one to train with
-            if self.tensor is None or self.tensor.dtype != dtype:
+            if self.tensor is None or (self.tensor.dtype, self.tensor.requires_grad) != (dtype, weight.requires_grad):
                 self.tensor = weight.detach().to(dtype).requires_grad_(weight.requires_grad)
             elif self.version != weight._version:
                 self.tensor.copy_(weight)
@@ -62,7 +62,7 @@ def keep_copies(module: nn.Module) -> None:
     """From now on, keep a module's weights in the precision of its computations as well.
 
     Worth it where one process trains on a CPU: a step is shorter by the time it takes to read all weights. An optimizer
-    must know of it; `histocoder.optimizer.AdamW` does.
+    must know of it; `histocoder.optimizer.AdamW` does. Changes of a weight's `data` go unnoticed.
     """
     for parameter in module.parameters():
         parameter.kept_copy = KeptCopy()  # type: ignore[attr-defined]
