@@ -67,7 +67,7 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
         choices=PRECISIONS,
         help="auto: bf16 where the hardware has it, several times as fast and a little less exact (default: auto)",
     )
-    parser.add_argument("--compile", action="store_true", help="let torch compile the model's layers first")
+    parser.add_argument("--compile", action="store_true", help="let torch compile the encoder's layers first")
     parser.set_defaults(run=_predict)
 
 

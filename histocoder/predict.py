@@ -71,7 +71,7 @@ class Coder:
         auto is bf16 where the hardware has it, several times as fast as fp32; probabilities then differ in their third
         digit, some in their second.
     compile : bool
-        Whether torch compiles the model's layers first, which takes a minute.
+        Whether torch compiles the encoder's layers first, which takes a minute.
 
     Attributes
     ----------

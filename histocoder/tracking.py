@@ -74,7 +74,7 @@ class Meter:
 
     def read(self) -> dict[str, float]:
         """Means over the steps that were not skipped (NaN without any) and over all ranks; begin anew."""
-        loss = distributed.reduce_sum(torch.as_tensor(self.loss).double().cpu())
+        loss = distributed.reduce_sum(torch.as_tensor(self.loss).cpu().double())
         skipped = int(self.skipped)
         taken = self.steps - skipped or math.nan
         means = {
@@ -249,6 +249,9 @@ class InBackground:
         try:
             tracker = begin()
             self._begun.set()
+            if self._given_up:
+                tracker.close()
+                return
             while (line := self._lines.get()) is not None:
                 tracker.log(*line)
             tracker.close()

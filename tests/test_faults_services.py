@@ -67,6 +67,19 @@ def test_one_warning_and_hardly_any_waiting(call: str, how: str, capsys):
     assert capsys.readouterr().err == expected
 
 
+def test_a_service_that_is_late_is_closed_still():
+    late, closed = threading.Event(), threading.Event()
+
+    class Late(Broken):
+        def close(self) -> None:
+            closed.set()
+
+    background = InBackground("S", lambda: late.wait() and Late(), patience=0.1)
+    background.close()
+    late.set()
+    assert closed.wait(5)
+
+
 def test_what_waits_for_a_service_is_bounded(capsys):
     background = InBackground("S", lambda: Broken("log", "hangs"), patience=60, room=10)
     started = time.monotonic()
