@@ -80,10 +80,15 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read `model.safetensors` of a model's folder; raises UserError where it is missing or damaged."""
+    """Read `model.safetensors` of a model's folder; raises UserError where it is missing or damaged.
+
+    In a checkpoint's folder it is compared with its checksum.
+    """
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise UserError(f"{folder} holds no model: it has no {WEIGHTS_FILE}.")
+    if (folder / MANIFEST_FILE).is_file() and _read_json(folder / MANIFEST_FILE).get(WEIGHTS_FILE) != _sha256(path):
+        raise DamagedError(f"{path} is damaged: it is not as it was written. Take another checkpoint.")
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

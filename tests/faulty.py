@@ -8,13 +8,16 @@ Faults, each at the n-th call, counted from 1, of a function that is named by it
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
 - `room:100000`: no file may grow beyond so many bytes
 - `timeout:3`: seconds that collectives may take
+- `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4
+- `worker:1:SIGKILL`: loader worker 1 sends itself that signal at its second batch
+- `wandb:init:hangs`: W&B's `init`, `log` or `finish` hangs, or `raises`
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import os
+import pkgutil
 import resource
 import runpy
 import signal
@@ -22,27 +25,81 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 
 def wrap(name: str, behave: Callable[..., Any]) -> None:
     """Have `behave(function, number_of_call, *args, **kwargs)` called instead of a function."""
-    module_name, _, attribute = name.rpartition(".")
-    module = importlib.import_module(module_name)
-    function, calls = getattr(module, attribute), 0
+    owner_name, _, attribute = name.rpartition(".")
+    owner = pkgutil.resolve_name(owner_name)
+    function, calls = getattr(owner, attribute), 0
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
         return behave(function, calls, *args, **kwargs)
 
-    setattr(module, attribute, wrapped)
+    setattr(owner, attribute, wrapped)
 
 
 def die() -> None:
     """End as the kernel ends a process, without any clean-up."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def break_loss(rank: str, steps: str) -> None:
+    """Make a rank's loss NaN."""
+    first, last = map(int, steps.split("-"))
+    if os.environ.get("RANK", "0") == rank:
+        wrap(
+            "histocoder.engine.mixed_loss",
+            lambda f, number, *args: f(*args) * (float("nan") if first <= number <= last else 1),
+        )
+
+
+def break_worker(number: str, signal_name: str) -> None:
+    """Have a loader worker killed or stopped."""
+    from torch.utils.data import get_worker_info
+
+    def behave(function: Callable[..., Any], calls: int, *args: Any) -> Any:
+        info = get_worker_info()
+        if info is not None and info.id == int(number) and calls == 2:
+            os.kill(os.getpid(), signal.Signals[signal_name])
+        return function(*args)
+
+    wrap("histocoder.data.dataset.OccupationDataset.__getitem__", behave)
+
+
+class Service:
+    """A stand-in for W&B, as a module and as a run."""
+
+    __spec__ = ModuleSpec("wandb", None)
+
+    def __init__(self, call: str, how: str) -> None:
+        self._broken, self._how = call, how
+
+    def init(self, **_settings: object) -> Service:
+        return self._do("init")
+
+    def log(self, *_: object, **__: object) -> None:
+        self._do("log")
+
+    def finish(self) -> None:
+        self._do("finish")
+
+    def _do(self, call: str) -> Service:
+        if call == self._broken and self._how == "raises":
+            raise ConnectionError("the service\nis ill")
+        if call == self._broken:
+            time.sleep(3600)
+        return self
+
+
+def break_wandb(call: str, how: str) -> None:
+    """Put the stand-in in W&B's place."""
+    sys.modules["wandb"] = Service(call, how)  # type: ignore[assignment]
 
 
 def install(fault: str) -> None:
@@ -55,6 +112,9 @@ def install(fault: str) -> None:
         limit = timedelta(seconds=float(rest[0]))
         for name in ("init_process_group", "new_group"):
             wrap(f"torch.distributed.{name}", lambda f, _, *args, **kw: f(*args, **{**kw, "timeout": limit}))
+        return
+    if kind in ("nan", "worker", "wandb"):
+        {"nan": break_loss, "worker": break_worker, "wandb": break_wandb}[kind](*rest)
         return
     name, at = rest[0], int(rest[1])
 

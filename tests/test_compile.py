@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import environment, run, write_table
+from jobs import finetune
 from models import save_tiny_model, tiny_model
-from test_scripts import finetune
 from test_speed import begin, dataset, losses
 from torch._dynamo.utils import counters
 

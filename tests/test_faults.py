@@ -232,6 +232,7 @@ def test_ranks_that_are_all_stopped_for_long_go_on(tmp_path: Path):
                 process.send(signal.SIGCONT)
             step = int(logs(tmp_path / "out")[-1]["step"]) + 50
         wait_for_step(first, step)
+        assert second.is_running()
 
 
 @pytest.mark.thorough

@@ -26,7 +26,7 @@ from jobs import (
 )
 from models import save_tiny_model, tiny_model
 
-from histocoder.checkpoint import list_checkpoints, verify_checkpoint
+from histocoder.checkpoint import initial_weights, list_checkpoints, load_model, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 from histocoder.resume import find_checkpoint
 
@@ -142,6 +142,17 @@ def test_each_of_200_bits_that_flip_is_noticed(saved: Path):
         with pytest.raises(DamagedError):
             verify_checkpoint(newest)
         path.write_bytes(whole)
+
+
+def test_a_model_is_not_loaded_from_a_checkpoint_that_is_damaged(saved: Path):
+    checkpoint = list_checkpoints(saved)[-1]
+    load_model(checkpoint)
+    weights = bytearray((checkpoint / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (checkpoint / "model.safetensors").write_bytes(weights)
+    for load in (load_model, initial_weights):
+        with pytest.raises(DamagedError, match=r"model\.safetensors is damaged.*Take another"):
+            load(checkpoint)
 
 
 def test_where_no_checkpoint_is_whole_the_run_is_refused_and_nothing_is_deleted(saved: Path):

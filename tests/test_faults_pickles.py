@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run
-from test_scripts import finetune
+from jobs import finetune
 
 from histocoder.checkpoint import list_checkpoints
 from histocoder.model import load_encoder

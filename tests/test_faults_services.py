@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import environment, free_port, run
-from test_scripts import finetune, logs
+from jobs import finetune
+from test_scripts import logs
 
 from histocoder.tracking import InBackground, NullRun
 
@@ -102,7 +103,7 @@ EXTRA = ("--batch-size", 8, "--max-steps", 4, "--log-wandb")
 
 
 def test_a_service_that_fails(table: Path, tmp_path: Path):
-    result = run("tests/breaking.py", "wandb:init:raises", *finetune(table, tmp_path / "out", *EXTRA))
+    result = run("tests/faulty.py", "wandb:init:raises", "--", *finetune(table, tmp_path / "out", *EXTRA))
     assert_complete(result, tmp_path / "out", "failed (the service is ill)")
 
 
@@ -112,7 +113,7 @@ def test_a_service_that_fails(table: Path, tmp_path: Path):
 )
 def test_a_service_that_hangs(table: Path, tmp_path: Path, call: str, why: str):
     started = time.monotonic()
-    result = run("tests/breaking.py", f"wandb:{call}:hangs", *finetune(table, tmp_path / "out", *EXTRA))
+    result = run("tests/faulty.py", f"wandb:{call}:hangs", "--", *finetune(table, tmp_path / "out", *EXTRA))
     assert time.monotonic() - started < 45
     assert_complete(result, tmp_path / "out", why)
 

@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 from conftest import run
-from test_scripts import finetune
+from jobs import finetune, is_alive
 
 EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-timeout", 3)
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process runs or is stopped; one that has ended may still be listed."""
-    status = Path(f"/proc/{process}/status")
-    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 @pytest.mark.parametrize(
@@ -28,7 +22,7 @@ def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, 
     started = time.monotonic()
     fault = f"worker:{worker}:{signal}"
     result = run(
-        "tests/breaking.py", fault, *finetune(table, tmp_path / "out", *EXTRA, *persistent), check=False, fresh=True
+        "tests/faulty.py", fault, "--", *finetune(table, tmp_path / "out", *EXTRA, *persistent), check=False, fresh=True
     )
     assert result.returncode == 1 and time.monotonic() - started < 30
     found = re.search(rf"error: Loader worker {worker} \(process (\d+)\) {what}\. Started again, .*\n", result.stderr)

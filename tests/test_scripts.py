@@ -16,13 +16,8 @@ import pytest
 import torch
 import yaml
 from conftest import DEADLINE, ROOT, environment, free_port, run, shared, torchrun, write_table
+from jobs import TINY, finetune
 from safetensors.torch import load_file
-
-TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1", "--precision", "fp32", "--no-report")
-
-
-def finetune(table: Path, out: Path, *extra: object) -> tuple[object, ...]:
-    return ("finetune.py", "--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *TINY, *extra)
 
 
 def logs(out: Path, column: str) -> list[float]:
