@@ -22,6 +22,7 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
 from histocoder.lock import run_folder
+from histocoder.resume import marking_interruptions
 
 
 def parse_args() -> argparse.Namespace:
@@ -86,7 +87,8 @@ def main() -> None:
         seed=args.seed,
         key=args.key,
     )
-    with run_folder(folder := Path(args.save_path)):
+    folder = Path(args.save_path)
+    with run_folder(folder), marking_interruptions(folder):
         fit(args, config, folder, device)
 
 

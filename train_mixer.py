@@ -20,6 +20,7 @@ from histocoder.data.labels import LabelRules
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.lock import run_folder
+from histocoder.resume import marking_interruptions
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
@@ -102,7 +103,7 @@ def main() -> None:
         )
         for paths in (args.train_data, args.val_data)
     )
-    with run_folder(folder):
+    with run_folder(folder), marking_interruptions(folder):
         assemble.train(args, train_files, val_files, folder=folder, device=device)
 
 

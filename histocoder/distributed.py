@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from histocoder.errors import UserError
+from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, read_launch, slurm_address
-from histocoder.watch import Watch
+from histocoder.watch import HEARING_SECONDS, Watch
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
-_HEARING_SECONDS = 1.5
 RANK_TIMEOUT = 300.0
 """Seconds without a sign of life after which a process is taken for hung."""
 _MIN_TIMEOUT = 5.0
@@ -279,6 +278,8 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     ------
     UserError
         On every process, with rank 0's message, where rank 0 failed.
+    Interrupted
+        On every process, where rank 0 was asked to stop.
     """
     if _group is None:
         return work()
@@ -290,6 +291,9 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
         except UserError as error:
             _answer(key, f"!{error}")
             raise
+        except Interrupted as error:
+            _answer(key, f"~{error.signum} {error}")
+            raise
         except BaseException as error:
             _answer(key, f"!rank 0 failed while {doing} ({type(error).__name__}); its own output says more.")
             raise
@@ -299,6 +303,9 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     _acknowledge(key)
     if answer.startswith("!"):
         raise UserError(answer[1:])
+    if answer.startswith("~"):
+        signum, message = answer[1:].split(" ", 1)
+        raise Interrupted(message, int(signum))
     return None
 
 
@@ -386,4 +393,4 @@ def _announce(message: str, status: int) -> None:
         with suppress(RuntimeError):
             _watch.stop()
         if not message and world_size() > 1:
-            time.sleep(_HEARING_SECONDS)
+            time.sleep(HEARING_SECONDS)

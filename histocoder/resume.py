@@ -6,13 +6,22 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from histocoder import distributed
-from histocoder.checkpoint import MANIFEST_FILE, Checkpoint, list_checkpoints, load_checkpoint, verify_checkpoint
+from histocoder.checkpoint import (
+    MANIFEST_FILE,
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    step_of,
+    verify_checkpoint,
+)
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing
+from histocoder.signals import STOP_SIGNALS
 
 INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
 BATCH_SETTINGS = {
@@ -114,10 +123,38 @@ def mark_begun(folder: Path) -> None:
 
 
 def mark_interrupted(folder: Path, *, step: int, signum: int) -> None:
-    """Write `interrupted.json`, which says that a run was asked to stop, and has saved; rank 0's part."""
+    """Write `interrupted.json`, which says that a run was asked to stop, and the step that it has saved."""
     record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}
     with replacing(folder / INTERRUPTED_FILE) as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def marking_interruptions(folder: Path) -> Iterator[None]:
+    """Have a stop that is asked for before or after training, too, end the run with a sentence and `interrupted.json`.
+
+    Raises
+    ------
+    Interrupted
+        Where it is asked for.
+    """
+
+    def end(signum: int, _frame: object) -> None:
+        raise Interrupted(f"{signal.Signals(signum).name}: ended. Started again, the run goes on.", signum)
+
+    before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS}
+    try:
+        yield
+    except Interrupted as error:
+        if not (folder / INTERRUPTED_FILE).exists():
+            with suppress(UserError):
+                mark_interrupted(
+                    folder, step=max(map(step_of, list_checkpoints(folder)), default=0), signum=error.signum
+                )
+        raise
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def stay_interrupted(folder: Path) -> None:

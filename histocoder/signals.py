@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _AGAIN_SECONDS = 1.0
 """A launcher passes on the Ctrl-C that the terminal has sent already."""
 
@@ -34,7 +34,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for signum in _STOP_SIGNALS:
+        for signum in STOP_SIGNALS:
             self._before[signum] = signal.signal(signum, self._note)
         return self
 

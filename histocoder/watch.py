@@ -12,6 +12,8 @@ from typing import Any
 _BEAT_SECONDS = 1.0
 _GRACE_SECONDS = 4.0
 """For the main thread to end by itself, with a message of its own."""
+HEARING_SECONDS = 1.5
+"""For the others to hear that all end, before what is shared ends with rank 0."""
 _STANDSTILL_SECONDS = 4.0
 """Between two looks: so long only where the process itself was stopped."""
 _LAST_SECONDS = 10.0
@@ -85,8 +87,16 @@ class Watch(threading.Thread):
         if self._store.check(["failure"]):
             message, status = self._failure()
             if not self._stopped.wait(_GRACE_SECONDS if message else 0):
-                self._exit(message if self._rank == 0 else "", status)
+                self._follow(message, status)
         self._listen()
+
+    def _follow(self, message: str, status: int) -> None:
+        """End as another process does; rank 0 says why, and that it has been said."""
+        if self._rank == 0 and message:
+            print(message, file=sys.stderr, flush=True)
+            self.announce("", status)
+            time.sleep(HEARING_SECONDS)
+        os._exit(status)
 
     def _failure(self) -> tuple[str, int]:
         message, status = json.loads(self._store.get("failure"))
@@ -111,9 +121,5 @@ class Watch(threading.Thread):
 
     def _end(self, reason: str) -> None:
         again = "Started again, the run goes on from its last checkpoint."
-        self._exit(f"error: rank {self._rank} ends: {reason}. {again}", 1)
-
-    def _exit(self, message: str, status: int) -> None:
-        if message:
-            print(message, file=sys.stderr, flush=True)
-        os._exit(status)
+        print(f"error: rank {self._rank} ends: {reason}. {again}", file=sys.stderr, flush=True)
+        os._exit(1)

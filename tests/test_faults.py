@@ -169,6 +169,21 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(together: Path, tmp_path: Pa
     assert_same_end(together, tmp_path / "out")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_before_training_is_marked_as_well(tmp_path: Path, rank: int):
+    slow = faulty(training(tmp_path / "out"), "sleep:histocoder.data.prepare.screen:1:4")
+    with ranks(slow, slow) as started:
+        wait_until((tmp_path / "out" / ".lock").exists)
+        time.sleep(1)  # by then the tables are prepared, which takes four
+        started[rank].send(signal.SIGUSR1)
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [128 + signal.SIGUSR1] * 2
+    assert sum(one.stderr.count("SIGUSR1: ended.") for one in ended) == 1
+    assert marker(tmp_path / "out") == {"step": 0, "reason": "SIGUSR1", "status": 128 + signal.SIGUSR1}
+    run(*training(tmp_path / "out", steps=2))
+    assert not (tmp_path / "out" / "interrupted.json").exists()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", [(), ("--max-restarts=3",)])
 def test_sigterm_to_torchrun_stops_all_at_one_step(together: Path, tmp_path: Path, options: tuple[str, ...]):
