@@ -33,7 +33,7 @@ def losses(side: Ours, steps: int, *, pad: bool) -> np.ndarray:
         batch = next(side.epochs)
         if pad:
             batch.input_ids = F.pad(batch.input_ids, (0, MAX_LEN - batch.input_ids.shape[1]))
-        found.append(float(train_step(side.run, batch.to(side.run.device))[0]))
+        found.append(float(train_step(side.run, [batch])[0]))
     return np.array(found)
 
 

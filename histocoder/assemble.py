@@ -83,13 +83,15 @@ def train(
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
     if train_config.tokens_per_batch is None:
-        check_batch_size(train_config.batch_size, len(train_arrays))
+        check_batch_size(train_config, len(train_arrays))
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    settings = _settings(args, train_arrays, val_arrays, train_files.formatter, key)
+    settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
     anew = args.overwrite and args.resume == "auto"
     checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
     if checkpoint is not None:
-        refuse_other_settings(checkpoint, settings, folder)
+        refuse_other_settings(
+            checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
+        )
 
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
     model = _seeded_model(args, train_files, checkpoint, key=key, languages=languages)
@@ -183,10 +185,15 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
             f"--tokens-per-batch is {args.tokens_per_batch}; a single row takes up to {args.max_len} positions "
             "(--max-len)."
         )
+    if args.scale_lr and args.tokens_per_batch is not None:
+        raise UserError("--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.")
+    if args.base_batch_size < 1:
+        raise UserError(f"--base-batch-size is {args.base_batch_size}; it must be 1 or more.")
+    scale = _rows_of_a_step(args) / args.base_batch_size if args.scale_lr else 1
     return TrainConfig(
         batch_size=args.batch_size,
         num_epochs=args.num_epochs,
-        learning_rate=args.learning_rate,
+        learning_rate=args.learning_rate * scale,
         seq2seq_weight=args.seq2seq_weight,
         weight_decay=args.weight_decay,
         warmup_pct=args.warmup_pct,
@@ -197,6 +204,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         max_skipped_steps=args.max_skipped_steps,
         max_steps=args.max_steps,
         tokens_per_batch=args.tokens_per_batch,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
         seed=args.seed,
         log_interval=args.log_interval,
         eval_interval=args.eval_interval,
@@ -205,6 +213,11 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         keep_checkpoints=args.keep_checkpoints,
         save_format=args.save_format,
     )
+
+
+def _rows_of_a_step(args: argparse.Namespace) -> int:
+    """The effective batch: of all processes together, and over all batches that accumulate."""
+    return args.batch_size * args.gradient_accumulation_steps * distributed.world_size()
 
 
 def build_model(args: argparse.Namespace, files: ExampleFiles, *, key: Key, languages: tuple[str, ...]) -> MixerModel:
@@ -285,10 +298,15 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
 
 
 def _settings(
-    args: argparse.Namespace, train_arrays: ExampleArrays, val_arrays: ExampleArrays, formatter: Formatter, key: Key
+    args: argparse.Namespace,
+    config: TrainConfig,
+    train_arrays: ExampleArrays,
+    val_arrays: ExampleArrays,
+    formatter: Formatter,
+    key: Key,
 ) -> dict[str, Any]:
     """What a resumed run must agree on: all that decides batches, sizes, and the state of the optimizer."""
-    world_size, num_tokens = distributed.world_size(), args.tokens_per_batch
+    num_tokens, num_parts = args.tokens_per_batch, args.gradient_accumulation_steps * distributed.world_size()
     return {
         "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
         "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
@@ -299,7 +317,7 @@ def _settings(
         "--max-len": args.max_len,
         "--text-normalization": args.text_normalization,
         "--seed": args.seed,
-        "--learning-rate": args.learning_rate,
+        "--learning-rate": config.learning_rate,
         "--weight-decay": args.weight_decay,
         "--seq2seq-weight": args.seq2seq_weight,
         "--precision": args.precision,
@@ -309,8 +327,8 @@ def _settings(
         "--num-transformations": args.num_transformations,
         "--unk-lang-prob": args.unk_lang_prob,
         "--fn-word-freq": args.fn_word_freq and str(fingerprint(args.fn_word_freq)["sha256"])[:8],
-        BATCH_SETTINGS["--batch-size"]: args.batch_size * world_size if num_tokens is None else None,
-        BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * world_size,
+        BATCH_SETTINGS["--batch-size"]: _rows_of_a_step(args) if num_tokens is None else None,
+        BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * num_parts,
     }
 
 
@@ -349,4 +367,5 @@ def _print_banner(
     say(f"data      {rows}, {model.config.num_classes:,} codes")
     say(f"machine   {device.type}, {processes} process{'es' if processes > 1 else ''}")
     size, what = (args.batch_size, "rows") if args.tokens_per_batch is None else (args.tokens_per_batch, "positions")
-    say(f"batch     {size} × {processes} = {size * processes} {what} a step")
+    num_parts = args.gradient_accumulation_steps
+    say(f"batch     {size} × {num_parts} × {processes} = {size * num_parts * processes} {what} a step")

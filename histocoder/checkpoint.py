@@ -53,15 +53,26 @@ class TrainState:
     """The validation of this very step, where there was one."""
 
 
-def save_model(folder: Path, model: MixerModel) -> None:
+@dataclass
+class LearnerState:
+    """What training has made of a model: state dicts, as one process without others has them."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    scaler: dict[str, Any]
+    """Empty but in fp16."""
+
+
+def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
     """Write `config.json` and `model.safetensors` into a folder, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS_FILE) as temporary:
         try:
-            save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
         except SafetensorError as error:
             raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
-    save_config(folder, model.config)
+    save_config(folder, config)
 
 
 def save_config(folder: Path, config: ModelConfig) -> None:
@@ -118,11 +129,9 @@ def load_model(folder: Path) -> MixerModel:
 def save_checkpoint(
     folder: Path,
     state: TrainState,
-    model: MixerModel,
     *,
-    optimizer: dict[str, Any],
-    scheduler: dict[str, Any],
-    scaler: dict[str, Any],
+    config: ModelConfig,
+    learner: LearnerState,
     ranks: dict[str, Tensor],
     settings: dict[str, Any],
     keep: int,
@@ -134,10 +143,8 @@ def save_checkpoint(
     folder : Path
         The run's.
     state : TrainState
-    model : MixerModel
-        Unwrapped.
-    optimizer, scheduler, scaler : dict
-        State dicts.
+    config : ModelConfig
+    learner : LearnerState
     ranks : dict of str to Tensor
         What each rank holds of its own, such as its random state, one row each.
     settings : dict
@@ -155,8 +162,9 @@ def save_checkpoint(
     try:
         parent.mkdir(exist_ok=True)
         temporary.mkdir()
-        save_model(temporary, model)
-        torch.save({"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}, temporary / OPTIMIZER_FILE)
+        save_model(temporary, config, learner.weights)
+        rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
+        torch.save(rest, temporary / OPTIMIZER_FILE)
         save_file(ranks, temporary / RANKS_FILE)
         record = {"format_version": CHECKPOINT_VERSION, **asdict(state), "settings": settings}
         (temporary / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -179,16 +187,14 @@ def save_checkpoint(
     return final
 
 
-def save_last_bin(
-    folder: Path, model: MixerModel, *, optimizer: dict[str, Any], scheduler: dict[str, Any], step: int
-) -> None:
+def save_last_bin(folder: Path, config: ModelConfig, learner: LearnerState, *, step: int) -> None:
     """Write `last.bin`, the dict that OccCANINE's own scripts save and load."""
     content = {
-        "model": model.state_dict(),
-        "optimizer": optimizer,
-        "scheduler": scheduler,
+        "model": learner.weights,
+        "optimizer": learner.optimizer,
+        "scheduler": learner.scheduler,
         "step": step,
-        "key": {code: i for i, code in enumerate(model.config.codes)},
+        "key": {code: i for i, code in enumerate(config.codes)},
     }
     with replacing(folder / LAST_BIN_FILE) as temporary:
         try:
@@ -229,11 +235,7 @@ class Checkpoint:
 
     path: Path
     state: TrainState
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any]
-    scaler: dict[str, Any]
-    """Empty but in fp16."""
+    learner: LearnerState
     ranks: dict[str, Tensor]
     settings: dict[str, Any]
 
@@ -276,10 +278,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        weights=read_weights(path),
-        optimizer=saved["optimizer"],
-        scheduler=saved["scheduler"],
-        scaler=saved.get("scaler", {}),
+        learner=LearnerState(read_weights(path), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})),
         ranks=load_file(path / RANKS_FILE),
         settings=settings,
     )

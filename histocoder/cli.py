@@ -164,19 +164,38 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         type=int,
         default=batch_size,
         metavar="N",
-        help=f"rows a step and process (default: {batch_size})",
+        help=f"rows of a batch, on each process (default: {batch_size})",
+    )
+    group.add_argument(
+        "--gradient-accumulation-steps",
+        type=int,
+        default=1,
+        metavar="N",
+        help="batches of a step, on each process: as one batch N times as large, in less memory (default: 1)",
     )
     group.add_argument(
         "--tokens-per-batch",
         type=int,
         metavar="N",
-        help="positions a step and process, padding included, in training: as many rows as fit (default: --batch-size)",
+        help="positions of a batch, padding included, in training: as many rows as fit (default: --batch-size)",
     )
     group.add_argument(
         "--learning-rate",
         type=float,
         metavar="LR",
         help=f"peak of the learning rate (default: {FINETUNE_LEARNING_RATE:g}; {SCRATCH_LEARNING_RATE:g} from scratch)",
+    )
+    group.add_argument(
+        "--scale-lr",
+        action="store_true",
+        help="times the rows of a step, by all processes, over --base-batch-size",
+    )
+    group.add_argument(
+        "--base-batch-size",
+        type=int,
+        default=batch_size,
+        metavar="N",
+        help=f"rows of a step that --learning-rate is meant for (default: {batch_size})",
     )
     group.add_argument(
         "--seq2seq-weight",

@@ -186,7 +186,7 @@ class TrainConfig:
     """How the model is fitted."""
 
     batch_size: int
-    """Rows of a step on each process."""
+    """Rows of a batch on each process."""
     num_epochs: int
     learning_rate: float
     """Its peak."""
@@ -206,7 +206,9 @@ class TrainConfig:
     max_steps: int | None = None
     """Steps of the whole run, whatever `num_epochs` says."""
     tokens_per_batch: int | None = None
-    """Padded positions of a step for each process, in place of `batch_size` rows; see `samplers.TokenBudget`."""
+    """Padded positions of a batch for each process, in place of `batch_size` rows; see `samplers.TokenBudget`."""
+    gradient_accumulation_steps: int = 1
+    """Batches of a step on each process."""
     seed: int = 42
     log_interval: int = 100
     eval_interval: int = 1000
@@ -227,6 +229,7 @@ class TrainConfig:
             "eval_interval",
             "keep_checkpoints",
             "max_skipped_steps",
+            "gradient_accumulation_steps",
         ):
             value = getattr(self, name)
             _require(value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")

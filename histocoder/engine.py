@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
 
 from histocoder import distributed, losses
 from histocoder.checkpoint import (
@@ -24,7 +22,6 @@ from histocoder.checkpoint import (
     save_last_bin,
     save_model,
 )
-from histocoder.compiling import check_compiler
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.loading import BatchLoader
@@ -32,10 +29,8 @@ from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, UserError
 from histocoder.frozen import use_encodings
 from histocoder.hub import model_card, write_card
-from histocoder.memory import keep_freed_memory
-from histocoder.model import MixerModel, MixerOutput, keep_copies, trim_positions
-from histocoder.optimizer import AdamW
-from histocoder.precision import computing_dtype
+from histocoder.learner import Learner
+from histocoder.model import MixerModel, MixerOutput
 from histocoder.resume import mark_interrupted
 from histocoder.signals import StopSignals
 from histocoder.tracking import Meter, NullRun, Progress, Tracker
@@ -99,18 +94,18 @@ def fit(
             train_epoch(run)
     run.progress.close()
     results = run.state.results or run.validate()
-    distributed.run_on_primary(run.save_result, doing="saving the model")
+    run.save_result()
     return results
 
 
-def check_batch_size(batch_size: int, num_rows: int) -> None:
+def check_batch_size(config: TrainConfig, num_rows: int) -> None:
     """Raise a UserError where a step of all processes together takes more rows than there are to train on."""
-    world_size = distributed.world_size()
-    if batch_size * world_size > num_rows:
-        processes = "" if world_size == 1 else f" × {world_size} processes"
+    num_parts = distributed.world_size() * config.gradient_accumulation_steps
+    if config.batch_size * num_parts > num_rows:
+        times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
         raise UserError(
-            f"A batch of {batch_size}{processes} is larger than the {num_rows:,} rows to train on; set --batch-size to "
-            f"{max(num_rows // world_size, 1)} or less."
+            f"A batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on; set --batch-size "
+            f"to {max(num_rows // num_parts, 1)} or less."
         )
 
 
@@ -119,11 +114,11 @@ def train_epoch(run: _Run) -> None:
     state, config = run.state, run.config
     run.model.train()
     run.sampler.set_position(state.epoch, state.samples)
-    for batch in run.train_loader:
-        loss, grad_norm = train_step(run, batch.to(run.device))
+    for parts in zip(*[iter(run.train_loader)] * config.gradient_accumulation_steps, strict=True):
+        loss, grad_norm = train_step(run, parts)
         state.step += 1
-        state.samples += batch.num_rows
-        run.meter.add(loss, grad_norm, rows=batch.num_rows)
+        state.samples += parts[0].num_rows
+        run.meter.add(loss, grad_norm, rows=parts[0].num_rows)
         state.results = None
         is_last = state.step == run.total_steps
         if state.step % config.log_interval == 0 or is_last:
@@ -143,28 +138,20 @@ def train_epoch(run: _Run) -> None:
     run.ballot.close()
 
 
-def train_step(run: _Run, batch: Batch) -> tuple[Tensor, Tensor]:
-    """One optimizer step, skipped by all ranks where gradients are not finite.
+def train_step(run: _Run, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.
 
     Returns this rank's part of the loss, and the norm of all gradients.
     """
-    output = run.trainee(batch.input_ids, batch.targets[:, :-2], batch.encoded)
-    loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
-    # ranks' gradients are averaged, their losses add up; 0 * loss makes them NaN on all ranks where one's loss is so
-    run.scaler.scale(loss * (distributed.world_size() + 0 * loss.detach())).backward()
-    run.scaler.unscale_(run.optimizer)
-    run.scaler.step(run.optimizer)
-    run.scaler.update()
-    run.scheduler.step()
-    run.optimizer.zero_grad(set_to_none=True)
-    return loss.detach(), run.optimizer.grad_norm
-
-
-def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
-    """The share of the peak learning rate: up over the warm-up, then down to 0 at the end."""
-    if step < warmup_steps:
-        return step / warmup_steps
-    return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
+    loss = torch.zeros((), device=run.device)
+    for i, part in enumerate(parts, 1):
+        batch = part.to(run.device)
+        with run.learner.accumulating(more=i < len(parts)):
+            output = run.learner.forward(batch)
+            part_loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
+            run.learner.backward(part_loss)
+        loss += part_loss.detach()
+    return loss, run.learner.step()
 
 
 def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weight: float) -> Tensor:
@@ -185,13 +172,7 @@ class _Run:
     """What an epoch works with."""
 
     config: TrainConfig
-    model: MixerModel
-    trainee: nn.Module
-    """The model, wrapped for distributed training where there are other processes."""
-    optimizer: AdamW
-    scheduler: LambdaLR
-    scaler: torch.amp.GradScaler
-    """Of fp16; in other precisions it does nothing."""
+    learner: Learner
     sampler: BucketSampler
     train_loader: BatchLoader
     num_train: int
@@ -222,36 +203,22 @@ class _Run:
         settings: dict[str, Any],
         tracker: Tracker,
     ) -> _Run:
-        """Put the model on its device, wrap it, and set up optimizer, schedule and batches."""
-        world_size = distributed.world_size()
-        _place(model, config, device)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = AdamW(
-            trained,
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-        )
+        """Set up batches, and what learns from them."""
         sampler = BucketSampler(
             train_data.lengths,
             train_data.num_target_blocks,
             batch_size=_global_batch(config, model.config.max_len),
             seed=config.seed,
-            num_replicas=world_size,
+            num_replicas=distributed.world_size(),
             rank=distributed.rank(),
+            num_parts=config.gradient_accumulation_steps,
         )
         total_steps = config.max_steps or sum(map(sampler.num_batches, range(config.num_epochs)))
-        warmup = round(config.warmup_pct * total_steps)
-        scheduler = LambdaLR(optimizer, partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps))
         pin_memory = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
         train_loader = BatchLoader(train_data, sampler, loader, pin_memory=pin_memory)
         return cls(
             config=config,
-            model=model,
-            trainee=distributed.wrap(model, device),
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=torch.amp.GradScaler(device.type, enabled=model.dtype == torch.float16),
+            learner=Learner(model, config, device, total_steps=total_steps),
             sampler=sampler,
             train_loader=train_loader,
             num_train=len(train_data),
@@ -264,6 +231,11 @@ class _Run:
             tracker=tracker,
         )
 
+    @property
+    def model(self) -> MixerModel:
+        """Unwrapped."""
+        return self.learner.model
+
     def advance(self, loss: Tensor) -> None:
         """Move the bar; the loss is read from a CPU only, where that makes no one wait."""
         self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
@@ -272,7 +244,7 @@ class _Run:
         """Read the losses since the last time, and pass them on."""
         values: dict[str, float] = {
             **self.meter.read(),
-            "lr": float(self.scheduler.get_last_lr()[0]),
+            "lr": self.learner.learning_rate,
             "epoch": float(self.state.epoch + 1),
         }
         self.tracker.log(self.state.step, values)
@@ -299,15 +271,17 @@ class _Run:
     def validate(self) -> dict[str, float]:
         """Validate, pass the numbers on, and keep the model if it is the best so far."""
         started = time.monotonic()
-        results = self.state.results = validate(
-            self.model,
-            self.val_data,
-            num_blocks=self.num_blocks,
-            batch_size=self.config.batch_size,
-            seq2seq_weight=self.config.seq2seq_weight,
-            num_greedy=self.config.num_greedy,
-            device=self.device,
-        )
+        with self.learner.whole():
+            results = validate(
+                self.model,
+                self.val_data,
+                num_blocks=self.num_blocks,
+                batch_size=self.config.batch_size,
+                seq2seq_weight=self.config.seq2seq_weight,
+                num_greedy=self.config.num_greedy,
+                device=self.device,
+            )
+        self.state.results = results
         self.tracker.log(self.state.step, results)
         self.progress.say(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
@@ -316,22 +290,26 @@ class _Run:
         )
         if results["val_loss"] < self.state.best_val_loss:
             self.state.best_val_loss = results["val_loss"]
-            best = self.folder / BEST_FOLDER
-            distributed.run_on_primary(lambda: self.save_best(best), doing="saving the best model")
+            self.save_model(self.folder / BEST_FOLDER, doing="saving the best model")
         self.meter.started += time.monotonic() - started  # rows/s are of training alone
         return results
 
-    def save_best(self, folder: Path) -> None:
-        """Write the model with its card; rank 0's part."""
-        save_model(folder, self.model)
-        write_card(folder, self.card())
+    def save_model(self, folder: Path, *, doing: str) -> None:
+        """Write the model with its card."""
+        weights = self.learner.weights()
+
+        def save() -> None:
+            save_model(folder, self.model.config, weights)
+            write_card(folder, self.card())
+
+        distributed.run_on_primary(save, doing=doing)
 
     def save(self) -> None:
         """Write a checkpoint, unless this step has one."""
         if self.saved_step == self.state.step:
             return
         self.check_skipped()
-        if not torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all():
+        if not self.learner.is_finite():
             raise self.not_finite("The model's weights are not finite, and are not saved")
         self.saved_step = self.state.step
         started = time.monotonic()
@@ -339,14 +317,13 @@ class _Run:
         if self.device.type == "cuda":
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
+        learner = self.learner.state()
         distributed.run_on_primary(
             lambda: save_checkpoint(
                 self.folder,
                 self.state,
-                self.model,
-                optimizer=self.optimizer.state_dict(),
-                scheduler=self.scheduler.state_dict(),
-                scaler=self.scaler.state_dict(),
+                config=self.model.config,
+                learner=learner,
                 ranks=ranks,
                 settings=self.settings,
                 keep=self.config.keep_checkpoints,
@@ -356,12 +333,14 @@ class _Run:
         self.meter.started += time.monotonic() - started
 
     def save_result(self) -> None:
-        """Write what a finished run leaves; rank 0's part."""
-        save_model(self.folder, self.model)
-        write_card(self.folder, self.card())
+        """Write what a finished run leaves."""
+        self.save_model(self.folder, doing="saving the model")
         if self.config.save_format == "occcanine":
-            optimizer, scheduler = self.optimizer.state_dict(), self.scheduler.state_dict()
-            save_last_bin(self.folder, self.model, optimizer=optimizer, scheduler=scheduler, step=self.state.step)
+            learner = self.learner.state()
+            distributed.run_on_primary(
+                lambda: save_last_bin(self.folder, self.model.config, learner, step=self.state.step),
+                doing="saving last.bin",
+            )
 
     def card(self) -> str:
         """The model card of what has been trained so far."""
@@ -371,11 +350,7 @@ class _Run:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was saved."""
-        self.model.load_state_dict(checkpoint.weights)
-        self.optimizer.load_state_dict(checkpoint.optimizer)
-        self.scheduler.load_state_dict(checkpoint.scheduler)
-        if checkpoint.scaler:
-            self.scaler.load_state_dict(checkpoint.scaler)
+        self.learner.restore(checkpoint.learner)
         self.state = checkpoint.state
         self.saved_step = self.state.step
         self.meter.restore(checkpoint.ranks["meter"])
@@ -402,21 +377,7 @@ class _Run:
 
 
 def _global_batch(config: TrainConfig, max_len: int) -> int | TokenBudget:
-    world_size = distributed.world_size()
+    num_parts = distributed.world_size() * config.gradient_accumulation_steps
     if config.tokens_per_batch is None:
-        return config.batch_size * world_size
-    return TokenBudget(config.tokens_per_batch * world_size, max_len)
-
-
-def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None:
-    """Put a model on its device, in the precision of the run, without what is not trained."""
-    trim_positions(model.encoder, model.config.max_len)
-    if device.type == "cpu":
-        keep_freed_memory()
-    model.to(device)
-    model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
-    if config.compile:
-        check_compiler(device)
-        model.compile_layers()
-    elif device.type == "cpu" and distributed.world_size() == 1:
-        keep_copies(model)
+        return config.batch_size * num_parts
+    return TokenBudget(config.tokens_per_batch * num_parts, max_len)

@@ -143,7 +143,7 @@ class Coder:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `config.json`, `model.safetensors` and the model card; `from_pretrained` reads them."""
-        save_model(Path(folder), self.model)
+        save_model(Path(folder), self.model.config, self.model.state_dict())
         write_card(Path(folder), self.card)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:

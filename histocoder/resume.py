@@ -25,8 +25,8 @@ from histocoder.signals import STOP_SIGNALS
 
 INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
 BATCH_SETTINGS = {
-    "--batch-size": "rows a step (--batch-size × processes)",
-    "--tokens-per-batch": "positions a step (--tokens-per-batch × processes)",
+    "--batch-size": "rows a step",
+    "--tokens-per-batch": "positions a step",
 }
 """Settings of all processes together, by the flag that says each one's part."""
 
@@ -85,7 +85,9 @@ def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
     return load_checkpoint(Path(found)) if found else None
 
 
-def refuse_other_settings(checkpoint: Checkpoint, settings: dict[str, Any], folder: Path) -> None:
+def refuse_other_settings(
+    checkpoint: Checkpoint, settings: dict[str, Any], folder: Path, *, gradient_accumulation_steps: int
+) -> None:
     """Raise a UserError with a table of what a checkpoint was trained with and what is asked for now."""
     rows = [
         (name, str(checkpoint.settings.get(name)), str(value))
@@ -99,19 +101,23 @@ def refuse_other_settings(checkpoint: Checkpoint, settings: dict[str, Any], fold
     table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     raise UserError(
         f"The run in {folder} can't go on with other settings. Use those of then, or begin anew with --resume never:\n"
-        + "\n".join([*table, *_what_keeps_the_batch(checkpoint.settings, settings)])
+        + "\n".join([*table, *_what_keeps_the_batch(checkpoint.settings, settings, gradient_accumulation_steps)])
     )
 
 
-def _what_keeps_the_batch(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """Sentences on what to set with this number of processes."""
+def _what_keeps_the_batch(then: dict[str, Any], now: dict[str, Any], num_accumulated: int) -> Iterator[str]:
+    """Sentences on what to set with this number of processes, and of batches that accumulate."""
     processes = distributed.world_size()
+    what = f"{processes} process{'es' * (processes > 1)}"
+    if num_accumulated > 1:
+        what += f" and --gradient-accumulation-steps {num_accumulated}"
+    num_parts = processes * num_accumulated
     for flag, name in BATCH_SETTINGS.items():
         if (wanted := then.get(name)) is not None and now[name] is not None and wanted != now[name]:
-            if wanted % processes == 0:
-                yield f"With {processes} process{'es' * (processes > 1)}, set {flag} {wanted // processes}."
+            if wanted % num_parts == 0:
+                yield f"With {what}, set {flag} {wanted // num_parts}."
             else:
-                yield f"{wanted} can't be shared equally by {processes} processes; start a number that divides it."
+                yield f"{wanted} can't be shared equally by {what}; choose numbers that divide it."
 
 
 def mark_begun(folder: Path) -> None:

@@ -35,5 +35,6 @@ def tiny_model(num_blocks: int = 2) -> MixerModel:
 
 def save_tiny_model(folder: Path) -> Path:
     """Its folder."""
-    save_model(folder, tiny_model())
+    model = tiny_model()
+    save_model(folder, model.config, model.state_dict())
     return folder

@@ -40,11 +40,13 @@ sys.path.insert(0, {tests!r})
 import faulty
 import torch
 from models import tiny_model
-from histocoder.checkpoint import TrainState, save_checkpoint
+from histocoder.checkpoint import LearnerState, TrainState, save_checkpoint
 if {fault!r}:
     faulty.install({fault!r})
-rest = dict(optimizer={{"x": torch.ones(9)}}, scheduler={{}}, scaler={{}}, settings={{}}, keep=1)
-save_checkpoint(Path({out!r}), TrainState(step={step}), tiny_model(), ranks={{"rng": torch.ones(1, 9)}}, **rest)
+model = tiny_model()
+learner = LearnerState(model.state_dict(), {{"x": torch.ones(9)}}, {{}}, {{}})
+rest = dict(config=model.config, learner=learner, ranks={{"rng": torch.ones(1, 9)}}, settings={{}}, keep=1)
+save_checkpoint(Path({out!r}), TrainState(step={step}), **rest)
 """
 
 

@@ -30,14 +30,14 @@ def started(tmp_path: Path) -> _Run:
 
 def one_step(run: _Run) -> None:
     batch = next(iter(run.train_loader))
-    loss, grad_norm = train_step(run, batch)
+    loss, grad_norm = train_step(run, [batch])
     run.state.step += 1
     run.meter.add(loss, grad_norm, rows=batch.num_rows)
 
 
 def state_of(run: _Run) -> list[torch.Tensor]:
     """Copies of the weights and of the optimizer's state."""
-    moments = [tensor for state in run.optimizer.state.values() for tensor in state.values()]
+    moments = [tensor for state in run.learner.optimizer.state.values() for tensor in state.values()]
     return [tensor.detach().clone() for tensor in (*run.model.parameters(), *moments)]
 
 

@@ -78,6 +78,19 @@ def test_buckets_compute_fewer_positions_than_random_batches():
     assert positions(bucketed) < 1.1 * needed < 0.6 * positions(random_batches)
 
 
+def test_parts_of_a_batch_make_it_up():
+    options = {"batch_size": 24, "seed": 1, "num_replicas": 2, "rank": 1}
+    lengths, blocks = np.arange(50) % 20 + 3, np.ones(50, dtype=int)
+    whole = list(BucketSampler(lambda _: lengths, blocks, **options))
+    parts = BucketSampler(lambda _: lengths, blocks, num_parts=3, **options)
+    found = list(parts)
+    assert len(found) == len(parts) == 3 * len(whole)
+    for i, share in enumerate(whole):
+        mine = [part for part in found[3 * i : 3 * i + 3] if part.weight]
+        assert np.array_equal(np.concatenate([part.rows for part in mine]), share.rows)
+        assert {(p.num_rows, p.num_target_blocks) for p in mine} == {(share.num_rows, share.num_target_blocks)}
+
+
 @pytest.mark.parametrize(("n", "world"), [(7, 2), (1, 3), (20, 1), (9, 4)])
 def test_validation_counts_each_row_once(n: int, world: int):
     lengths = np.random.default_rng(0).integers(5, 60, n)

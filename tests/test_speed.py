@@ -61,7 +61,7 @@ def losses(run: _Run, steps: int, *, pad: bool) -> list[float]:
             if pad:
                 width = MAX_LEN - batch.input_ids.shape[1]
                 batch.input_ids = torch.nn.functional.pad(batch.input_ids, (0, width))
-            found.append(train_step(run, batch)[0].item())
+            found.append(train_step(run, [batch])[0].item())
             if len(found) == steps:
                 return found
     raise AssertionError
@@ -90,7 +90,7 @@ def test_a_step_waits_for_no_number(tmp_path: Path):
     run = begin(tmp_path, data, precision="bf16", num_classes=8)
     batch = next(iter(run.train_loader))
     with Counter() as counter:
-        loss, _ = train_step(run, batch)
+        loss, _ = train_step(run, [batch])
         assert counter.reads == 0
         loss.item()
         assert counter.reads == 1

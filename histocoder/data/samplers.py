@@ -12,7 +12,7 @@ from histocoder.model.encoder import trimmed_length
 
 
 class Share(NamedTuple):
-    """One rank's rows of a global batch."""
+    """One rank's rows of a global batch, or a part of them."""
 
     rows: np.ndarray
     """Never empty: a rank that gets none stands in with a row of another's, and its `weight` is 0."""
@@ -57,6 +57,8 @@ class BucketSampler:
     seed : int
     num_replicas, rank : int
         Ranks, and which of them this is. Each gets every `num_replicas`-th row of each batch.
+    num_parts : int
+        Shares that a rank's rows of a batch are given in, each of like lengths.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class BucketSampler:
         seed: int,
         num_replicas: int = 1,
         rank: int = 0,
+        num_parts: int = 1,
     ) -> None:
         self._lengths = lengths
         self._num_target_blocks = num_target_blocks
@@ -75,11 +78,12 @@ class BucketSampler:
         self._seed = seed
         self._num_replicas = num_replicas
         self._rank = rank
+        self._num_parts = num_parts
         self.set_position(0, 0)
 
     def __len__(self) -> int:
-        """Global batches of the epoch at hand."""
-        return self._num_batches
+        """Shares of the epoch at hand."""
+        return self._num_batches * self._num_parts
 
     def num_batches(self, epoch: int) -> int:
         """Global batches of an epoch."""
@@ -110,14 +114,15 @@ class BucketSampler:
 
     def __iter__(self) -> Iterator[Share]:
         for batch in self.global_batches(self._epoch, consumed=self._consumed):
-            mine = batch[self._rank :: self._num_replicas]
-            yield Share(
-                rows=mine if len(mine) else batch[:1],
-                epoch=self._epoch,
-                num_rows=len(batch),
-                num_target_blocks=int(self._num_target_blocks[batch].max()),
-                weight=1.0 if len(mine) else 0.0,
-            )
+            num_target_blocks = int(self._num_target_blocks[batch].max())
+            for mine in np.array_split(batch[self._rank :: self._num_replicas], self._num_parts):
+                yield Share(
+                    rows=mine if len(mine) else batch[:1],
+                    epoch=self._epoch,
+                    num_rows=len(batch),
+                    num_target_blocks=num_target_blocks,
+                    weight=1.0 if len(mine) else 0.0,
+                )
 
 
 def _bounds_within(budget: TokenBudget, lengths: np.ndarray) -> np.ndarray:

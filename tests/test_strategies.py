@@ -1,0 +1,59 @@
+"""Ways to train that come to the same: batches that accumulate beside large ones."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import run, write_table
+from jobs import finetune, two_ranks
+from test_scripts import assert_same_weights, logs
+
+STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 10, "--eval-interval", 5)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("data") / "table.csv", two_codes=True)
+
+
+@pytest.fixture(scope="module")
+def large(data: Path) -> Path:
+    """A run of one process, without accumulation, with batches of 18."""
+    run(*finetune(data, data.parent / "large", *STEPS, "--batch-size", 18))
+    return data.parent / "large"
+
+
+@pytest.mark.parametrize(("processes", "accumulated", "size"), [(1, 2, 9), (1, 5, 4), (2, 3, 3)])
+def test_batches_that_accumulate_are_one_large_batch(
+    large: Path, data: Path, tmp_path: Path, processes: int, accumulated: int, size: int
+):
+    if processes * accumulated * size != 18:
+        run(*finetune(data, large := tmp_path / "large", *STEPS, "--batch-size", processes * accumulated * size))
+    args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", size, "--gradient-accumulation-steps", accumulated)
+    output = run(*args).stdout if processes == 1 else two_ranks(args)[0].stdout
+    assert f"{size} × {accumulated} × {processes} = {size * accumulated * processes} rows a step" in output
+    for column in ("train_loss", "val_loss", "grad_norm"):
+        assert logs(tmp_path / "out", column) == pytest.approx(logs(large, column), abs=1e-6)
+    assert_same_weights(tmp_path / "out", large, tolerance=1e-4)
+
+
+def test_a_run_goes_on_with_other_batches_that_make_up_the_same_steps(large: Path, data: Path, tmp_path: Path):
+    for size, accumulated in ((9, 2), (6, 3)):
+        sizes = ("--batch-size", size, "--gradient-accumulation-steps", accumulated)
+        saves = ("--save-interval", 4, "--keep-checkpoints", 3)
+        output = run(*finetune(data, tmp_path / "out", *STEPS, *sizes, *saves)).stdout
+        for step in (8, 10):
+            shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{step:07d}")
+    assert "Going on from step 4" in output
+    assert logs(tmp_path / "out", "train_loss") == pytest.approx(logs(large, "train_loss"), abs=1e-6)
+
+
+def test_the_learning_rate_is_scaled_by_the_rows_of_a_step(data: Path, tmp_path: Path):
+    sizes = ("--batch-size", 6, "--gradient-accumulation-steps", 2, "--base-batch-size", 8, "--scale-lr")
+    args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 2, *sizes, "--warmup-pct", 0)
+    two_ranks(args)
+    assert logs(tmp_path / "out", "lr")[0] == pytest.approx(
+        1e-3 * 24 / 8 / 2
+    )  # half of it is left after the first step
+    assert yaml.safe_load((tmp_path / "out" / "args.yaml").read_text())["learning_rate"] == 1e-3
