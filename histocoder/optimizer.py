@@ -95,14 +95,13 @@ class AdamW(torch.optim.AdamW):
                     piece.copy.copy_(piece.values)
         for parameter in stepping:
             if (copy := kept_copy(parameter)) is not None:
-                copy.is_fresh(parameter)
+                copy.is_fresh()
 
     def _part(self, parameter: nn.Parameter) -> _Part | None:
         copy = kept_copy(parameter)
-        copied = None if copy is None else copy.tensor
-        gradient = parameter.grad
-        if copied is not None and copied.grad is not None:
-            gradient = copied.grad if gradient is None else gradient + copied.grad
+        gradient, copied_gradient = parameter.grad, None if copy is None else copy.gradient
+        if copied_gradient is not None:
+            gradient = copied_gradient if gradient is None else gradient + copied_gradient
         if gradient is None:
             return None
         state = self.state[parameter]
@@ -115,7 +114,7 @@ class AdamW(torch.optim.AdamW):
             state["exp_avg"].view(-1),
             state["exp_avg_sq"].view(-1),
             state["step"],
-            None if copied is None else copied.view(-1),
+            None if copy is None or copy.tensor is None else copy.tensor.view(-1),
         )
 
 

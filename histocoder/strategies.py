@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from histocoder import distributed
 from histocoder.config import TrainConfig
-from histocoder.model import MixerModel, keep_copies
+from histocoder.model import MixerModel, keep_copies, used_together
 from histocoder.optimizer import AdamW
 
 
@@ -60,7 +60,7 @@ class Replicated:
         """With copies of weights in the precision of the run where that pays."""
         trained = [p for p in model.parameters() if p.requires_grad]
         if trained[0].device.type == "cpu" and distributed.world_size() == 1 and not config.compile:
-            keep_copies(model)
+            keep_copies(model, together=used_together(model.encoder))
         return AdamW(
             trained, lr=config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm
         )

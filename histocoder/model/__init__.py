@@ -1,5 +1,6 @@
 """Encoder, decoder, and the model made of both."""
 
+from histocoder.model.canine import used_together
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import PRESETS, check_positions, load_encoder, trimmed_length
 from histocoder.model.layers import keep_copies
@@ -20,4 +21,5 @@ __all__ = [
     "load_encoder",
     "trim_positions",
     "trimmed_length",
+    "used_together",
 ]

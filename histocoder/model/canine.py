@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from histocoder.model.layers import add_dropout, additive, attention, dropout, in_precision, layer_norm, linear
+from histocoder.model.layers import (
+    add_dropout,
+    additive,
+    affine,
+    attention,
+    dropout,
+    in_precision,
+    layer_norm,
+    linear,
+    linear_together,
+)
 
 if TYPE_CHECKING:
     from transformers import CanineModel
@@ -98,13 +108,21 @@ def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
     return embeddings.LayerNorm(x)
 
 
+def used_together(model: CanineModel) -> Iterator[tuple[nn.Linear, ...]]:
+    """The linear layers of each attention that read the same input."""
+    for part in (model.initial_char_encoder, model.encoder, model.final_char_encoder):
+        for layer in part.layer:
+            own: Any = layer.attention.self
+            yield own.query, own.key, own.value
+
+
 def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
     own, output = layer.attention.self, layer.attention.output
     hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))
     queries, keys, values = (
-        linear(x, part).unflatten(-1, (own.num_attention_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
-        for part in (own.query, own.key, own.value)
+        part.unflatten(-1, (own.num_attention_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
+        for part in linear_together(x, (own.query, own.key, own.value))
     )
     mixed = attention(queries, keys, values, mask, dropout_p=attention_p)
     update = linear(mixed, output.dense)
@@ -120,7 +138,7 @@ def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
     bias = in_precision(module.conv.bias, chars.dtype)
     rate = weight.shape[2]
     windows = chars.unflatten(1, (-1, rate)).flatten(2)  # (B, L / rate, rate * dim)
-    molecules = module.activation(F.linear(windows, weight.permute(0, 2, 1).flatten(1), bias))
+    molecules = module.activation(affine(windows, weight.permute(0, 2, 1).flatten(1), bias))
     return layer_norm(
         torch.cat([chars[:, :1], molecules[:, : molecules.shape[1] - drop_last]], dim=1), module.LayerNorm
     )
@@ -136,14 +154,13 @@ def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
     length = chars.shape[1]
     padded = F.pad(chars, (0, 0, before, taps - 1 - before))
     windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-    out = F.linear(windows, weight[:, :dim].permute(0, 2, 1).flatten(1), bias)
+    out = affine(windows, weight[:, :dim].permute(0, 2, 1).flatten(1), bias)
     # contiguous: else torch copies the weight for each row of the batch where no gradients are asked for
-    by_tap = F.linear(molecules.contiguous(), weight[:, dim:].permute(2, 0, 1).flatten(0, 1))
+    by_tap = affine(molecules.contiguous(), weight[:, dim:].permute(2, 0, 1).flatten(0, 1))
     by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
-    place = torch.arange(length, device=chars.device)
+    missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
+    by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap
     for k in range(taps):
-        at = place + k - before
-        molecule = (at // rate).clamp(0, molecules.shape[1] - 1)
-        inside = ((at >= 0) & (at < length)).to(out.dtype)[:, None]
-        out = out + by_tap[:, molecule, k] * inside
+        ahead = k - before
+        out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
     return module.activation(out)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
-from histocoder.model.layers import attention, in_precision, layer_norm, linear, product
+from histocoder.model.layers import affine, attention, in_precision, layer_norm, linear, product
 
 
 class Attention(nn.Module):
@@ -33,12 +33,12 @@ class Attention(nn.Module):
     def queries(self, x: Tensor) -> Tensor:
         """Queries of `x` (B, L, dim), of shape (B, heads, L, dim / heads)."""
         weight, bias = self._projections(x.dtype)[0]
-        return self._heads(F.linear(x, weight, bias))
+        return self._heads(affine(x, weight, bias))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
         weight, bias = self._projections(x.dtype)[1]
-        keys, values = F.linear(x, weight, bias).chunk(2, dim=-1)
+        keys, values = affine(x, weight, bias).chunk(2, dim=-1)
         return self._heads(keys), self._heads(values)
 
     def _projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -58,8 +58,8 @@ class Attention(nn.Module):
             queries, keys, values = product(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
         else:
             of_queries, of_sources = self._projections(x.dtype)
-            queries = F.linear(x, *of_queries)
-            keys, values = F.linear(source, *of_sources).chunk(2, dim=-1)
+            queries = affine(x, *of_queries)
+            keys, values = affine(source, *of_sources).chunk(2, dim=-1)
         mixed = attention(self._heads(queries), self._heads(keys), self._heads(values), mask)
         return linear(mixed, self.out_proj)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+_PIECE = 576
+"""Rows of a piece of a sum over tokens; see `_Affine`."""
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:
@@ -16,7 +20,51 @@ def linear(x: Tensor, module: nn.Linear) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`x @ weight.T + bias` in the precision of `x` (…, in)."""
-    return F.linear(x, in_precision(weight, x.dtype), in_precision(bias, x.dtype))
+    return affine(x, in_precision(weight, x.dtype), in_precision(bias, x.dtype))
+
+
+def linear_together(x: Tensor, modules: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """Several linear layers over `x` (…, in): one product where `keep_copies` was told that they are used together."""
+    weight, bias = (stacked([getattr(m, name) for m in modules], x.dtype) for name in ("weight", "bias"))
+    if weight is None or bias is None:
+        return tuple(linear(x, module) for module in modules)
+    return affine(x, weight, bias).chunk(len(modules), dim=-1)
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, all of one precision; `x` is of shape (…, in)."""
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _Affine.apply(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+class _Affine(torch.autograd.Function):
+    """`affine` in bf16 on a CPU, whose matrix unit loses a third of its speed in sums over more than some 600 rows.
+
+    The gradient of the weight is such a sum, over all tokens of a batch: here it is taken piece by piece.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        grad = grad.flatten(0, -2)  # (tokens, out)
+        of_x = torch.mm(grad, weight).view(x.shape) if needs_x else None
+        of_weight = None
+        if needs_weight:
+            count = max(round(len(grad) / _PIECE), 1)
+            pieces = zip(grad.chunk(count), x.flatten(0, -2).chunk(count), strict=True)
+            for grad_piece, x_piece in pieces:
+                if of_weight is None:
+                    of_weight = torch.mm(grad_piece.t(), x_piece)
+                else:
+                    torch.addmm(of_weight, grad_piece.t(), x_piece, out=of_weight)
+        return of_x, of_weight, grad.sum(0) if needs_bias else None
 
 
 def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -24,48 +72,99 @@ def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
     copy = kept_copy(weight)
     if copy is None or dtype == weight.dtype or torch.compiler.is_compiling():
         return weight.to(dtype)
-    return copy.of(weight, dtype)
+    return copy.of(dtype)
+
+
+def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Weights in the precision of a computation, one below the other; None where they are not kept so."""
+    copy = kept_copy(weights[0])
+    if copy is None or dtype == weights[0].dtype or torch.compiler.is_compiling():
+        return None
+    return copy.stack.of(dtype) if len(copy.stack.weights) == len(weights) > 1 else None
+
+
+class Stack:
+    """Weights in another precision, one below the other, made when they are first asked for, and again when one of the
+    weights has changed.
+
+    Gradients collect here: the weights get none.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = list(weights)
+        self.tensor: Tensor | None = None
+        self.versions = [-1] * len(weights)
+        """Of the weights, when they were copied."""
+
+    def of(self, dtype: torch.dtype) -> Tensor:
+        """The copies, up to date."""
+        is_trained = self.weights[0].requires_grad
+        with torch.inference_mode(mode=False), torch.no_grad():  # whoever asks first, they are there to train with
+            if self.tensor is None or (self.tensor.dtype, self.tensor.requires_grad) != (dtype, is_trained):
+                self.tensor = torch.cat([weight.detach().to(dtype) for weight in self.weights])
+                self.tensor.requires_grad_(is_trained)
+            elif self.versions != [weight._version for weight in self.weights]:
+                for part, weight in zip(self.tensor.split(list(map(len, self.weights))), self.weights, strict=True):
+                    part.copy_(weight)
+        self.versions = [weight._version for weight in self.weights]
+        return self.tensor
 
 
 class KeptCopy:
-    """A weight in another precision, made when it is first asked for, and again when the weight has changed.
+    """A weight's place in a `Stack`."""
 
-    Gradients collect in the copy: the weight gets none.
-    """
+    def __init__(self, stack: Stack, place: int) -> None:
+        start = sum(map(len, stack.weights[:place]))
+        self.stack, self._place = stack, place
+        self._rows = slice(start, start + len(stack.weights[place]))
 
-    def __init__(self) -> None:
-        self.tensor: Tensor | None = None
-        self.version = -1
-        """Of the weight, when the copy was made."""
-
-    def of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def of(self, dtype: torch.dtype) -> Tensor:
         """The copy, up to date."""
-        with torch.inference_mode(mode=False), torch.no_grad():  # whoever asks first, the copy is one to train with
-            if self.tensor is None or (self.tensor.dtype, self.tensor.requires_grad) != (dtype, weight.requires_grad):
-                self.tensor = weight.detach().to(dtype).requires_grad_(weight.requires_grad)
-            elif self.version != weight._version:
-                self.tensor.copy_(weight)
-        self.is_fresh(weight)
-        return self.tensor
+        return self._part(self.stack.of(dtype))
 
-    def is_fresh(self, weight: Tensor) -> None:
+    @property
+    def tensor(self) -> Tensor | None:
+        """The copy as it is; None where there is none yet."""
+        return None if self.stack.tensor is None else self._part(self.stack.tensor)
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """What has collected in the copy."""
+        if self.stack.tensor is None or self.stack.tensor.grad is None:
+            return None
+        return self._part(self.stack.tensor.grad)
+
+    def is_fresh(self) -> None:
         """Note that the copy is as the weight now is."""
-        self.version = weight._version
+        self.stack.versions[self._place] = self.stack.weights[self._place]._version
 
     def forget_gradient(self) -> None:
         """As `zero_grad` does for the weight."""
-        if self.tensor is not None:
-            self.tensor.grad = None
+        if self.stack.tensor is not None:
+            self.stack.tensor.grad = None
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        return tensor if len(self.stack.weights) == 1 else tensor[self._rows]
 
 
-def keep_copies(module: nn.Module) -> None:
+def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = ()) -> None:
     """From now on, keep a module's weights in the precision of its computations as well.
 
     Worth it where one process trains on a CPU: a step is shorter by the time it takes to read all weights. An optimizer
     must know of it; `histocoder.optimizer.AdamW` does. Changes of a weight's `data` go unnoticed.
+
+    Parameters
+    ----------
+    module : Module
+    together : iterable of sequences of Linear
+        Those that `linear_together` is called with.
     """
-    for parameter in module.parameters():
-        parameter.kept_copy = KeptCopy()  # type: ignore[attr-defined]
+    groups = [[getattr(m, name) for m in modules] for modules in together for name in ("weight", "bias")]
+    grouped = {weight for group in groups for weight in group}
+    for group in [*groups, *([p] for p in module.parameters() if p not in grouped)]:
+        stack = Stack(group)
+        for place, weight in enumerate(group):
+            weight.kept_copy = KeptCopy(stack, place)
 
 
 def kept_copy(weight: Tensor) -> KeptCopy | None:
