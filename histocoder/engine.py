@@ -162,8 +162,9 @@ def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weigh
         num_blocks=num_blocks,
         num_rows=batch.num_rows,
         num_target_blocks=batch.num_target_blocks,
+        counts=batch.counts,
     )
-    flat = losses.flat_bce(output.flat_logits, batch.class_ids, num_rows=batch.num_rows)
+    flat = losses.flat_bce(output.flat_logits, batch.class_ids, num_rows=batch.num_rows, counts=batch.counts)
     return seq2seq_weight * block + (1 - seq2seq_weight) * flat
 
 

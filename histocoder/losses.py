@@ -67,6 +67,7 @@ def block_order_invariant(
     num_blocks: int,
     num_rows: int | None = None,
     num_target_blocks: int | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
     """The block loss as one number; see `block_losses` for the arguments not named here.
 
@@ -78,17 +79,22 @@ def block_order_invariant(
     num_rows, num_target_blocks : int, optional
         Rows, and occurring target blocks, of the whole batch of which these rows are a part; by default this is the
         whole batch. The parts' losses then add up to the whole batch's.
+    counts : Tensor of shape (B,), optional
+        How often each row is meant to occur, `num_rows` being their sum by default; once by default.
 
     Returns
     -------
     Tensor of shape ()
     """
     target, unused = block_losses(logits, targets, num_blocks=num_blocks)
+    if counts is None:
+        counts = torch.ones(len(targets), device=targets.device)
     if num_rows is None:
-        num_rows = len(targets)
+        num_rows = int(counts.sum())
     if num_target_blocks is None:
         num_target_blocks = int(target_blocks(targets, num_blocks=num_blocks).max())
-    return target.sum() / (num_rows * max(num_target_blocks, 1)) + unused.sum() / (num_rows * num_blocks)
+    target_sum, unused_sum = (counts @ x.sum(1) for x in (target, unused))
+    return target_sum / (num_rows * max(num_target_blocks, 1)) + unused_sum / (num_rows * num_blocks)
 
 
 def target_blocks(targets: Tensor, *, num_blocks: int) -> Tensor:
@@ -112,7 +118,7 @@ def multi_hot(class_ids: Tensor, num_classes: int) -> Tensor:
     return spare.scatter(1, torch.where(class_ids < 0, num_classes, class_ids).long(), 1.0)[:, :num_classes]
 
 
-def flat_bce(logits: Tensor, class_ids: Tensor, *, num_rows: int | None = None) -> Tensor:
+def flat_bce(logits: Tensor, class_ids: Tensor, *, num_rows: int | None = None, counts: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of the flat head, averaged over rows and classes.
 
     Parameters
@@ -120,12 +126,15 @@ def flat_bce(logits: Tensor, class_ids: Tensor, *, num_rows: int | None = None) 
     logits : Tensor of shape (B, num_classes)
     class_ids : Tensor of int, of shape (B, num_blocks)
         See `multi_hot`.
-    num_rows : int, optional
-        Rows of the whole batch; see `block_order_invariant`.
+    num_rows, counts : optional
+        See `block_order_invariant`.
 
     Returns
     -------
     Tensor of shape ()
     """
-    total = F.binary_cross_entropy_with_logits(logits.float(), multi_hot(class_ids, logits.shape[1]), reduction="sum")
-    return total / ((num_rows or len(logits)) * logits.shape[1])
+    if counts is None:
+        counts = torch.ones(len(logits), device=logits.device)
+    targets = multi_hot(class_ids, logits.shape[1])
+    rows = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").sum(1)
+    return counts @ rows / ((num_rows or int(counts.sum())) * logits.shape[1])

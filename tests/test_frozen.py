@@ -78,7 +78,7 @@ def test_each_text_is_encoded_once_for_all_epochs_and_runs(
 
 def test_with_noise_only_what_is_validated_on_is_encoded_once(folder: Path, encoded: list[int]):
     fit(folder, noise=True)
-    assert sum(encoded) == NUM_EPOCHS * 64 * COPIES + 64
+    assert NUM_EPOCHS * 64 < sum(encoded) - 64 <= NUM_EPOCHS * 64 * COPIES  # a batch that has both has one of them
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
@@ -90,7 +90,7 @@ def test_training_on_kept_encodings_is_training(
         patch.setattr(engine, "use_encodings", lambda *_, **__: None)
         encoded.clear()
         plain = fit(folder, precision=precision)
-    assert sum(encoded) == NUM_EPOCHS * 64 * COPIES + NUM_VALIDATIONS * 64
+    assert NUM_EPOCHS * 64 < sum(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES
     assert kept.results == pytest.approx(plain.results, abs=tolerance)
     weights = plain.model.state_dict()
     for name, tensor in kept.model.state_dict().items():
@@ -130,7 +130,7 @@ def test_a_disk_without_room_is_told_of_and_left_alone(
     monkeypatch.setattr(frozen.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - 10**5, 10**5))
     fit(folder)
     assert "0.0001 GB free" in capsys.readouterr().out
-    assert sum(encoded) == NUM_EPOCHS * 64 * COPIES + NUM_VALIDATIONS * 64
+    assert NUM_EPOCHS * 64 < sum(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES
     assert not list((folder / "cache").glob("*/encodings-*"))
 
 

@@ -15,7 +15,8 @@ from histocoder.data.cache import build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
-from histocoder.engine import _Run, train_step
+from histocoder.data.samplers import Share
+from histocoder.engine import _Run, mixed_loss, train_step
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
@@ -100,9 +101,36 @@ def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path
     data = dataset(tmp_path, ROOT / "data" / "train.csv", ("hisco_1",), noise=True)
     run = begin(tmp_path, data, precision="fp32", num_classes=8)
     run.sampler.set_position(1, 0)
-    computed = sum(batch.input_ids.numel() for batch in run.train_loader)
-    needed = sum(trimmed_length(int(length), MAX_LEN) for length in data.lengths(1))
+    batches, lengths = list(run.train_loader), data.lengths(1)
+    computed = sum(batch.input_ids.numel() for batch in batches)
+    needed = sum(trimmed_length(int(lengths[row]), MAX_LEN) for batch in batches for row in batch.rows)
     assert needed <= computed <= 1.02 * needed
+
+
+def test_rows_that_are_alike_are_computed_once_with_the_same_gradients(tmp_path: Path):
+    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
+    whole = data[Share(rows=np.array([3, 0, 3, 5, 3, 0]), epoch=0, num_rows=8, num_target_blocks=1, weight=1.0)]
+    merged = whole.merged()
+    assert merged.rows.tolist() == [3, 0, 5] and merged.counts.tolist() == [3, 2, 1]
+    assert torch.equal(merged.input_ids, whole.input_ids[[0, 1, 3]])
+    assert torch.equal(merged.targets, whole.targets[[0, 1, 3]])
+    gradients = []
+    for batch in (whole, merged):
+        run = begin(tmp_path, data, precision="fp32", num_classes=8, learning_rate=1e-9)
+        loss = mixed_loss(run.learner.forward(batch), batch, 1, 0.5)
+        loss.backward()
+        gradients.append([loss, *(p.grad for p in run.model.parameters())])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_the_loader_merges(tmp_path: Path):
+    source = tmp_path / "table.csv"
+    source.write_text("occ1,hisco_1\n" + "farmer,61110\nbaker,77610\nbaker,61110\n" * 20)
+    data = dataset(tmp_path, source, ("hisco_1",))
+    batches = list(begin(tmp_path, data, precision="fp32", num_classes=2, batch_size=60).train_loader)
+    assert [len(batch.rows) for batch in batches] == [3]
+    assert batches[0].counts.tolist() == [20, 20, 20]
 
 
 def test_precisions():

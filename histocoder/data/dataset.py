@@ -37,8 +37,27 @@ class Batch:
     weight: float
     rows: np.ndarray
     """The rows of the dataset."""
+    counts: Tensor
+    """Of shape (B,), float32: how often each row occurs, see `merged`."""
     encoded: Encoded | None = None
     """The encoder's outputs, where they are known before."""
+
+    def merged(self) -> Batch:
+        """The same with rows that are alike, in text and codes, once, and counted as often as they occur.
+
+        Loss and gradients are the same but for dropout, which such rows then share.
+        """
+        columns = (self.input_ids.numpy(), self.class_ids.numpy().astype(np.int32))
+        table = np.ascontiguousarray(np.concatenate(columns, axis=1))
+        alike = table.view(np.dtype((np.void, table.strides[0])))[:, 0]
+        _, first, group = np.unique(alike, return_index=True, return_inverse=True)
+        if len(first) == len(table):
+            return self
+        counts = torch.from_numpy(np.bincount(group, self.counts.numpy()).astype(np.float32))
+        order = np.argsort(first)
+        kept = torch.from_numpy(first[order])
+        merged = self._mapped(lambda tensor: tensor[kept])
+        return replace(merged, rows=self.rows[first[order]], counts=counts[torch.from_numpy(order)])
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
@@ -54,6 +73,7 @@ class Batch:
             input_ids=function(self.input_ids),
             targets=function(self.targets),
             class_ids=function(self.class_ids),
+            counts=function(self.counts),
             encoded=None if self.encoded is None else Encoded(*map(function, self.encoded)),
         )
 
@@ -148,6 +168,7 @@ class OccupationDataset(Dataset):
             num_target_blocks=share.num_target_blocks,
             weight=share.weight,
             rows=rows,
+            counts=torch.ones(len(rows)),
             encoded=None if self.encodings is None else self.encodings.pad(rows, num_positions=num_encoded),
         )
 

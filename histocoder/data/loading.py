@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -21,7 +22,7 @@ _END_SECONDS = 0.3  # from the end of a process' pipes to its own
 
 
 class BatchLoader:
-    """The batches that a sampler names, in its order; anew whenever it is iterated over.
+    """The batches that a sampler names, in its order, merged (see `Batch`); anew whenever it is iterated over.
 
     Parameters
     ----------
@@ -42,6 +43,7 @@ class BatchLoader:
             data,
             sampler=sampler,
             batch_size=None,
+            collate_fn=_merged,
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor if config.num_workers else None,
             persistent_workers=config.persistent_workers and config.num_workers > 0,
@@ -91,6 +93,10 @@ class BatchLoader:
             return None
         i = self._num_received % len(self._workers)  # they take turns
         return f"Loader worker {i} (process {self._workers[i].pid}) has given no batch for {self._timeout:g} s."
+
+
+def _merged(batch: Any) -> Batch:
+    return batch.merged()
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:
