@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +40,8 @@ class AdamW(torch.optim.AdamW):
         self._parameters, self._max_grad_norm = parameters, max_grad_norm
         self.grad_norm = torch.zeros((), device=device)
         """Of shape (): the norm of all gradients at the last step, before they were scaled."""
+        self._bundles: list[_Bundle] = []
+        self._bundled: list[int] = []
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -64,22 +65,23 @@ class AdamW(torch.optim.AdamW):
     def _step_in_pieces(self) -> None:
         (group,) = self.param_groups
         beta1, beta2 = group["betas"]
-        stepping = {p: part for p in self._parameters if (part := self._part(p)) is not None}
-        parts = list(stepping.values())
-        bundles = list(_bundles(parts))
-        self.grad_norm = _norm(bundles)
+        gradients = {p: gradient for p in self._parameters if (gradient := _gradient(p)) is not None}
+        bundles = self._bundles_of(list(gradients))
+        buffer = torch.empty(_PIECE)
+        pieces = {p: gradient.view(-1).chunk(_num_pieces(p)) for p, gradient in gradients.items()}
+        gathered = [[pieces[p][i] for p, i in bundle.places] for bundle in bundles]
+        self.grad_norm = _norm(gathered, buffer)
         shrink = ((self.grad_norm + 1e-6) / self._max_grad_norm).clamp(min=1.0)
         is_finite = self.grad_norm.isfinite().float()
-        torch._foreach_add_([part.step for part in parts], [is_finite] * len(parts))
-        buffer = torch.empty(_PIECE)
-        for bundle in bundles:
+        torch._foreach_add_([self.state[p]["step"] for p in gradients], [is_finite] * len(gradients))
+        for bundle, sources in zip(bundles, gathered, strict=True):
             torch._fused_adamw_(
-                [piece.values for piece in bundle],
-                _gathered(buffer, [piece.gradient for piece in bundle]),
-                [piece.mean for piece in bundle],
-                [piece.square for piece in bundle],
+                bundle.values,
+                _gathered(sources, buffer),
+                bundle.means,
+                bundle.squares,
                 [],
-                [piece.step for piece in bundle],
+                bundle.steps,
                 lr=group["lr"],
                 beta1=beta1,
                 beta2=beta2,
@@ -90,75 +92,90 @@ class AdamW(torch.optim.AdamW):
                 grad_scale=shrink,  # what gradients are divided by
                 found_inf=1.0 - is_finite,
             )
-            for piece in bundle:
-                if piece.copy is not None:
-                    piece.copy.copy_(piece.values)
-        for parameter in stepping:
-            if (copy := kept_copy(parameter)) is not None:
-                copy.is_fresh()
+            for copy, values in bundle.copies:
+                copy.copy_(values)
+        for parameter in gradients:
+            if (copied := kept_copy(parameter)) is not None:
+                copied.is_fresh()
 
-    def _part(self, parameter: nn.Parameter) -> _Part | None:
-        copy = kept_copy(parameter)
-        gradient, copied_gradient = parameter.grad, None if copy is None else copy.gradient
-        if copied_gradient is not None:
-            gradient = copied_gradient if gradient is None else gradient + copied_gradient
-        if gradient is None:
-            return None
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return _Part(
-            parameter.view(-1),
-            gradient.view(-1),
-            state["exp_avg"].view(-1),
-            state["exp_avg_sq"].view(-1),
-            state["step"],
-            None if copy is None or copy.tensor is None else copy.tensor.view(-1),
-        )
+    def _bundles_of(self, parameters: list[nn.Parameter]) -> list[_Bundle]:
+        """Bundles that make up these parameters: those of the step before, where it was of the same tensors."""
+        for parameter in parameters:
+            if not (state := self.state[parameter]):
+                state["step"] = torch.zeros(())
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        copies = [None if (copy := kept_copy(p)) is None else copy.tensor for p in parameters]
+        tensors = [t for p in parameters for t in (p, *self.state[p].values())]
+        tensors += [copy for copy in copies if copy is not None]
+        key = [tensor.data_ptr() for tensor in tensors]
+        if key != self._bundled:
+            self._bundled, self._bundles = key, list(_bundles(parameters, [self.state[p] for p in parameters], copies))
+        return self._bundles
 
 
-class _Part(NamedTuple):
-    """A parameter, or a piece of it, with what belongs to it; each of shape (n,)."""
+class _Bundle(NamedTuple):
+    """Pieces of parameters, `_PIECE` numbers together at most; each list has one of shape (n,) for each of them."""
 
-    values: Tensor
-    gradient: Tensor
-    mean: Tensor
-    square: Tensor
-    step: Tensor
+    places: list[tuple[nn.Parameter, int]]
+    """Of which parameter, and which piece of it."""
+    values: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    steps: list[Tensor]
     """Of shape ()."""
-    copy: Tensor | None
-
-    def pieces(self) -> Iterator[_Part]:
-        """Pieces of like size, none of more than `_PIECE` numbers."""
-        count = -(-len(self.values) // _PIECE)
-        copies = repeat(None) if self.copy is None else self.copy.chunk(count)
-        chunks = [x.chunk(count) for x in (self.values, self.gradient, self.mean, self.square)]
-        for values, gradient, mean, square, copy in zip(*chunks, copies, strict=False):
-            yield _Part(values, gradient, mean, square, self.step, copy)
+    copies: list[tuple[Tensor, Tensor]]
+    """Where values are copied to, and these values."""
 
 
-def _bundles(parts: list[_Part]) -> Iterator[list[_Part]]:
+def _bundles(
+    parameters: list[nn.Parameter], states: list[dict[str, Tensor]], copies: list[Tensor | None]
+) -> Iterator[_Bundle]:
     """Pieces, as many small ones together as make up a large one."""
-    bundle: list[_Part] = []
-    for part in parts:
-        for piece in part.pieces():
-            if bundle and sum(len(p.values) for p in bundle) + len(piece.values) > _PIECE:
+    bundle, size = _Bundle([], [], [], [], [], []), 0
+    for parameter, state, copy in zip(parameters, states, copies, strict=True):
+        columns = [x.view(-1).chunk(_num_pieces(parameter)) for x in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+        for i, (values, mean, square) in enumerate(zip(*columns, strict=True)):
+            if size + len(values) > _PIECE:
                 yield bundle
-                bundle = []
-            bundle.append(piece)
-    if bundle:
+                bundle, size = _Bundle([], [], [], [], [], []), 0
+            size += len(values)
+            bundle.places.append((parameter, i))
+            bundle.values.append(values)
+            bundle.means.append(mean)
+            bundle.squares.append(square)
+            bundle.steps.append(state["step"])
+            if copy is not None:
+                bundle.copies.append((copy.view(-1).chunk(_num_pieces(parameter))[i], values))
+    if size:
         yield bundle
 
 
-def _gathered(buffer: Tensor, gradients: list[Tensor]) -> list[Tensor]:
+def _num_pieces(parameter: nn.Parameter) -> int:
+    return -(-parameter.numel() // _PIECE)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor | None:
+    """A parameter's, and its kept copy's, in the precision of either."""
+    copied = None if (copy := kept_copy(parameter)) is None else copy.gradient
+    if parameter.grad is None or copied is None:
+        return copied if parameter.grad is None else parameter.grad
+    return parameter.grad + copied
+
+
+def _gathered(gradients: list[Tensor], buffer: Tensor) -> list[Tensor]:
     """Gradients of any precision, in a buffer."""
-    places = buffer[: sum(map(len, gradients))].split(list(map(len, gradients)))
+    sizes = list(map(len, gradients))
+    places = buffer[: sum(sizes)].split(sizes)
     for place, gradient in zip(places, gradients, strict=True):
         place.copy_(gradient)
     return list(places)
 
 
-def _norm(bundles: list[list[_Part]]) -> Tensor:
-    squares = [torch.dot(x, x) for bundle in bundles for piece in bundle for x in (piece.gradient.float(),)]
+def _norm(bundles: list[list[Tensor]], buffer: Tensor) -> Tensor:
+    """Of all gradients together, of shape ()."""
+    squares = []
+    for gradients in bundles:
+        _gathered(gradients, buffer)
+        numbers = buffer[: sum(map(len, gradients))]
+        squares.append(torch.dot(numbers, numbers))
     return torch.stack(squares).sum().sqrt()
