@@ -17,7 +17,7 @@ import torch
 from histocoder import assemble, cli, distributed
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import ExampleFiles
-from histocoder.data.key import read_key
+from histocoder.data.key import Key, read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
@@ -94,10 +94,15 @@ def main() -> None:
 
 def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: torch.device) -> None:
     """Prepare the table, train on it."""
-    distributed.run_on_primary(lambda: prepare(config, folder, overwrite=args.overwrite), doing="preparing the data")
+
+    def prepared() -> Key:
+        prepare(config, folder, overwrite=args.overwrite)
+        return read_key(folder / KEY_FILE)
+
+    key = distributed.from_primary(distributed.run_on_primary(prepared, doing="preparing the data"))
     if args.prepare_only:
         return
-    formatter, key = formatter_of(config), read_key(folder / KEY_FILE)
+    formatter = formatter_of(config)
     train_files, val_files = (
         ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=LabelRules(allow_short=True))
         for name in (TRAIN_FILE, VAL_FILE)

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, read_launch, slurm_address
+from histocoder.network import interface_towards
 from histocoder.watch import HEARING_SECONDS, Watch
 
 T = TypeVar("T")
@@ -90,21 +91,36 @@ def start(
         os.environ.setdefault("MASTER_ADDR", host)
         os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
-    store, rank, world_size = _meet()
+    store, _, _ = _meet()
     attempt = _attempt()
-    store = dist.PrefixStore(f"attempt/{attempt}", store)
-    backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", store),
-        rank=rank,
-        world_size=world_size,
-        device_id=chosen if chosen.type == "cuda" else None,
-    )
-    _group = _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
+    _group = _connect(dist.PrefixStore(f"attempt/{attempt}", store), chosen)
     return chosen
+
+
+def _connect(store: dist.Store, device: torch.device) -> _Group:
+    """Join the processes that have met."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    interface = interface_towards(os.environ["MASTER_ADDR"])
+    if _launch.local_world_size < _launch.world_size and interface is not None:
+        # by itself gloo takes the address of the host's name, which others may not reach, such as 127.0.1.1
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", store),
+            rank=_launch.rank,
+            world_size=_launch.world_size,
+            device_id=device if device.type == "cuda" else None,
+        )
+        return _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
+    except RuntimeError as error:
+        raise UserError(
+            f"The processes have met at {os.environ['MASTER_ADDR']}, but can't connect to one another "
+            f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
+            f"node, as in export {backend.upper()}_SOCKET_IFNAME=eth0."
+        ) from error
 
 
 def _meet() -> tuple[dist.Store, int, int]:
@@ -191,6 +207,11 @@ def world_size() -> int:
 def is_primary() -> bool:
     """Whether this is the process that writes, prints and logs."""
     return _launch.is_primary
+
+
+def is_first_here() -> bool:
+    """Whether this is the first process of its node."""
+    return _launch.local_rank == 0
 
 
 def wrap(model: nn.Module, device: torch.device) -> nn.Module:
@@ -320,13 +341,19 @@ def is_lost_contact(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
-def from_primary(text: str | None) -> str:
-    """Rank 0's `text`, on every process."""
-    texts = [text]
+def from_primary(value: T | None) -> T:
+    """Rank 0's `value`, on every process; not None."""
+    values = [value]
     if _group is not None:
-        dist.broadcast_object_list(texts, group=_group.control)
-    assert texts[0] is not None
-    return texts[0]
+        dist.broadcast_object_list(values, group=_group.control)
+    assert values[0] is not None
+    return values[0]
+
+
+def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
+    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made by all processes, called on those."""
+    group = dist.new_group(list(ranks), backend="gloo")
+    return lambda values: dist.broadcast(values, src=0, group=group)
 
 
 def _answer(key: str, answer: str) -> None:

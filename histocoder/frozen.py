@@ -13,6 +13,7 @@ from tqdm import tqdm
 from histocoder import distributed
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.encodings import (
+    ENCODINGS_FILE,
     DistinctTexts,
     Encoded,
     Encodings,
@@ -22,6 +23,7 @@ from histocoder.data.encodings import (
     write_encodings,
 )
 from histocoder.model import MixerModel
+from histocoder.nodes import on_each_node
 
 _VERSION = 1
 _SHARE_OF_DISK = 0.8
@@ -49,13 +51,15 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
         return
     fixed = [data for data in datasets if not data.is_noisy]
 
-    def build() -> str:
+    def build() -> list[str]:
         encoder_id = _encoder_id(model)
-        return "\n".join(str(_built(model, data, encoder_id, folder) or "") for data in fixed)
+        return [path.name if (path := _built(model, data, encoder_id, folder)) else "" for data in fixed]
 
     found = distributed.from_primary(distributed.run_on_primary(build, doing="encoding the descriptions"))
-    for data, path in zip(fixed, found.split("\n"), strict=False):
-        data.encodings = Encodings(Path(path)) if path else None
+    for data, name in zip(fixed, found, strict=True):
+        if name:
+            path = on_each_node(data.arrays.folder / name, marker=ENCODINGS_FILE, is_whole=has_encodings)
+            data.encodings = Encodings(path)
 
 
 def _encoder_id(model: MixerModel) -> str:

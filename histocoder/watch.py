@@ -112,7 +112,7 @@ class Watch(threading.Thread):
             self._heard_at = now
         self._looked_at = now
         sign = self._store.get(key) if self._store.check([key]) else b""
-        if sign != self._heard or sign == b"done":
+        if sign != self._heard or sign in (b"", b"done"):  # it has not begun yet, or has ended well
             self._heard, self._heard_at = sign, now
         elif now - self._heard_at > self._patience:
             self.announce("", 1)
