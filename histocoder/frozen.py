@@ -58,8 +58,10 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
     found = distributed.from_primary(distributed.run_on_primary(build, doing="encoding the descriptions"))
     for data, name in zip(fixed, found, strict=True):
         if name:
-            path = on_each_node(data.arrays.folder / name, marker=ENCODINGS_FILE, is_whole=has_encodings)
-            data.encodings = Encodings(path)
+            path = data.arrays.folder / name
+            if distributed.is_first_here():
+                _delete_others(path, folder)
+            data.encodings = Encodings(on_each_node(path, marker=ENCODINGS_FILE, is_whole=has_encodings))
 
 
 def _encoder_id(model: MixerModel) -> str:
@@ -74,9 +76,7 @@ def _encoder_id(model: MixerModel) -> str:
 def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
     """The folder of a dataset's encodings; None where there is no room for them."""
     path = encodings_folder(data.arrays, encoder_id)
-    if folder in path.parents:
-        for other in set(path.parent.glob(encodings_folder(data.arrays, "*").name)) - {path}:
-            shutil.rmtree(other, ignore_errors=True)
+    _delete_others(path, folder)
     if has_encodings(path):
         return path
     distinct = distinct_texts(data.arrays.texts)
@@ -94,6 +94,13 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     print(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.", flush=True)
     write_encodings(path, distinct, _encode(model, data, distinct))
     return path
+
+
+def _delete_others(path: Path, folder: Path) -> None:
+    """Delete the same texts' encodings by other encoders, where they are kept in the run's own folder."""
+    if folder in path.parents:
+        for other in set(path.parent.glob(f"{path.name.partition('-')[0]}-*")) - {path}:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 @torch.no_grad()
