@@ -27,7 +27,7 @@ test: $(VENV)/.installed
 
 # All that may happen to a run, each in many places: some twenty minutes.
 test-faults: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST) tests/test_faults*.py tests/test_nodes.py
+	$(BIN)/python -m pytest $(PYTEST) tests/test_faults*.py tests/test_nodes.py tests/test_launchers.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

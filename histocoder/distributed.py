@@ -80,6 +80,11 @@ def start(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
             f"{os.path.basename(sys.argv[0])} --distributed …, with the number of GPUs in place of 2."
         )
+    if not _launch.launched and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ):
+        raise UserError(
+            "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
+            "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
+        )
     chosen = _choose_device(device)
     if _launch.world_size == 1:
         _start_watch(None, rank_timeout)
@@ -129,9 +134,11 @@ def _meet() -> tuple[dist.Store, int, int]:
         return next(iter(rendezvous("env://")))
     except dist.DistError as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        is_srun = "SLURM_PROCID" in os.environ and "LOCAL_RANK" not in os.environ
+        other = "export another MASTER_PORT" if is_srun else "choose another --master_port, or torchrun --standalone"
         raise UserError(
             f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
-            "choose another --master_port, or torchrun --standalone."
+            f"{other}."
         ) from error
 
 
