@@ -25,8 +25,8 @@ from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+def build_parser() -> cli.Parser:
+    """The flags."""
     parser = cli.Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
     group = parser.add_argument_group("table")
     group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes")
@@ -58,7 +58,12 @@ def parse_args() -> argparse.Namespace:
     cli.add_model_arguments(parser)
     cli.add_training_arguments(parser, num_epochs=5, batch_size=128, seq2seq_weight=0.1)
     cli.add_run_arguments(parser, save_interval=1000)
-    args = parser.parse()
+    return parser
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    args = build_parser().parse()
     if args.dataset is None or args.target_cols is None:
         raise UserError("Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.")
     return args

@@ -62,7 +62,8 @@ class _Loader(yaml.SafeLoader):
 
 def _read(path: str) -> dict[Any, Any]:
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        with Path(path).open(encoding="utf-8") as file:
+            values = yaml.load(file, _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"--config {path} can't be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
@@ -94,14 +95,15 @@ def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.Ar
     if value is None and action.default is None:
         return None
     is_flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
-    is_many = isinstance(value, list)
-    if isinstance(value, bool) != is_flag or isinstance(value, dict) or (is_many and not action.nargs):
-        quotes = " Put a word such as no or yes in quotation marks." if isinstance(value, bool) else ""
+    items = value if isinstance(value, list) and action.nargs else [value]
+    is_word = any(isinstance(item, bool) for item in items)
+    if is_word != is_flag or any(isinstance(item, (dict, list)) for item in items):
+        quotes = " Put a word such as no or yes in quotation marks." if is_word else ""
         raise UserError(f"--config {path}: {action.dest} can't be {value!r}.{quotes}")
     if is_flag:
         return value
     try:
-        items = [parser._get_value(action, str(item)) for item in (value if is_many else [value])]
+        items = [parser._get_value(action, str(item)) for item in items]
     except argparse.ArgumentError as error:
         raise UserError(f"--config {path}: {action.dest} can't be {value!r}.") from error
     if action.choices is not None and not set(items) <= set(action.choices):

@@ -1,4 +1,4 @@
-"""Processes that train together: the only module that imports `torch.distributed`.
+"""Processes that train together: the only module, but for `meeting`, that imports `torch.distributed`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
@@ -19,12 +19,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, read_launch, slurm_address
-from histocoder.network import interface_towards
+from histocoder.meeting import connect, meet
 from histocoder.watch import HEARING_SECONDS, Watch
 
 T = TypeVar("T")
@@ -96,50 +95,12 @@ def start(
         os.environ.setdefault("MASTER_ADDR", host)
         os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
-    store, _, _ = _meet()
     attempt = _attempt()
+    store = dist.PrefixStore(f"attempt/{attempt}", meet())
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
-    _group = _connect(dist.PrefixStore(f"attempt/{attempt}", store), chosen)
+    _group = _Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
     return chosen
-
-
-def _connect(store: dist.Store, device: torch.device) -> _Group:
-    """Join the processes that have met."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    interface = interface_towards(os.environ["MASTER_ADDR"])
-    if _launch.local_world_size < _launch.world_size and interface is not None:
-        # by itself gloo takes the address of the host's name, which others may not reach, such as 127.0.1.1
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    try:
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore("group", store),
-            rank=_launch.rank,
-            world_size=_launch.world_size,
-            device_id=device if device.type == "cuda" else None,
-        )
-        return _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
-    except RuntimeError as error:
-        raise UserError(
-            f"The processes have met at {os.environ['MASTER_ADDR']}, but can't connect to one another "
-            f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
-            f"node, as in export {backend.upper()}_SOCKET_IFNAME=eth0."
-        ) from error
-
-
-def _meet() -> tuple[dist.Store, int, int]:
-    """Find the other processes."""
-    try:
-        return next(iter(rendezvous("env://")))
-    except dist.DistError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        is_srun = "SLURM_PROCID" in os.environ and "LOCAL_RANK" not in os.environ
-        other = "export another MASTER_PORT" if is_srun else "choose another --master_port, or torchrun --standalone"
-        raise UserError(
-            f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
-            f"{other}."
-        ) from error
 
 
 def _start_watch(store: dist.Store | None, patience: float) -> None:
