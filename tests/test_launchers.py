@@ -97,7 +97,7 @@ def programs(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "bin"
     folder.mkdir()
     write_program(folder / "nvidia-smi", 'for i in 0 1 2; do echo "GPU $i: NVIDIA H100 (UUID: GPU-$i)"; done')
-    write_program(folder / "python", 'echo "$OMP_NUM_THREADS|$*"')
+    write_program(folder / "python", 'echo "started by $PPID: $*"')
     return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(folder / "python"), "VIRTUAL_ENV": ""}
 
 
@@ -125,6 +125,7 @@ def test_launch_training_counts_gpus(
     result = shell(LAUNCH, *args.split(), **env)
     assert result.returncode == 0 and f"processes  {devices}\n" in result.stdout
     command = result.stdout.splitlines()[-1]  # what the stand-in for Python was given
+    assert command.startswith(f"started by {os.getpid()}: ")  # in the shell's place, so that signals reach it
     assert launcher in command and ("torch.distributed.run" in command) == ("nproc" in launcher)
     assert ("--distributed" in command) == ("nproc" in launcher)
 
