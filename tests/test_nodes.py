@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE, ROOT, environment
+from conftest import DEADLINE, ROOT, environment, write_table
 from jobs import assert_same_end, end_of, ranks, training
+from models import save_tiny_model
 
 STATIC = ("--master_addr=10.9.8.1", "--master_port=29500")
 DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=10.9.8.1:29500", "--rdzv-id=7")
@@ -163,3 +164,12 @@ def test_processes_that_cannot_connect_say_which_network_to_name(tmp_path: Path,
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
     assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr
+
+
+def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_path: Path):
+    model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "t.csv")
+    command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--output")
+    with ranks(*([*map(str, command), f"{out}.csv"] for out in apart), each_a_node=True) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [2, 2]
+    assert "Name one that all nodes see." in ended[0].stderr and "Traceback" not in ended[0].stderr
