@@ -6,7 +6,7 @@ SAVE := out
 ARGS :=
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-faults lint format bench finetune-ddp clean
+.PHONY: demo test test-faults lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
@@ -27,7 +27,7 @@ test: $(VENV)/.installed
 
 # All that may happen to a run, each in many places: some twenty minutes.
 test-faults: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST) tests/test_faults*.py
+	$(BIN)/python -m pytest $(PYTEST) tests/test_faults*.py tests/test_nodes.py tests/test_launchers.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -37,6 +37,10 @@ lint: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The tables of flags in docs/configuration.md.
+docs: $(VENV)/.installed
+	$(BIN)/python -m docs.flags
 
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -17,7 +17,7 @@ import torch
 from histocoder import assemble, cli, distributed
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import ExampleFiles
-from histocoder.data.key import read_key
+from histocoder.data.key import Key, read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
@@ -25,8 +25,8 @@ from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+def build_parser() -> cli.Parser:
+    """The flags."""
     parser = cli.Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
     group = parser.add_argument_group("table")
     group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes")
@@ -58,7 +58,12 @@ def parse_args() -> argparse.Namespace:
     cli.add_model_arguments(parser)
     cli.add_training_arguments(parser, num_epochs=5, batch_size=128, seq2seq_weight=0.1)
     cli.add_run_arguments(parser, save_interval=1000)
-    args = parser.parse()
+    return parser
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    args = build_parser().parse()
     if args.dataset is None or args.target_cols is None:
         raise UserError("Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.")
     return args
@@ -94,10 +99,15 @@ def main() -> None:
 
 def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: torch.device) -> None:
     """Prepare the table, train on it."""
-    distributed.run_on_primary(lambda: prepare(config, folder, overwrite=args.overwrite), doing="preparing the data")
+
+    def prepared() -> Key:
+        prepare(config, folder, overwrite=args.overwrite)
+        return read_key(folder / KEY_FILE)
+
+    key = distributed.from_primary(distributed.run_on_primary(prepared, doing="preparing the data"))
     if args.prepare_only:
         return
-    formatter, key = formatter_of(config), read_key(folder / KEY_FILE)
+    formatter = formatter_of(config)
     train_files, val_files = (
         ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=LabelRules(allow_short=True))
         for name in (TRAIN_FILE, VAL_FILE)

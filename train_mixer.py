@@ -25,8 +25,8 @@ from histocoder.resume import marking_interruptions
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
 
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
+def build_parser() -> cli.Parser:
+    """The flags."""
     parser = cli.Parser("Train a model that codes occupational descriptions, on prepared files.")
     group = parser.add_argument_group("files")
     group.add_argument("--train-data", nargs="+", metavar="FILE", help="CSV or Parquet files to train on")
@@ -58,7 +58,12 @@ def parse_args() -> argparse.Namespace:
     cli.add_model_arguments(parser)
     cli.add_training_arguments(parser, num_epochs=50, batch_size=512, seq2seq_weight=0.5)
     cli.add_run_arguments(parser, save_interval=5000)
-    args = parser.parse()
+    return parser
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    args = build_parser().parse()
     if args.train_data is None or args.val_data is None or args.save_dir is None:
         raise UserError("Name your files and a folder: --train-data a.csv --val-data v.csv --save-dir out.")
     if args.formatter in ("general", "gpf") and not (args.target_cols or args.target_col_naming):

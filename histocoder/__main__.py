@@ -24,12 +24,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_script(lambda: _main(argv))
 
 
-def _main(argv: Sequence[str] | None) -> None:
+def build_parser() -> Parser:
+    """The commands and their flags."""
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_predict, _add_evaluate, _add_review, _add_convert):
         add(commands)
-    args = parser.parse(argv)
+    return parser
+
+
+def _main(argv: Sequence[str] | None) -> None:
+    args = build_parser().parse(argv)
     args.run(args)
 
 
@@ -188,7 +193,7 @@ def _beside(folder: Path, name: str) -> Path | None:
 
 
 def _add_review(commands: argparse._SubParsersAction) -> None:
-    parser = _command(commands, "review", "choose the rows of coded file that a person should check first")
+    parser = _command(commands, "review", "choose the rows of a coded file that a person should check first")
     parser.add_argument("--predictions", required=True, metavar="FILE", help="what histocoder predict wrote")
     parser.add_argument("--output", default="review.csv", metavar="FILE", help="to fill in (default: review.csv)")
     parser.add_argument("--budget", type=int, default=200, metavar="N", help="descriptions to check (default: 200)")

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
+from histocoder.nodes import refuse_differences
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
@@ -86,6 +87,8 @@ def train(
         check_batch_size(train_config, len(train_arrays))
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
+    shared = {f"--{name.replace('_', '-')}": value for name, value in asdict(train_config).items()}
+    refuse_differences(settings | shared)
     anew = args.overwrite and args.resume == "auto"
     checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
     if checkpoint is not None:
@@ -144,7 +147,7 @@ def _seeded_model(
     """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
     torch.manual_seed(args.seed)
     if checkpoint is not None:
-        model = MixerModel(read_model_config(checkpoint.path))
+        model = MixerModel(checkpoint.model_config)
     else:
         model = build_model(args, files, key=key, languages=languages)
     if args.freeze_encoder:

@@ -238,6 +238,7 @@ class Checkpoint:
     learner: LearnerState
     ranks: dict[str, Tensor]
     settings: dict[str, Any]
+    model_config: ModelConfig
 
 
 def verify_checkpoint(path: Path) -> None:
@@ -281,6 +282,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         learner=LearnerState(read_weights(path), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})),
         ranks=load_file(path / RANKS_FILE),
         settings=settings,
+        model_config=read_model_config(path),
     )
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from histocoder import distributed
+from histocoder.config_file import read_config
 from histocoder.data.normalize import NORMALIZATIONS
 from histocoder.errors import Interrupted, MachineError, UserError
 from histocoder.model import PRESETS
@@ -45,45 +42,8 @@ class Parser(argparse.ArgumentParser):
         first.add_argument("--config")
         path = first.parse_known_args(argv)[0].config
         if path is not None:
-            self.set_defaults(**self._read_config(path))
+            self.set_defaults(**read_config(path, self))
         return _resolve_defaults(self.parse_args(argv))
-
-    def _read_config(self, path: str) -> dict[str, Any]:
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"--config {path} can't be read: {' '.join(str(error).split())}") from error
-        if not isinstance(values, dict):
-            raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
-        values = {str(name).replace("-", "_"): value for name, value in values.items()}
-        known = [action.dest for action in self._actions if action.dest not in ("help", "config")]
-        for name in values:
-            if name not in known and name != "config":
-                near = difflib.get_close_matches(name, known, n=1)
-                raise UserError(f"--config {path}: no flag {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-        values.pop("config", None)
-        for action in self._actions:
-            if action.dest in values:
-                values[action.dest] = self._checked(action, values[action.dest], path)
-        return values
-
-    def _checked(self, action: argparse.Action, value: Any, path: str) -> Any:
-        """A value from a file, as the flag itself would take it."""
-        if value is None and action.default is None:
-            return None
-        is_flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
-        is_many = isinstance(value, list)
-        if isinstance(value, bool) != is_flag or isinstance(value, dict) or (is_many and not action.nargs):
-            raise UserError(f"--config {path}: {action.dest} can't be {value!r}.")
-        if is_flag:
-            return value
-        try:
-            items = [self._get_value(action, str(item)) for item in (value if is_many else [value])]
-        except argparse.ArgumentError as error:
-            raise UserError(f"--config {path}: {action.dest} can't be {value!r}.") from error
-        if action.choices is not None and not set(items) <= set(action.choices):
-            raise UserError(f"--config {path}: {action.dest} is {value!r}; it must be of {', '.join(action.choices)}.")
-        return items if action.nargs else items[0]
 
 
 def _resolve_defaults(args: argparse.Namespace) -> argparse.Namespace:

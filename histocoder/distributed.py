@@ -1,4 +1,4 @@
-"""Processes that train together: the only module that imports `torch.distributed`.
+"""Processes that train together: the only module, but for `meeting`, that imports `torch.distributed`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, read_launch, slurm_address
+from histocoder.meeting import connect, meet
 from histocoder.watch import HEARING_SECONDS, Watch
 
 T = TypeVar("T")
@@ -79,6 +79,11 @@ def start(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
             f"{os.path.basename(sys.argv[0])} --distributed …, with the number of GPUs in place of 2."
         )
+    if not _launch.launched and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ):
+        raise UserError(
+            "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
+            "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
+        )
     chosen = _choose_device(device)
     if _launch.world_size == 1:
         _start_watch(None, rank_timeout)
@@ -90,33 +95,12 @@ def start(
         os.environ.setdefault("MASTER_ADDR", host)
         os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
-    store, rank, world_size = _meet()
     attempt = _attempt()
-    store = dist.PrefixStore(f"attempt/{attempt}", store)
-    backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", store),
-        rank=rank,
-        world_size=world_size,
-        device_id=chosen if chosen.type == "cuda" else None,
-    )
-    _group = _Group(dist.PrefixStore("histocoder", store), dist.new_group(backend="gloo"))
+    store = dist.PrefixStore(f"attempt/{attempt}", meet())
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
+    _group = _Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
     return chosen
-
-
-def _meet() -> tuple[dist.Store, int, int]:
-    """Find the other processes."""
-    try:
-        return next(iter(rendezvous("env://")))
-    except dist.DistError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise UserError(
-            f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
-            "choose another --master_port, or torchrun --standalone."
-        ) from error
 
 
 def _start_watch(store: dist.Store | None, patience: float) -> None:
@@ -191,6 +175,11 @@ def world_size() -> int:
 def is_primary() -> bool:
     """Whether this is the process that writes, prints and logs."""
     return _launch.is_primary
+
+
+def is_first_here() -> bool:
+    """Whether this is the first process of its node."""
+    return _launch.local_rank == 0
 
 
 def wrap(model: nn.Module, device: torch.device) -> nn.Module:
@@ -320,13 +309,19 @@ def is_lost_contact(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
-def from_primary(text: str | None) -> str:
-    """Rank 0's `text`, on every process."""
-    texts = [text]
+def from_primary(value: T | None) -> T:
+    """Rank 0's `value`, on every process; not None."""
+    values = [value]
     if _group is not None:
-        dist.broadcast_object_list(texts, group=_group.control)
-    assert texts[0] is not None
-    return texts[0]
+        dist.broadcast_object_list(values, group=_group.control)
+    assert values[0] is not None
+    return values[0]
+
+
+def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
+    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made by all processes, called on those."""
+    group = dist.new_group(list(ranks), backend="gloo")
+    return lambda values: dist.broadcast(values, src=0, group=group)
 
 
 def _answer(key: str, answer: str) -> None:

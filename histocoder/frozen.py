@@ -13,6 +13,7 @@ from tqdm import tqdm
 from histocoder import distributed
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.encodings import (
+    ENCODINGS_FILE,
     DistinctTexts,
     Encoded,
     Encodings,
@@ -22,6 +23,7 @@ from histocoder.data.encodings import (
     write_encodings,
 )
 from histocoder.model import MixerModel
+from histocoder.nodes import on_each_node
 
 _VERSION = 1
 _SHARE_OF_DISK = 0.8
@@ -49,13 +51,17 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
         return
     fixed = [data for data in datasets if not data.is_noisy]
 
-    def build() -> str:
+    def build() -> list[str]:
         encoder_id = _encoder_id(model)
-        return "\n".join(str(_built(model, data, encoder_id, folder) or "") for data in fixed)
+        return [path.name if (path := _built(model, data, encoder_id, folder)) else "" for data in fixed]
 
     found = distributed.from_primary(distributed.run_on_primary(build, doing="encoding the descriptions"))
-    for data, path in zip(fixed, found.split("\n"), strict=False):
-        data.encodings = Encodings(Path(path)) if path else None
+    for data, name in zip(fixed, found, strict=True):
+        if name:
+            path = data.arrays.folder / name
+            if distributed.is_first_here():
+                _delete_others(path, folder)
+            data.encodings = Encodings(on_each_node(path, marker=ENCODINGS_FILE, is_whole=has_encodings))
 
 
 def _encoder_id(model: MixerModel) -> str:
@@ -70,9 +76,7 @@ def _encoder_id(model: MixerModel) -> str:
 def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
     """The folder of a dataset's encodings; None where there is no room for them."""
     path = encodings_folder(data.arrays, encoder_id)
-    if folder in path.parents:
-        for other in set(path.parent.glob(encodings_folder(data.arrays, "*").name)) - {path}:
-            shutil.rmtree(other, ignore_errors=True)
+    _delete_others(path, folder)
     if has_encodings(path):
         return path
     distinct = distinct_texts(data.arrays.texts)
@@ -90,6 +94,13 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     print(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.", flush=True)
     write_encodings(path, distinct, _encode(model, data, distinct))
     return path
+
+
+def _delete_others(path: Path, folder: Path) -> None:
+    """Delete the same texts' encodings by other encoders, where they are kept in the run's own folder."""
+    if folder in path.parents:
+        for other in set(path.parent.glob(f"{path.name.partition('-')[0]}-*")) - {path}:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 @torch.no_grad()

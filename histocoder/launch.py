@@ -73,8 +73,11 @@ def slurm_address(env: Mapping[str, str]) -> tuple[str, int]:
     --------
     >>> slurm_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],fat1", "SLURM_JOB_ID": "41"})
     ('gpu07', 20041)
+    >>> slurm_address({"SLURM_STEP_NODELIST": "r[2,4]-n[1-3]-ib", "SLURM_JOB_ID": "41"})
+    ('r2-n1-ib', 20041)
     """
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "127.0.0.1")
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
-    assert match is not None
-    return match[1] + (match[2] or ""), 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000
+    first = re.match(r"([^\[,]|\[[^\]]*\])+", nodes)
+    assert first is not None
+    host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
+    return host, 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000

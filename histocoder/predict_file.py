@@ -103,6 +103,8 @@ def predict_file(
         _open_parts(parts, settings, say)
 
     distributed.run_on_primary(open_parts, doing="looking at the input")
+    if not parts.is_dir():
+        raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
     rank, world_size = distributed.rank(), distributed.world_size()
     bar = tqdm(
         total=count_rows(source), unit="row", unit_scale=True, disable=True if rank else None, dynamic_ncols=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from histocoder.checkpoint import (
 )
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing
+from histocoder.lock import LOCK_FILE
+from histocoder.nodes import on_each_node
 from histocoder.signals import STOP_SIGNALS
 
 INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
@@ -72,7 +75,7 @@ def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = 
 
 
 def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
-    """`find_checkpoint` on rank 0, and load what it finds on every rank.
+    """`find_checkpoint` on rank 0, and load what it finds on every rank; nodes that do not see it are sent it.
 
     Processes that their launcher has started again go on with what they had begun, whatever `resume` says.
     """
@@ -82,7 +85,17 @@ def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
         return str(find_checkpoint(folder, "auto" if began_here else resume) or "")
 
     found = distributed.from_primary(distributed.run_on_primary(find, doing="verifying checkpoints"))
-    return load_checkpoint(Path(found)) if found else None
+    if not found:
+        return None
+    copy = folder / f".{Path(found).name}.copy.tmp"
+    path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy)
+    checkpoint = load_checkpoint(path)
+    distributed.wait_for_all(doing="loading the checkpoint")
+    if path == copy and distributed.is_first_here():
+        shutil.rmtree(copy)
+        with suppress(OSError):
+            folder.rmdir()  # where nothing else is kept on this node
+    return checkpoint
 
 
 def refuse_other_settings(
@@ -152,7 +165,7 @@ def marking_interruptions(folder: Path) -> Iterator[None]:
     try:
         yield
     except Interrupted as error:
-        if not (folder / INTERRUPTED_FILE).exists():
+        if (folder / LOCK_FILE).exists() and not (folder / INTERRUPTED_FILE).exists():  # and on rank 0's node
             with suppress(UserError):
                 mark_interrupted(
                     folder, step=max(map(step_of, list_checkpoints(folder)), default=0), signum=error.signum

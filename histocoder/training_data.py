@@ -12,11 +12,12 @@ import pandas as pd
 from histocoder import distributed
 from histocoder.config import AugmentConfig, check_max_len
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import ExampleArrays, build_cache, open_cache, prune_cache
+from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.table import read_table
 from histocoder.data.tokens import LANG_SEP
 from histocoder.errors import UserError, shown
+from histocoder.nodes import on_each_node
 
 CACHE_FOLDER = "cache"
 _WORD_ROWS = 250_000
@@ -34,15 +35,15 @@ def open_data(args: argparse.Namespace, files: list[ExampleFiles], folder: Path)
     check_max_len(args.max_len)
     cache_dir = Path(args.cache_dir) if args.cache_dir else folder / CACHE_FOLDER
 
-    def build() -> str:
+    def build() -> list[str]:
         options = {"max_len": args.max_len, "text_normalization": args.text_normalization}
-        built = [build_cache(part, cache_dir, **options) for part in files]
-        if args.cache_dir is None:
-            prune_cache(cache_dir, built)
-        return "\n".join(path.name for path in built)
+        return [build_cache(part, cache_dir, **options).name for part in files]
 
     names = distributed.from_primary(distributed.run_on_primary(build, doing="tokenising the data"))
-    return [open_cache(cache_dir / name) for name in names.split("\n")]
+    built = [on_each_node(cache_dir / name, marker=CACHE_FILE, is_whole=is_whole) for name in names]
+    if args.cache_dir is None and distributed.is_first_here():
+        prune_cache(cache_dir, built)
+    return [open_cache(path) for path in built]
 
 
 def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter | None:

@@ -49,6 +49,8 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Until `stop`."""
         try:
+            if self._store is not None:
+                self._beat("0")
             while not self._stopped.wait(_BEAT_SECONDS):
                 self._look()
         except RuntimeError:  # the store is gone, and whoever held it
@@ -112,7 +114,7 @@ class Watch(threading.Thread):
             self._heard_at = now
         self._looked_at = now
         sign = self._store.get(key) if self._store.check([key]) else b""
-        if sign != self._heard or sign == b"done":
+        if sign != self._heard or sign in (b"", b"done"):  # it has not come yet, or has ended well
             self._heard, self._heard_at = sign, now
         elif now - self._heard_at > self._patience:
             self.announce("", 1)

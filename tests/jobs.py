@@ -50,12 +50,13 @@ def end_of(process: Forked, within: float = DEADLINE) -> subprocess.CompletedPro
 
 
 @contextmanager
-def ranks(*commands: list[str]) -> Iterator[list[Forked]]:
+def ranks(*commands: list[str], each_a_node: bool = False) -> Iterator[list[Forked]]:
     """Processes that train together, one for each command; none is left in the end."""
     env = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
-        Forked(command, cwd=ROOT, env={**environment(), **env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        Forked(command, cwd=ROOT, env={**environment(), **env, "RANK": str(rank), "LOCAL_RANK": str(local_rank)})
         for rank, command in enumerate(commands)
+        for local_rank in [0 if each_a_node else rank]
     ]
     try:
         yield started

@@ -35,7 +35,15 @@ def test_launchers(environ: dict[str, str], local_rank: int | None, launch: Laun
 
 @pytest.mark.parametrize(
     ("nodes", "host"),
-    [("node1", "node1"), ("node[3-5,9]", "node3"), ("a01,a02", "a01"), ("gpu-[007,009],fat", "gpu-007")],
+    [
+        ("node1", "node1"),
+        ("node[3-5,9]", "node3"),
+        ("a01,a02", "a01"),
+        ("gpu-[007,009],fat", "gpu-007"),
+        ("a[01-03,07],b2", "a01"),
+        ("a-[1-2]-[3-4]", "a-1-3"),
+        ("n[12]-ib.cluster,m[1-2]", "n12-ib.cluster"),
+    ],
 )
 def test_master_of_a_slurm_step(nodes: str, host: str):
     assert slurm_address({"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "40123"}) == (host, 20123)

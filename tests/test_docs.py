@@ -2,8 +2,16 @@ import re
 
 from conftest import ROOT
 
+from docs.flags import PAGE, with_tables
+
 
 def test_what_is_promised_has_its_tests():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")))
     there = {name for path in ROOT.glob("tests/*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert len(named) > 40 and named <= there
+
+
+def test_the_tables_of_flags_are_those_of_the_programs():
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_tables(page) == page, "run make docs"
+    assert page.count("| `--") > 80 and with_tables(page.replace("| `--seed N` |", "| `--sed N` |")) == page

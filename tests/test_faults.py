@@ -312,9 +312,25 @@ def test_a_second_run_in_a_folder_names_the_first_and_ends(tmp_path: Path):
     run(*training(tmp_path / "out", batch_size=8, steps=30))
 
 
-def test_a_port_that_another_run_has_is_named(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("launcher", "advice"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "choose another --master_port"),
+        (
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_LOCALID": "0",
+                "SLURM_STEP_NODELIST": "localhost",
+            },
+            "export another MASTER_PORT",
+        ),
+    ],
+    ids=["torchrun", "srun"],
+)
+def test_a_port_that_another_run_has_is_named(tmp_path: Path, launcher: dict[str, str], advice: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        env["MASTER_PORT"] = str(taken.getsockname()[1])
-        ended = run(*training(tmp_path / "out"), check=False, env={**environment(), **env})
-    assert ended.returncode == 2 and "choose another --master_port" in ended.stderr
+        port = taken.getsockname()[1]
+        env = {**environment(), **launcher, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ended = run(*training(tmp_path / "out"), check=False, env=env)
+    assert ended.returncode == 2 and f"127.0.0.1:{port}" in ended.stderr and advice in ended.stderr

@@ -91,52 +91,6 @@ def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
     assert_same_weights(tmp_path / "a", tmp_path / "b")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-def test_two_ranks_do_what_one_process_does(tmp_path: Path, launcher: str):
-    table = write_table(tmp_path / "t.csv", two_codes=True, copies=2)  # 128 rows; some batches have one code a row only
-    common = (
-        *("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 20, "--eval-interval", 10),
-        *("--share-val", 0.13, *TINY, "--dataset", table),  # an odd number of rows to validate on
-    )
-    run("finetune.py", *common, "--save-path", tmp_path / "one", "--batch-size", 8)
-    two = ("finetune.py", "--distributed", *common, "--save-path", tmp_path / "two", "--batch-size", 4)
-    if launcher == "torchrun":
-        torchrun(*two)
-    else:
-        run("-m", "torch.distributed.launch", "--nproc_per_node=2", f"--master_port={free_port()}", *two, fresh=True)
-    for column in ("train_loss", "val_loss", "val_loss_linear", "val_loss_seq2seq"):
-        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-5)
-    for column in ("token_acc", "seq_acc", "flat_acc", "greedy_seq_acc"):
-        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-3)
-    assert json.loads((tmp_path / "one" / "prepared.json").read_text())["rows"]["val"] % 2 == 1
-    assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
-
-
-def as_slurm_tasks(args: tuple[object, ...]) -> list[tuple[int, str]]:
-    """Run a script as the two tasks of a SLURM step, without a launcher; how each ended, and its standard error."""
-    port = str(free_port())
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "MASTER_PORT": port}
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, *map(str, args)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env={**environment(), **step, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
-        )
-        for task in range(2)
-    ]  # fmt: skip
-    return [(task.returncode, stderr) for task in tasks for _, stderr in [task.communicate(timeout=DEADLINE)]]
-
-
-def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
-    args = finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 3)
-    assert [status for status, _ in as_slurm_tasks(args)] == [0, 0]
-    run(*finetune(table, tmp_path / "one", "--batch-size", 8, "--max-steps", 3))
-    assert logs(tmp_path / "out", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
-    ended = as_slurm_tasks(finetune(table, tmp_path / "bad", "--input-col", "occ"))
-    assert [status for status, _ in ended] == [2, 2]
-    assert ["no column 'occ'" in stderr for _, stderr in ended] == [True, False]  # said once
-    assert all("Traceback" not in stderr for _, stderr in ended)
-
-
 def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
     extra = ("--freeze-encoder", "--eval-interval", 3, "--augmentation-prob", 0, "--unk-lang-prob", 0)
     run(*finetune(table, tmp_path / "one", *extra, "--batch-size", 8, "--max-steps", 6))

@@ -114,7 +114,7 @@ def build_cache(
     made_from = _made_from(files, max_len, text_normalization)
     name = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_dir / name
-    if _is_whole(folder, made_from):
+    if is_whole(folder, made_from):
         return folder
     make_folder(cache_dir)
     with temporary_folder(folder) as temporary:
@@ -147,10 +147,11 @@ def _made_from(files: ExampleFiles, max_len: int, text_normalization: str) -> di
     }
 
 
-def _is_whole(folder: Path, made_from: dict[str, Any]) -> bool:
+def is_whole(folder: Path, made_from: dict[str, Any] | None = None) -> bool:
+    """Whether a folder holds what `build_cache` has written, made from the same."""
     try:
         record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
-        return record["made_from"] == made_from and all(
+        return made_from in (None, record["made_from"]) and all(
             _checksum(folder / name) == record["arrays"][name]["crc32"] for name in _ARRAYS
         )
     except (OSError, ValueError, KeyError, TypeError):

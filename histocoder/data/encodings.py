@@ -19,7 +19,7 @@ from histocoder.data.cache import ExampleArrays
 from histocoder.data.tokens import TokenizedTexts
 from histocoder.files import temporary_folder
 
-_FILE = "encodings.json"
+ENCODINGS_FILE = "encodings.json"
 _ROWS_AT_ONCE = 1 << 18
 
 
@@ -44,7 +44,7 @@ class Encodings:
     """
 
     def __init__(self, folder: Path) -> None:
-        record = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        record = json.loads((folder / ENCODINGS_FILE).read_text(encoding="utf-8"))
         self._folder = folder
         self._dtype = getattr(torch, record["dtype"])
         num_bytes = record["dim"] * self._dtype.itemsize
@@ -108,7 +108,7 @@ def encodings_folder(arrays: ExampleArrays, encoder_id: str) -> Path:
 def has_encodings(folder: Path) -> bool:
     """Whether a folder holds what `write_encodings` wrote, all files in their length; their content is not read."""
     try:
-        sizes = json.loads((folder / _FILE).read_text(encoding="utf-8"))["sizes"]
+        sizes = json.loads((folder / ENCODINGS_FILE).read_text(encoding="utf-8"))["sizes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -146,7 +146,7 @@ def write_encodings(folder: Path, distinct: DistinctTexts, encoded: Iterable[Enc
             "place": distinct.place.dtype.str,
             "sizes": {path.name: path.stat().st_size for path in temporary.iterdir()},
         }
-        (temporary / _FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
+        (temporary / ENCODINGS_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
 

@@ -1,0 +1,113 @@
+"""Writes the tables of docs/configuration.md from the programs' own parsers: make docs, or python -m docs.flags."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import finetune
+import train_mixer
+from histocoder import __main__ as command
+from histocoder.cli import Parser
+
+PAGE = Path(__file__).with_name("configuration.md")
+_MADE = re.compile(r"(?<=<!-- made by make docs, likewise all below -->\n).*", re.DOTALL)
+_DEFAULT = re.compile(r",? *\(default: (.*)\)$")
+
+
+class Flag(NamedTuple):
+    """A row of a table."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def with_tables(page: str) -> str:
+    """A page with its tables made anew."""
+    return _MADE.sub(lambda _: "\n" + "\n".join(_lines()), page)
+
+
+def _lines() -> Iterator[str]:
+    ours, theirs = _groups(finetune.build_parser()), _groups(train_mixer.build_parser())
+    yield "## `finetune.py` and `train_mixer.py`\n"
+    yield "A flag without a default is off, or not set.\n"
+    for title in ours:
+        if title not in theirs:
+            yield from _section(f"### {title}: `finetune.py` alone", ours[title])
+    for title in theirs:
+        if title not in ours:
+            yield from _section(f"### {title}: `train_mixer.py` alone", theirs[title])
+    for title in ours:
+        if title in theirs:
+            yield from _section(f"### {title}", _merged(ours[title], theirs[title]))
+    for name, parser in _commands(command.build_parser()).items():
+        flags = [flag for group in _groups(parser).values() for flag in group]
+        yield from _section(f"## `histocoder {name}`\n\n{parser.description}", flags)
+
+
+def _groups(parser: argparse.ArgumentParser) -> dict[str, list[Flag]]:
+    """A parser's flags, by the titles of their groups."""
+    groups = {
+        str(group.title).capitalize(): [
+            _flag(action)
+            for action in group._group_actions
+            if action.dest != "help" and action.help != argparse.SUPPRESS
+        ]
+        for group in parser._action_groups
+    }
+    return {title: flags for title, flags in groups.items() if flags}
+
+
+def _commands(parser: Parser) -> dict[str, argparse.ArgumentParser]:
+    assert parser._subparsers is not None
+    return next(action.choices for action in parser._subparsers._group_actions if isinstance(action.choices, dict))
+
+
+def _flag(action: argparse.Action) -> Flag:
+    """What a parser says of a flag; its default as its help words it, where that says more than the value."""
+    names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.metavar}`"
+    if action.nargs != 0 and action.option_strings:
+        value = "|".join(map(str, action.choices)) if action.choices else action.metavar or action.dest.upper()
+        names = f"{names[:-1]} {value}{' …' if action.nargs == '+' else ''}`"
+    text = action.help or ""
+    found = _DEFAULT.search(text)
+    if found:
+        default = found[1]
+    elif action.required and action.option_strings:
+        default = "must be given"
+    else:
+        default = "" if action.default is None or action.default is False else str(action.default)
+    return Flag(names, default, text[: found.start()] if found else text)
+
+
+def _merged(ours: Iterable[Flag], theirs: Iterable[Flag]) -> Iterator[Flag]:
+    """The flags of both scripts; those of one alone say so."""
+    others = {flag.name: flag for flag in theirs}
+    for flag in ours:
+        other = others.pop(flag.name, None)
+        if other is None:
+            yield flag._replace(meaning=f"{flag.meaning}; `finetune.py` alone")
+        elif other.meaning != flag.meaning:
+            yield flag._replace(meaning=f"{flag.meaning}; in `train_mixer.py`: {other.meaning}")
+        else:
+            is_same = other.default == flag.default
+            yield flag if is_same else flag._replace(default=f"{flag.default}<br>`train_mixer.py`: {other.default}")
+    for flag in others.values():
+        yield flag._replace(meaning=f"{flag.meaning}; `train_mixer.py` alone")
+
+
+def _section(heading: str, flags: Iterable[Flag]) -> Iterator[str]:
+    yield f"{heading}\n"
+    yield "| flag | default | meaning |"
+    yield "| --- | --- | --- |"
+    for flag in flags:
+        yield "| " + " | ".join(cell.replace("|", r"\|") for cell in flag) + " |"
+    yield ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

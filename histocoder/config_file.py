@@ -1,0 +1,111 @@
+"""Flags from a YAML file: `--config`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from histocoder.errors import UserError
+
+SECTIONS = ("data", "model", "training", "distributed", "logging")
+"""Headings that a file may have; any flag may stand under any of them."""
+
+
+def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Read a file of flags.
+
+    Parameters
+    ----------
+    path : str
+        Lines such as `batch_size: 64`, with `-` or `_`, on their own or in sections.
+    parser : ArgumentParser
+        Whose flags there are.
+
+    Returns
+    -------
+    dict
+        Value by the name that the flag has in the parser's namespace, as the flag itself would have taken it.
+
+    Raises
+    ------
+    UserError
+        Where the file can't be read, a flag or a section is unknown or stands twice, or a value is none of its flag's.
+    """
+    actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
+    values: dict[str, Any] = {}
+    for name, value in _flags(_read(path), path):
+        if name not in actions:
+            raise UserError(f"--config {path}: no flag {name!r}.{_nearest(name, actions)}")
+        if name in values:
+            raise UserError(f"--config {path}: {name!r} stands twice.")
+        values[name] = _checked(actions[name], value, path, parser)
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which PyYAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [str(key.value) for key, _ in node.value]
+        for i, (key, _) in enumerate(node.value):
+            if names[i] in names[:i]:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{names[i]!r} stands twice", problem_mark=key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: str) -> dict[Any, Any]:
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            values = yaml.load(file, _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--config {path} can't be read: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"--config {path} must hold lines of the form 'batch_size: 64'.")
+    return values
+
+
+def _flags(values: dict[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Each flag's name and value, in sections or on their own."""
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name in SECTIONS and (value is None or isinstance(value, dict)):  # 'distributed: true' is a flag
+            yield from ((str(inner).replace("-", "_"), content) for inner, content in (value or {}).items())
+        elif isinstance(value, dict):
+            raise UserError(
+                f"--config {path}: no section {name!r}.{_nearest(name, SECTIONS)} There are: {', '.join(SECTIONS)}."
+            )
+        else:
+            yield name, value
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.ArgumentParser) -> Any:
+    """A value from a file, as the flag itself would take it."""
+    if value is None and action.default is None:
+        return None
+    is_flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
+    items = value if isinstance(value, list) and action.nargs else [value]
+    is_word = any(isinstance(item, bool) for item in items)
+    if is_word != is_flag or any(isinstance(item, (dict, list)) for item in items):
+        quotes = " Put a word such as no or yes in quotation marks." if is_word else ""
+        raise UserError(f"--config {path}: {action.dest} can't be {value!r}.{quotes}")
+    if is_flag:
+        return value
+    try:
+        items = [parser._get_value(action, str(item)) for item in items]
+    except argparse.ArgumentError as error:
+        raise UserError(f"--config {path}: {action.dest} can't be {value!r}.") from error
+    if action.choices is not None and not set(items) <= set(action.choices):
+        raise UserError(f"--config {path}: {action.dest} is {value!r}; it must be of {', '.join(action.choices)}.")
+    return items if action.nargs else items[0]

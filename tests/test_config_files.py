@@ -1,0 +1,121 @@
+"""`--config`: files of flags, in sections or flat; and the examples in `configs/`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, run, write_table
+from jobs import two_ranks
+
+import finetune as finetune_script
+import train_mixer as mixer_script
+from histocoder.errors import UserError
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SCRIPTS = {"finetune.py": finetune_script, "train_mixer.py": mixer_script}
+BASE = ("--dataset", "t.csv", "--target-cols", "hisco_1")
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, path: Path, text: str, *flags: str) -> dict:
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["finetune.py", "--config", str(path), *BASE, *flags])
+    return vars(finetune_script.parse_args())
+
+
+def test_sections_are_headings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flat = "language: da\nencoder: tiny\nbatch-size: 7\ndistributed: true\nlog_interval: 3\n"
+    sections = (
+        "data: {language: da}\nmodel:\n  encoder: tiny\ntraining:\n  batch-size: 7\n"
+        "distributed:\n  distributed: true\nlogging:\n  log_interval: 3\n"
+    )
+    mixed = "data:\ndistributed: true\nmodel: {encoder: tiny, language: da}\nbatch_size: 7\nlog_interval: 3\n"
+    one, two, three = (parsed(monkeypatch, tmp_path / "run.yaml", text) for text in (flat, sections, mixed))
+    assert one == two == three
+    assert (one["language"], one["encoder"], one["batch_size"], one["distributed"]) == ("da", "tiny", 7, True)
+    assert one["learning_rate"] == 1e-3  # that of a model from scratch, which the file makes it
+
+
+def test_flags_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = "training: {batch_size: 7, num_epochs: 2}\ndata: {target_cols: [a, b]}\nmodel: {encoder: small}\n"
+    args = parsed(monkeypatch, tmp_path / "run.yaml", text, "--batch-size", "9")
+    assert (args["batch_size"], args["num_epochs"], args["target_cols"]) == (9, 2, ["hisco_1"])
+
+
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    args = parsed(monkeypatch, tmp_path / "run.yaml", page.split("```yaml\n")[1].split("```")[0], "--batch-size", "32")
+    assert (args["batch_size"], args["use_amp"], args["save_path"]) == (32, True, "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainning: {batch_size: 8}", "no section 'trainning'. Did you mean 'training'? There are: data, model,"),
+        ("training: {bach_size: 8}", "no flag 'bach_size'. Did you mean 'batch_size'?"),
+        ("training: {batch_size: {of: 8}}", "batch_size can't be {'of': 8}"),
+        ("training: {batch_size: 8}\nbatch-size: 9", "'batch_size' stands twice"),
+        ("data: {seed: 8}\nmodel: {seed: 8}", "'seed' stands twice"),
+        ("seed: 8\nepochs: 1\nseed: 9", 'run.yaml", line 3'),
+        ("training: {seed: 8}\ntraining: {batch_size: 9}", "'training' stands twice"),
+        ("config: other.yaml", "no flag 'config'"),
+        ("language: no", "language can't be False. Put a word such as no or yes in quotation marks."),
+        ("target_cols: [a, no]", "target_cols can't be ['a', False]. Put a word such as no"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str):
+    with pytest.raises(UserError) as error:
+        parsed(monkeypatch, tmp_path / "run.yaml", text)
+    assert message in str(error.value)
+
+
+def example(path: Path) -> tuple[str, list[str]]:
+    """The script that an example's comment starts, and its arguments."""
+    comment = [line[1:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    words = shlex.split(" ".join(line.strip().removesuffix("\\") for line in comment[1:]))
+    place = next(i for i, word in enumerate(words) if word in SCRIPTS)
+    return words[place], words[place + 1 :]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_examples_are_read_by_their_scripts(path: Path, monkeypatch: pytest.MonkeyPatch):
+    script, args = example(path)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [script, *args])
+    read = vars(SCRIPTS[script].parse_args())
+    assert read["config"] == f"configs/{path.name}"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    flags = {name: value for section in content.values() for name, value in section.items()}
+    flags["learning_rate"] = float(flags.get("learning_rate", read["learning_rate"]))  # 1e-3 is a word in YAML
+    assert {name: read[name] for name in flags} == flags
+    assert len(CONFIGS) == 7
+
+
+THOROUGH = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=THOROUGH) for name in ("laptop", "one-gpu", "eight-gpus")),
+        *("cluster", "frozen-encoder", "psti", "occ1950"),
+    ],
+)
+def test_examples_train(tmp_path: Path, name: str):
+    script, args = example(ROOT / "configs" / f"{name}.yaml")
+    table = write_table(tmp_path / "t.csv", two_codes=True)
+    text = table.read_text()
+    if name == "psti":
+        text = re.sub(r",(\d)(\d)(\d)\d\d", r',"\1,\2,\3"', text.replace("hisco_", "psti_"))
+    if name == "occ1950":
+        text = re.sub(r",0*(\d{1,3})\d\d", r",\1", text.replace("hisco_", "occ1950_"))  # of 61110 the first three
+    table.write_text(text)
+    files = {"my.csv": table, "a.csv": table, "v.csv": table, "out": tmp_path / "out"}
+    command = [script, *(str(files.get(arg, arg)) for arg in args), "--encoder", "tiny", "--max-steps", "2"]
+    command += ["--batch-size", "8", "--num-workers", "0", "--device", "cpu", "--no-report"]
+    ended = two_ranks(command)[0] if name in ("eight-gpus", "cluster") else run(*command)
+    assert "validation at step 2" in ended.stdout and (tmp_path / "out" / "model.safetensors").exists()

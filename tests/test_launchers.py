@@ -1,0 +1,290 @@
+"""The real scripts under each launcher: two ranks do what one process does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import DEADLINE, ROOT, environment, free_port, run, write_table
+from forked import Forked
+from jobs import TINY, assert_same_end, end_of, finetune, training, wait_until
+from test_scripts import assert_same_weights, logs
+
+LAUNCH = ROOT / "scripts" / "launch_training.sh"
+SBATCH = ROOT / "scripts" / "slurm.sbatch"
+FEW_CORES = pytest.mark.skipif((os.cpu_count() or 1) != 2, reason="auto starts a process on each core; here not two")
+
+
+@pytest.fixture(scope="session")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process, plain."""
+    folder = tmp_path_factory.mktemp("plain")
+    run(*job(folder), "--save-path", folder / "out", "--batch-size", 8)
+    return folder / "out"
+
+
+def job(folder: Path) -> tuple[str, ...]:
+    table = write_table(folder / "t.csv", two_codes=True, copies=2)  # 128 rows; some batches have one code a row only
+    common = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 20, "--eval-interval", 10)
+    # an odd number of rows to validate on
+    return tuple(map(str, ("finetune.py", *common, "--share-val", 0.13, *TINY, "--dataset", table)))
+
+
+def assert_same_course(one: Path, two: Path) -> None:
+    for column in ("train_loss", "val_loss", "val_loss_linear", "val_loss_seq2seq"):
+        assert logs(two, column) == pytest.approx(logs(one, column), abs=1e-5)
+    for column in ("token_acc", "seq_acc", "flat_acc", "greedy_seq_acc"):
+        assert logs(two, column) == pytest.approx(logs(one, column), abs=1e-3)
+    assert json.loads((one / "prepared.json").read_text())["rows"]["val"] % 2 == 1
+    assert_same_weights(one, two, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(
+            "torch.distributed.run --nproc_per_node=2 --master_port={port}", id="torchrun", marks=pytest.mark.thorough
+        ),
+        pytest.param("torch.distributed.launch --nproc_per_node=2 --master_port={port}", id="launch"),
+        pytest.param(
+            "torch.distributed.run --standalone --nproc_per_node=auto",
+            id="auto",
+            marks=[FEW_CORES, pytest.mark.thorough],
+        ),
+        pytest.param(
+            "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
+            "--dynamo_backend=no --main_process_port={port}",
+            id="accelerate",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_two_ranks_do_what_one_process_does(one_process: Path, tmp_path: Path, launcher: str):
+    if launcher.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+    two = (*job(tmp_path), "--distributed", "--save-path", tmp_path / "out", "--batch-size", 4)
+    run("-m", *launcher.format(port=free_port()).split(), *two, fresh=True)
+    assert_same_course(one_process, tmp_path / "out")
+
+
+def test_launch_training_starts_torchrun(one_process: Path, tmp_path: Path):
+    two = (*job(tmp_path), "--save-path", tmp_path / "out", "--batch-size", 4, "--device", "cpu")
+    result = shell(LAUNCH, 2, *two, PYTHON=sys.executable)
+    assert result.returncode == 0, result.stderr
+    assert "finetune.py" in result.stdout and "processes  2 on the CPU (--device cpu)" in result.stdout
+    assert "--standalone --nproc_per_node=2" in result.stdout
+    assert_same_course(one_process, tmp_path / "out")
+
+
+def shell(script: Path, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(script), *map(str, args)], cwd=ROOT, env=environment(**env), capture_output=True, text=True,
+        timeout=DEADLINE, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, str]:
+    """Stand-ins for programs that are not here, and the environment in which they are found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    write_program(folder / "nvidia-smi", 'for i in 0 1 2; do echo "GPU $i: NVIDIA H100 (UUID: GPU-$i)"; done')
+    write_program(folder / "python", 'echo "started by $PPID: $*"')
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(folder / "python"), "VIRTUAL_ENV": ""}
+
+
+def write_program(path: Path, text: str, *, interpreter: str = "/usr/bin/env bash") -> None:
+    path.write_text(f"#!{interpreter}\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("args", "visible", "devices", "launcher"),
+    [
+        ("--dataset t.csv", None, "3 on GPUs 0,1,2", "--nproc_per_node=3"),
+        ("2 finetune.py --dataset t.csv", None, "2 on GPUs 0,1", "--nproc_per_node=2"),
+        ("finetune.py --dataset t.csv", "4,7", "2 on GPUs 4,7", "--nproc_per_node=2"),
+        ("train_mixer.py --seed 7", "1", "1 on GPUs 1", "train_mixer.py --seed 7"),
+        ("0", None, "1 on the CPU (as asked)", "finetune.py"),
+        ("", "", "1 on the CPU (there is no NVIDIA GPU)", "finetune.py"),
+        ("5 --device=cpu", None, "5 on the CPU (--device cpu)", "--nproc_per_node=5"),
+    ],
+)
+def test_launch_training_counts_gpus(
+    programs: dict[str, str], args: str, visible: str | None, devices: str, launcher: str
+):
+    env = programs if visible is None else {**programs, "CUDA_VISIBLE_DEVICES": visible}
+    result = shell(LAUNCH, *args.split(), **env)
+    assert result.returncode == 0 and f"processes  {devices}\n" in result.stdout
+    command = result.stdout.splitlines()[-1]  # what the stand-in for Python was given
+    assert command.startswith(f"started by {os.getpid()}: ")  # in the shell's place, so that signals reach it
+    assert launcher in command and ("torch.distributed.run" in command) == ("nproc" in launcher)
+    assert ("--distributed" in command) == ("nproc" in launcher)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("4 --dataset t.csv", "there are 3 GPUs, not 4"),
+        ("four finetune.py", "'four' is neither a number of GPUs, nor a script, nor a flag"),
+        ("2 finetunes.py", "there is no script finetunes.py"),
+    ],
+)
+def test_mistakes_of_launch_training(programs: dict[str, str], args: str, message: str):
+    result = shell(LAUNCH, *args.split(), **programs)
+    assert result.returncode == 2 and message in result.stderr and not result.stdout
+
+
+def test_help_of_launch_training(programs: dict[str, str]):
+    result = shell(LAUNCH, "--help", **programs)
+    assert result.returncode == 0 and "[NUM_GPUS] [SCRIPT] [ARGS ...]" in result.stdout
+
+
+def test_accelerate_that_started_one_process_only_is_named(table: Path, tmp_path: Path):
+    env = environment(ACCELERATE_USE_CPU="True", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    result = run(*finetune(table, tmp_path / "out"), env=env, check=False)
+    assert result.returncode == 2 and "Use torchrun --nproc_per_node=2" in result.stderr
+
+
+# SLURM
+
+
+def as_slurm_tasks(args: list[str]) -> list[tuple[int, str]]:
+    """Run a script as the two tasks of a SLURM step, without a launcher; how each ended, and its standard error."""
+    port = str(free_port())
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "MASTER_PORT": port}
+    tasks = [
+        Forked(args, cwd=ROOT, env={**environment(), **step, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)})
+        for task in range(2)
+    ]
+    return [(ended.returncode, ended.stderr) for ended in map(end_of, tasks)]
+
+
+def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
+    args = finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 3)
+    assert [status for status, _ in as_slurm_tasks(args)] == [0, 0]
+    run(*finetune(table, tmp_path / "one", "--batch-size", 8, "--max-steps", 3))
+    assert logs(tmp_path / "out", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    ended = as_slurm_tasks(finetune(table, tmp_path / "bad", "--input-col", "occ"))
+    assert [status for status, _ in ended] == [2, 2]
+    assert ["no column 'occ'" in stderr for _, stderr in ended] == [True, False]  # said once
+    assert all("Traceback" not in stderr for _, stderr in ended)
+
+
+SRUN = """
+import os, signal, subprocess, sys
+number, place = int(os.environ["SLURM_NTASKS"]), os.environ["STAND_INS"]
+command = sys.argv[2:] if sys.argv[1] == "--kill-on-bad-exit=1" else sys.exit(f"srun: {sys.argv}")
+step = {"SLURM_STEP_NUM_TASKS": str(number), "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_ID": "0"}
+tasks = [
+    subprocess.Popen(command, env={**os.environ, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)})
+    for i in range(number)
+]
+with open(f"{place}/tasks", "w") as file:
+    file.write(" ".join(str(task.pid) for task in tasks))
+ended = [task.wait() for task in tasks]
+sys.exit(max(128 - status if status < 0 else status for status in ended))
+"""
+SCONTROL = """
+echo "$*" >> "$STAND_INS/requests"
+if [[ $1 == show ]]; then cat "$STAND_INS/job"; fi
+"""
+
+
+class Cluster:
+    """Stand-ins for srun, which starts two tasks for real with the variables that SLURM sets, and for scontrol."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        write_program(folder / "srun", SRUN, interpreter=sys.executable)
+        write_program(folder / "scontrol", SCONTROL)
+        self.preempted("None")
+
+    def preempted(self, when: str) -> None:
+        (self.folder / "job").write_text(f"   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime={when}\n")
+
+    @contextmanager
+    def job(self, args: list[str]) -> Iterator[subprocess.Popen[str]]:
+        """The script, as SLURM starts it on the first node of a job; none of it is left in the end."""
+        env = environment(
+            PATH=f"{self.folder}:{os.environ['PATH']}", STAND_INS=str(self.folder), PYTHON=sys.executable,
+            SLURM_JOB_ID="7", SLURM_NTASKS="2", SLURM_CPUS_PER_TASK="1", MASTER_PORT=str(free_port()),
+        )  # fmt: skip
+        with (self.folder / "log").open("a") as log:
+            process = subprocess.Popen(
+                ["bash", str(SBATCH), *args], cwd=ROOT, env=env, stdout=log, stderr=log, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    @property
+    def requests(self) -> list[str]:
+        """What scontrol was asked for."""
+        path = self.folder / "requests"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def signal_tasks(self, signum: int) -> None:
+        for pid in (self.folder / "tasks").read_text().split():
+            os.kill(int(pid), signum)
+
+
+def stop(cluster: Cluster, args: list[str], signum: int, *, step: int) -> int:
+    """Start a job, signal its tasks at a step; its status."""
+    with cluster.job(args) as job:
+        wait_until(lambda: f"step {step}/" in cluster.log)
+        cluster.signal_tasks(signum)
+        return job.wait(DEADLINE)
+
+
+def test_a_slurm_job_goes_back_into_the_queue_and_ends_as_if_it_had_not_been_stopped(together: Path, tmp_path: Path):
+    cluster, args = Cluster(tmp_path / "slurm"), training(tmp_path / "out")
+    assert stop(cluster, args, signal.SIGUSR1, step=9) == 128 + signal.SIGUSR1, cluster.log
+    assert cluster.requests == ["requeue 7"]
+    with cluster.job(args) as job:  # as SLURM would
+        assert job.wait(DEADLINE) == 0, cluster.log
+    assert "Going on from step" in cluster.log and "step 24/24" in cluster.log
+    assert cluster.requests == ["requeue 7"]
+    assert_same_end(together, tmp_path / "out")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("preempted", ["None", "2026-01-01T10:00:00"])
+def test_after_sigterm_a_slurm_job_goes_back_where_it_was_preempted(tmp_path: Path, preempted: str):
+    cluster = Cluster(tmp_path / "slurm")
+    cluster.preempted(preempted)
+    assert stop(cluster, training(tmp_path / "out"), signal.SIGTERM, step=3) == 128 + signal.SIGTERM, cluster.log
+    assert cluster.requests == ["show job 7", *["requeue 7"][: preempted != "None"]]
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "message"),
+    [
+        (["finetune.py"], {}, "this is for sbatch"),
+        (["--dataset", "t.csv"], {"SLURM_JOB_ID": "7"}, "name the script first"),
+    ],
+)
+def test_mistakes_of_the_slurm_script(args: list[str], env: dict[str, str], message: str):
+    result = shell(SBATCH, *args, **env)
+    assert result.returncode == 2 and message in result.stderr
+
+
+def test_the_slurm_script_asks_sbatch_for_a_signal_and_a_requeue():
+    asked = [shlex.split(line)[1] for line in SBATCH.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"--requeue", "--signal=USR1@300", "--open-mode=append"} <= set(asked)

@@ -1,0 +1,175 @@
+"""Several nodes: network namespaces with an agent of torchrun each; and folders that not all processes see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import DEADLINE, ROOT, environment, write_table
+from jobs import assert_same_end, end_of, ranks, training
+from models import save_tiny_model
+
+STATIC = ("--master_addr=10.9.8.1", "--master_port=29500")
+DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=10.9.8.1:29500", "--rdzv-id=7")
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[str]]:
+    """Two network namespaces of this machine, joined by a cable: each has a loopback and one address, no names."""
+    names = [f"histocoder-{os.getpid()}-{i}" for i in range(2)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("netns", "exec", name, "true")
+        ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for i, name in enumerate(names):
+            ip("-n", name, "address", "add", f"10.9.8.{i + 1}/24", "dev", "eth0")
+            for interface in ("lo", "eth0"):
+                ip("-n", name, "link", "set", interface, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def ip(*args: str) -> None:
+    """Have the kernel do it, or skip the test."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs the program ip (iproute2)")
+    done = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"network namespaces can't be had here (ip {' '.join(args)}: {done.stderr.strip()})")
+
+
+def on_two_nodes(nodes: list[str], outs: list[Path], rendezvous: tuple[str, ...]) -> list[str]:
+    """Train with a process on each, under torchrun; what each printed."""
+    agents = []
+    for i, (node, out) in enumerate(zip(nodes, outs, strict=True)):
+        if rendezvous == DYNAMIC:  # which can't tell whose address it is where names are not known
+            options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=10.9.8.{i + 1}"]
+        else:
+            options = [*STATIC, f"--node_rank={i}"]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
+        agents.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", node, *launcher, *training(out, steps=8)], cwd=ROOT, env=environment(),
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+        )  # fmt: skip
+    try:
+        printed = [agent.communicate(timeout=DEADLINE)[0] for agent in agents]
+        assert [agent.returncode for agent in agents] == [0, 0], printed
+        return printed
+    finally:
+        for agent in agents:
+            agent.kill()
+
+
+@pytest.fixture(scope="session")
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of two processes of one node."""
+    out = tmp_path_factory.mktemp("one_node") / "out"
+    end_together([out, out], steps=8, each_a_node=False)
+    return out
+
+
+def end_together(outs: list[Path], *extra: object, steps: int, each_a_node: bool = True) -> list[str]:
+    """Train with two forked processes, each with a folder; what each printed."""
+    with ranks(*(training(out, *extra, steps=steps) for out in outs), each_a_node=each_a_node) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [0, 0], [one.stderr for one in ended]
+    return [one.stdout for one in ended]
+
+
+@pytest.mark.thorough
+def test_two_nodes_that_share_a_folder_do_what_one_node_does(nodes: list[str], one_node: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    printed = on_two_nodes(nodes, [out, out], STATIC)
+    assert_same_end(one_node, out)
+    assert "step 8/8" in printed[0] and "step" not in printed[1]
+    assert files_of(out) == files_of(one_node) | {".launcher"}
+
+
+def test_two_nodes_with_a_folder_each_do_what_one_node_does(nodes: list[str], one_node: Path, tmp_path: Path):
+    outs = [tmp_path / "a" / "out", tmp_path / "b" / "out"]
+    for out in outs:
+        out.parent.mkdir()
+    printed = on_two_nodes(nodes, outs, DYNAMIC)
+    assert_same_end(one_node, outs[0])
+    assert "step 8/8" in printed[0] and "step" not in printed[1]
+    assert files_of(outs[0]) == files_of(one_node) | {".launcher"}
+    cache = {name for name in files_of(one_node) if name.startswith("cache/")}
+    assert files_of(outs[1]) == cache  # a copy of the arrays, and nothing of the run
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+# Processes whose folders are on disks of their own, without a network between
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> list[Path]:
+    outs = [tmp_path / name / "out" for name in "ab"]
+    for out in outs:
+        out.parent.mkdir()
+    return outs
+
+
+def test_a_run_goes_on_from_checkpoints_that_are_on_rank_0s_node_alone(apart: list[Path], together: Path):
+    end_together(apart, steps=24)
+    shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
+    assert "Going on from step 20" in end_together(apart, steps=24)[0]
+    assert_same_end(together, apart[0])
+    assert {path.name for path in apart[1].iterdir()} == {"cache"}
+
+
+def test_outputs_of_a_frozen_encoder_are_sent_as_well(apart: list[Path]):
+    end_together(apart, "--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0, steps=4)
+    encodings = [path for path in files_of(apart[1]) if "/encodings-" in path]
+    assert len(encodings) == 10  # of training and validation data
+    assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
+
+
+def test_a_nodes_copy_that_is_damaged_is_sent_anew(apart: list[Path]):
+    end_together(apart, steps=1)
+    ids = [path for path in apart[1].glob("cache/*/ids")]
+    for path in ids:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    end_together(apart, steps=2)
+    assert len(ids) == 2
+    for path in ids:
+        assert path.read_bytes() == (apart[0] / path.relative_to(apart[1])).read_bytes()
+
+
+def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
+    commands = [training(apart[0]), training(apart[1], "--learning-rate", "2e-3", "--eval-interval", 9)]
+    with ranks(*commands, each_a_node=True) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [2, 2]
+    assert "Process 1 was started otherwise than process 0: --learning-rate, --eval-interval." in ended[0].stderr
+    assert not (apart[0] / "args.yaml").exists()
+
+
+def test_processes_that_cannot_connect_say_which_network_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    with ranks(training(tmp_path / "out"), training(tmp_path / "out"), each_a_node=True) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [2, 2]
+    assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr
+
+
+def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_path: Path):
+    model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "t.csv")
+    command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--output")
+    with ranks(*([*map(str, command), f"{out}.csv"] for out in apart), each_a_node=True) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [2, 2]
+    assert "Name one that all nodes see." in ended[0].stderr and "Traceback" not in ended[0].stderr
