@@ -23,7 +23,7 @@ from histocoder.data.table import fingerprint
 from histocoder.data.tokens import TokenizedTexts, join_language, tokenize
 from histocoder.files import make_folder, temporary_folder
 
-CACHE_FILE, CACHE_VERSION = "cache.json", 2
+CACHE_FILE, CACHE_VERSION = "cache.json", 3
 _ARRAYS = ("ids", "offsets", "lengths", "codes", "num_codes", "langs")
 _COPY_BYTES = 1 << 22
 
@@ -50,6 +50,8 @@ class ExampleArrays:
     """Those that occur."""
     notices: tuple[str, ...]
     """What a user should know of how the files were read."""
+    num_distinct: int
+    """Distinct descriptions."""
     fingerprint: str
     """Of the files' content."""
 
@@ -73,6 +75,7 @@ def open_cache(folder: Path) -> ExampleArrays:
         langs=arrays["langs"],
         languages=tuple(record["languages"]),
         notices=tuple(record["notices"]),
+        num_distinct=record["num_distinct"],
         fingerprint=hashlib.sha256("".join(record["made_from"]["sources"]).encode()).hexdigest()[:8],
     )
 
@@ -162,11 +165,13 @@ def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normaliz
     languages: dict[str, int] = {}
     notices: list[str] = []
     num_tokens = 0
+    hashes = []
     with ExitStack() as stack:
         arrays = {name: stack.enter_context(_ArrayFile(folder / name)) for name in _ARRAYS}
         arrays["offsets"].append(np.zeros(1, dtype=np.int64))
         for examples in files.chunks(say=notices.append):
             texts = normalize(examples.texts, text_normalization)
+            hashes.append(np.unique(np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))))
             tokens = tokenize(join_language(texts, examples.langs), max_len=max_len)
             codes = _code_places(examples, files.formatter.num_blocks, places)
             arrays["ids"].append(tokens.ids)
@@ -177,7 +182,14 @@ def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normaliz
             num_tokens += len(tokens.ids)
             arrays["langs"].append(_places(examples.langs, languages))
         forms = {name: array.close() for name, array in arrays.items()}
-    return {"arrays": forms, "codes": list(places), "languages": list(languages), "notices": notices}
+    num_distinct = len(np.unique(np.concatenate(hashes)))
+    return {
+        "arrays": forms,
+        "codes": list(places),
+        "languages": list(languages),
+        "notices": notices,
+        "num_distinct": num_distinct,
+    }
 
 
 def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:
