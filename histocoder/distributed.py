@@ -193,6 +193,11 @@ def backend() -> str | None:
     return dist.get_backend() if _group is not None else None
 
 
+def nccl_version() -> str | None:
+    """Of the NCCL that torch is built with; None where it is built without."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
+
+
 def is_primary() -> bool:
     """Whether this is the process that writes, prints and logs."""
     return _launch.is_primary
