@@ -68,7 +68,8 @@ def test_the_effective_batch():
 
 
 def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
-    first, other = two_ranks(finetune(table, tmp_path / "out", "--batch-size", 4, "--num-epochs", 1))
+    extra = ("--batch-size", 2, "--gradient-accumulation-steps", 2, "--num-epochs", 1)
+    first, other = two_ranks(finetune(table, tmp_path / "out", *extra))
     lines = first.stdout.splitlines()
     start = lines.index("script      finetune.py")
     assert lines[start + 1] == "encoder     tiny"
@@ -76,7 +77,7 @@ def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
     assert lines[start + 4].startswith("machine     2 processes, 1 node, 2 × ")
     assert lines[start + 5 : start + 8] == [
         "strategy    DDP, gloo, fp32",
-        "batch       4 × 2 processes = 8 rows a step",
+        "batch       2 × 2 accumulated × 2 processes = 8 rows a step",
         "steps       8 in 1 epoch",
     ]
     assert "script" not in other.stdout
