@@ -158,3 +158,11 @@ def test_distinct_descriptions_are_counted_once(mixed: Path, tmp_path: Path, mon
     }
     assert found["none"].num_distinct == len(set(texts)) < len(texts)
     assert found["lower_ascii"].num_distinct == len({text.lower() for text in texts}) == len(set(texts)) - 1
+
+
+def test_numbers_are_counted_in_parts_as_in_one():
+    rng = np.random.default_rng(1)
+    ends = np.array([-(2**63), -(2**60), -1, 0, 1, 2**60, 2**63 - 1])
+    parts = [np.sort(rng.choice(ends, 5)) for _ in range(3)]
+    parts += [np.sort(rng.integers(-(2**63), 2**63 - 1, 500)) for _ in range(3)] * 2 + [np.array([], dtype=np.int64)]
+    assert cache._num_distinct(parts) == len(np.unique(np.concatenate(parts)))

@@ -171,7 +171,7 @@ def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normaliz
         arrays["offsets"].append(np.zeros(1, dtype=np.int64))
         for examples in files.chunks(say=notices.append):
             texts = normalize(examples.texts, text_normalization)
-            hashes.append(np.unique(np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))))
+            hashes.append(_distinct(np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))))
             tokens = tokenize(join_language(texts, examples.langs), max_len=max_len)
             codes = _code_places(examples, files.formatter.num_blocks, places)
             arrays["ids"].append(tokens.ids)
@@ -182,14 +182,28 @@ def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normaliz
             num_tokens += len(tokens.ids)
             arrays["langs"].append(_places(examples.langs, languages))
         forms = {name: array.close() for name, array in arrays.items()}
-    num_distinct = len(np.unique(np.concatenate(hashes)))
     return {
         "arrays": forms,
         "codes": list(places),
         "languages": list(languages),
         "notices": notices,
-        "num_distinct": num_distinct,
+        "num_distinct": _num_distinct(hashes),
     }
+
+
+def _num_distinct(parts: Sequence[np.ndarray]) -> int:
+    """How many numbers of int64 there are in several sorted arrays together; a few at a time, for they may be many."""
+    bounds = np.arange(-7, 8, dtype=np.int64) << 60
+    shares = zip(*(np.split(part, np.searchsorted(part, bounds)) for part in parts), strict=True)
+    return sum(len(_distinct(np.concatenate(share))) for share in shares)
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """In order; as `np.unique`, in a fraction of its time."""
+    ordered = np.sort(values)
+    is_new = np.ones(len(ordered), dtype=bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new]
 
 
 def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:
