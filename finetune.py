@@ -72,10 +72,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Check the arguments, and hold the run's folder while working in it."""
     args = parse_args()
-    device = distributed.start(
-        device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
-    )
-    assemble.train_config_of(args)  # mistakes in flags are named before any work
+    device = assemble.start(args)
     config = PrepareConfig(
         dataset=args.dataset,
         target_cols=tuple(args.target_cols),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from histocoder import assemble, cli, distributed
+from histocoder import assemble, cli
 from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, ExampleFiles
 from histocoder.data.key import read_key
@@ -80,10 +80,7 @@ def target_cols_of(args: argparse.Namespace) -> list[str]:
 def main() -> None:
     """Read the files, build the model, fit it."""
     args = parse_args()
-    device = distributed.start(
-        device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
-    )
-    assemble.train_config_of(args)  # mistakes in flags are named before any work
+    device = assemble.start(args)
     folder, target_cols = Path(args.save_dir), target_cols_of(args)
     formatter = build_formatter(
         args.formatter,

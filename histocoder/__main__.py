@@ -28,7 +28,7 @@ def build_parser() -> Parser:
     """The commands and their flags."""
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_predict, _add_evaluate, _add_review, _add_convert):
+    for add in (_add_predict, _add_evaluate, _add_review, _add_convert, _add_doctor):
         add(commands)
     return parser
 
@@ -263,6 +263,19 @@ def _convert(args: argparse.Namespace) -> None:
         make_folder(output)
         coder.save_pretrained(output)
     _say(f"Wrote {output}.")
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
+    parser = _command(commands, "doctor", "see what this machine has for training, and what is missing")
+    parser.add_argument("--folder", default=".", metavar="DIR", help="where runs are to be saved (default: .)")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from histocoder.doctor import examine, print_findings
+
+    if not print_findings(examine(Path(args.folder)), _say):
+        raise SystemExit(1)
 
 
 def _read_json(path: str) -> dict:

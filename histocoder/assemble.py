@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import yaml
 
 from histocoder import distributed
+from histocoder.banner import RunFacts, banner
 from histocoder.checkpoint import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -27,19 +29,24 @@ from histocoder.checkpoint import (
     read_model_config,
 )
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.table import fingerprint
+from histocoder.deterministic import compute_deterministically
+from histocoder.devices import device_name
 from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
+from histocoder.launch import node_name
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
 from histocoder.nodes import refuse_differences
+from histocoder.precision import computing_dtype, precision_name
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
-from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
+from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
 
 REPORT_ROWS = 5_000
@@ -50,6 +57,20 @@ def say(text: str) -> None:
     """Print a line, on rank 0."""
     if distributed.is_primary():
         print(text, flush=True)
+
+
+def start(args: argparse.Namespace) -> torch.device:
+    """Join the other processes, if any, and choose a device; mistakes in flags are named before any work."""
+    if args.deterministic:
+        compute_deterministically()
+    device = distributed.start(
+        device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
+    )
+    train_config_of(args)
+    check_dashboards(wandb=args.log_wandb, tensorboard=args.log_tensorboard)
+    if args.wandb_artifact and not args.log_wandb:
+        raise UserError("--wandb-artifact sends the model to Weights & Biases; add --log-wandb.")
+    return device
 
 
 def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step: int) -> None:
@@ -106,11 +127,15 @@ def train(
     distributed.run_on_primary(
         lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
     )
-    _print_banner(args, model, train_data, val_data, device)
+
+    def announce(num_steps: int, strategy: str) -> None:
+        for line in banner(_facts(args, model, train_data, val_data, device, num_steps, strategy)):
+            say(line)
+
     warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
         say(f"Going on from step {start_step} ({checkpoint.path}).")
-    tracker = _tracker(args, folder, start_step)
+    tracker = _tracker(args, folder, start_step, model.config.system)
     try:
         fit(
             model,
@@ -125,7 +150,10 @@ def train(
             settings=settings,
             checkpoint=checkpoint,
             tracker=tracker,
+            announce=announce,
         )
+        if args.wandb_artifact:
+            tracker.keep_model(folder)
     finally:
         tracker.close()
     if not args.no_report:
@@ -215,6 +243,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         save_each_epoch=args.save_each_epoch,
         keep_checkpoints=args.keep_checkpoints,
         save_format=args.save_format,
+        profile_steps=args.profile,
     )
 
 
@@ -335,13 +364,23 @@ def _settings(
     }
 
 
-def _tracker(args: argparse.Namespace, folder: Path, start_step: int) -> Tracker:
+def _tracker(args: argparse.Namespace, folder: Path, start_step: int, system: str) -> Tracker:
     if not distributed.is_primary():
         return NullRun()
     trackers: list[Tracker] = [CsvLog(folder, start_step=start_step)]
     if args.log_wandb:
-        name = args.run_name or folder.resolve().name
-        trackers.append(open_wandb(folder, project=args.wandb_project_name, name=name, config=vars(args)))
+        name = args.run_name or run_name(args.encoder, system, world_size=distributed.world_size())
+        trackers.append(
+            open_wandb(
+                folder,
+                project=args.wandb_project_name,
+                name=name,
+                config=vars(args),
+                uploads_model=args.wandb_artifact,
+            )
+        )
+    if args.log_tensorboard:
+        trackers.append(open_tensorboard(folder, start_step=start_step))
     return Tee(*trackers)
 
 
@@ -355,20 +394,35 @@ def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
         )
 
 
-def _print_banner(
+def _facts(
     args: argparse.Namespace,
     model: MixerModel,
     train_data: OccupationDataset,
     val_data: OccupationDataset,
     device: torch.device,
-) -> None:
-    total = sum(p.numel() for p in model.parameters())
+    num_steps: int,
+    strategy: str,
+) -> RunFacts:
+    """What the banner tells; all ranks ask for it together."""
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    processes = distributed.world_size()
-    say(f"encoder   {args.encoder}, {total / 1e6:.1f} million parameters, {trained / 1e6:.1f} of them trained")
-    rows = f"{len(train_data):,} rows to train on, {len(val_data):,} to validate on"
-    say(f"data      {rows}, {model.config.num_classes:,} codes")
-    say(f"machine   {device.type}, {processes} process{'es' if processes > 1 else ''}")
-    size, what = (args.batch_size, "rows") if args.tokens_per_batch is None else (args.tokens_per_batch, "positions")
-    num_parts = args.gradient_accumulation_steps
-    say(f"batch     {size} × {num_parts} × {processes} = {size * num_parts * processes} {what} a step")
+    by_tokens = args.tokens_per_batch is not None
+    return RunFacts(
+        script=Path(sys.argv[0]).name,
+        encoder=args.encoder,
+        num_trained=trained,
+        num_frozen=sum(p.numel() for p in model.parameters()) - trained,
+        num_train=len(train_data),
+        num_distinct=train_data.arrays.num_distinct,
+        num_val=len(val_data),
+        num_codes=model.config.num_classes,
+        devices=tuple(distributed.gather_texts(device_name(device))),
+        num_nodes=len(set(distributed.gather_texts(node_name()))),
+        backend=distributed.backend(),
+        strategy=strategy,
+        precision=precision_name(computing_dtype(args.precision, device, use_amp=args.use_amp)),
+        batch_size=args.tokens_per_batch if by_tokens else args.batch_size,
+        batch_unit="positions" if by_tokens else "rows",
+        accumulation=args.gradient_accumulation_steps,
+        num_steps=num_steps,
+        num_epochs=args.num_epochs if args.max_steps is None else None,
+    )

@@ -361,7 +361,7 @@ def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def clear_run(folder: Path) -> None:
     """Delete what training has left in a run's folder; prepared data and other files stay."""
-    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER, "report"):
+    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER, "report", "tensorboard", "profile"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in _RUN_FILES:
         (folder / name).unlink(missing_ok=True)

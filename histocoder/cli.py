@@ -235,11 +235,33 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
     group.add_argument(
         "--no-report", action="store_true", help="leave out report.html on the validation data, at the end"
     )
+    group.add_argument("--log-tensorboard", action="store_true", help="log to TensorBoard as well, in tensorboard/")
     group.add_argument("--log-wandb", action="store_true", help="log to Weights & Biases as well")
     group.add_argument(
         "--wandb-project-name", default="histco-v2-mixer", metavar="NAME", help="W&B project (default: histco-v2-mixer)"
     )
-    group.add_argument("--run-name", metavar="NAME", help="the run's name in W&B (default: its folder's)")
+    group.add_argument(
+        "--run-name",
+        metavar="NAME",
+        help="the run's name in W&B (default: as canine-s_hisco_gpu4, by encoder, columns of codes, and processes)",
+    )
+    group.add_argument(
+        "--wandb-artifact",
+        action="store_true",
+        help="with --log-wandb: send the final model as well, which may take ten minutes at most",
+    )
+    group = parser.add_argument_group("profiling and debugging")
+    group.add_argument(
+        "--profile",
+        type=int,
+        metavar="N",
+        help="write where the time of N steps goes, behind the first five, to profile/: a trace and a table",
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="let torch use only algorithms that give the same bits each time; slower on a GPU",
+    )
     group = parser.add_argument_group("machine")
     group.add_argument(
         "--device",

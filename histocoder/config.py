@@ -137,6 +137,12 @@ class ModelConfig:
         """Classes of the flat head."""
         return len(self.codes)
 
+    @property
+    def system(self) -> str:
+        """The classification's name, as far as the columns of codes (hisco_1, …) or the formatter tell."""
+        stem = self.target_cols[0].rstrip("0123456789").rstrip("_") if self.target_cols else ""
+        return stem or str(self.formatter["name"])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `from_dict` reads them back."""
         return {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(self)}
@@ -218,6 +224,8 @@ class TrainConfig:
     keep_checkpoints: int = 2
     save_format: str = "histocoder"
     """What is written at the end: "histocoder", or "occcanine" for `last.bin` as well."""
+    profile_steps: int | None = None
+    """Steps that are profiled, near the start; None: none."""
     num_greedy: int = NUM_GREEDY
     """Validation rows that are decoded freely; all are scored with teacher forcing."""
 
@@ -236,6 +244,10 @@ class TrainConfig:
         for name in ("max_steps", "save_interval", "tokens_per_batch"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
+        _require(
+            self.profile_steps is None or self.profile_steps >= 1,
+            f"--profile is {self.profile_steps}; it must be 1 or more.",
+        )
         for name in ("seq2seq_weight", "warmup_pct"):
             value = getattr(self, name)
             _require(0 <= value <= 1, f"--{name.replace('_', '-')} is {value:g}; it must lie between 0 and 1.")

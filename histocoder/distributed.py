@@ -172,6 +172,16 @@ def world_size() -> int:
     return _launch.world_size
 
 
+def backend() -> str | None:
+    """What gradients are exchanged over: "nccl" or "gloo"; None for a process that is alone."""
+    return dist.get_backend() if _group is not None else None
+
+
+def nccl_version() -> str | None:
+    """Of the NCCL that torch is built with; None where it is built without."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
+
+
 def is_primary() -> bool:
     """Whether this is the process that writes, prints and logs."""
     return _launch.is_primary
@@ -207,6 +217,15 @@ def gather(values: Tensor) -> list[Tensor]:
     gathered = [torch.empty_like(values) for _ in range(world_size())]
     dist.all_gather(gathered, values, group=_group.control)
     return gathered
+
+
+def gather_texts(text: str) -> list[str]:
+    """Every process's `text`, in order of rank."""
+    texts = [text]
+    if _group is not None:
+        texts *= world_size()
+        dist.all_gather_object(texts, text, group=_group.control)
+    return texts
 
 
 def wait_for_all(*, doing: str) -> None:

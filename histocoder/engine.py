@@ -30,10 +30,14 @@ from histocoder.errors import Interrupted, UserError
 from histocoder.frozen import use_encodings
 from histocoder.hub import model_card, write_card
 from histocoder.learner import Learner
+from histocoder.memory import peak_gpu_memory
+from histocoder.meter import Meter
 from histocoder.model import MixerModel, MixerOutput
+from histocoder.profiling import NullProfiler, Profiler, open_profiler
+from histocoder.progress import Progress
 from histocoder.resume import mark_interrupted
 from histocoder.signals import StopSignals
-from histocoder.tracking import Meter, NullRun, Progress, Tracker
+from histocoder.tracking import NullRun, Tracker
 from histocoder.validation import validate
 
 
@@ -49,6 +53,7 @@ def fit(
     settings: dict[str, Any],
     checkpoint: Checkpoint | None = None,
     tracker: Tracker | None = None,
+    announce: Callable[[int, str], None] | None = None,
 ) -> dict[str, float]:
     """Train a model, on this process or together with others, and save it.
 
@@ -68,6 +73,8 @@ def fit(
     checkpoint : Checkpoint, optional
         To go on from; its weights are loaded into the model.
     tracker : Tracker, optional
+    announce : callable, optional
+        Called on all ranks, with the number of steps and the strategy's name, before anything is computed.
 
     Returns
     -------
@@ -84,11 +91,14 @@ def fit(
         Where a loader worker is killed, or hangs.
     """
     run = _Run.begin(model, train_data, val_data, config, loader, device, folder, settings, tracker or NullRun())
+    if announce is not None:
+        announce(run.total_steps, run.learner.strategy.name)
     if checkpoint is not None:
         run.restore(checkpoint)
     use_encodings(model, [train_data, val_data], folder=folder)
     run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
-    with StopSignals(distributed.expect_end) as signals, run.train_loader.naming_workers():
+    run.profiler = open_profiler(config.profile_steps, folder, device=device, say=run.progress.say, on_pause=run.pause)
+    with StopSignals(distributed.expect_end) as signals, run.train_loader.naming_workers(), run.profiler:
         run.stop_requested = lambda: signals.signum
         while run.state.step < run.total_steps:
             train_epoch(run)
@@ -116,6 +126,7 @@ def train_epoch(run: _Run) -> None:
     run.sampler.set_position(state.epoch, state.samples)
     for parts in zip(*[iter(run.train_loader)] * config.gradient_accumulation_steps, strict=True):
         loss, grad_norm = train_step(run, parts)
+        run.profiler.step()
         state.step += 1
         state.samples += parts[0].num_rows
         run.meter.add(loss, grad_norm, rows=parts[0].num_rows)
@@ -190,6 +201,7 @@ class _Run:
     stop_requested: Callable[[], int] = lambda: 0
     saved_step: int | None = None
     progress: Progress = field(default_factory=lambda: Progress(0, show=False))
+    profiler: NullProfiler | Profiler = field(default_factory=NullProfiler)
 
     @classmethod
     def begin(
@@ -245,13 +257,15 @@ class _Run:
         """Read the losses since the last time, and pass them on."""
         values: dict[str, float] = {
             **self.meter.read(),
+            **peak_gpu_memory(self.device),
             "lr": self.learner.learning_rate,
             "epoch": float(self.state.epoch + 1),
         }
         self.tracker.log(self.state.step, values)
         line = {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
         skipped = {"skipped": values["skipped_steps"]} if values["skipped_steps"] else {}
-        self.progress.line(self.state.step, line | skipped)
+        memory = {"GPU GB": values["gpu_memory_gb"]} if "gpu_memory_gb" in values else {}
+        self.progress.line(self.state.step, line | memory | skipped)
         self.check_skipped()
 
     def check_skipped(self) -> None:
@@ -292,8 +306,14 @@ class _Run:
         if results["val_loss"] < self.state.best_val_loss:
             self.state.best_val_loss = results["val_loss"]
             self.save_model(self.folder / BEST_FOLDER, doing="saving the best model")
-        self.meter.started += time.monotonic() - started  # rows/s are of training alone
+        self.pause(started)
         return results
+
+    def pause(self, started: float) -> None:
+        """Leave the time since then out of rows/s, and of what steps take."""
+        seconds = time.monotonic() - started
+        self.meter.started += seconds
+        self.progress.pause(seconds)
 
     def save_model(self, folder: Path, *, doing: str) -> None:
         """Write the model with its card."""
@@ -331,7 +351,7 @@ class _Run:
             ),
             doing="saving a checkpoint",
         )
-        self.meter.started += time.monotonic() - started
+        self.pause(started)
 
     def save_result(self) -> None:
         """Write what a finished run leaves."""

@@ -75,8 +75,7 @@ def model_card(
     known = [lang for lang in config.languages if lang != "unk"]
     iso = {"ge": "de", "se": "sv", "gr": "el"}  # the data's own abbreviations of German, Swedish and Greek
     codes = sorted(iso.get(lang, lang) for lang in known)
-    stem = config.target_cols[0].rstrip("0123456789").rstrip("_") if config.target_cols else ""
-    system = stem or config.formatter["name"]
+    system = config.system
     figures = ""
     if metrics:
         shares = {"greedy": metrics["greedy_seq_acc"], "flat": metrics["flat_acc"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,6 +56,12 @@ def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | N
             launched=True,
         )
     return Launch()
+
+
+def node_name(environ: Mapping[str, str] | None = None) -> str:
+    """What tells this process's node from the others: its number, as torchrun or SLURM say it, else its host's name."""
+    env = os.environ if environ is None else environ
+    return env.get("GROUP_RANK") or env.get("SLURM_NODEID") or socket.gethostname()
 
 
 def _slurm_tasks_here(env: Mapping[str, str]) -> int:

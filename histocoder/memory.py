@@ -1,10 +1,14 @@
-"""How the C library hands out memory."""
+"""Memory: how the C library hands it out, and how much of a GPU's is taken."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from pathlib import Path
+
+import torch
+
+from histocoder import distributed
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
 _MADV_HUGEPAGE = 14  # see madvise(2)
@@ -45,3 +49,11 @@ def _may_reserve() -> bool:
         return Path("/proc/sys/vm/overcommit_memory").read_text().strip() != "2"
     except OSError:
         return False
+
+
+def peak_gpu_memory(device: torch.device) -> dict[str, float]:
+    """The most that tensors have taken so far, in GB, on the GPU of the rank that took most; nothing without GPUs."""
+    if device.type != "cuda":
+        return {}
+    mine = torch.tensor([torch.cuda.max_memory_allocated(device) / 1e9], dtype=torch.float64)
+    return {"gpu_memory_gb": max(map(float, distributed.gather(mine)))}

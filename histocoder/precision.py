@@ -6,7 +6,8 @@ import torch
 
 from histocoder.errors import UserError
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = ("auto", *_DTYPES)
 
 
 def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = False) -> torch.dtype:
@@ -31,7 +32,12 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
         raise UserError("fp16 needs a CUDA GPU; on this device choose --precision auto.")
     if precision == "auto":
         precision = "bf16" if has_bf16(device) else "fp16" if use_amp and device.type == "cuda" else "fp32"
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return _DTYPES[precision]
+
+
+def precision_name(dtype: torch.dtype) -> str:
+    """What users call a dtype."""
+    return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
 def has_bf16(device: torch.device) -> bool:

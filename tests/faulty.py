@@ -10,7 +10,7 @@ Faults, each at the n-th call, counted from 1, of a function that is named by it
 - `timeout:3`: seconds that collectives may take
 - `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4
 - `worker:1:SIGKILL`: loader worker 1 sends itself that signal at its second batch
-- `wandb:init:hangs`: W&B's `init`, `log` or `finish` hangs, or `raises`
+- `wandb:init:hangs`: W&B's `init`, `log`, `log_artifact` or `finish` hangs, or `raises`
 """
 
 from __future__ import annotations
@@ -85,6 +85,15 @@ class Service:
 
     def log(self, *_: object, **__: object) -> None:
         self._do("log")
+
+    def Artifact(self, *_: object, **__: object) -> Service:
+        return self
+
+    def add_file(self, *_: object, **__: object) -> None:
+        pass
+
+    def log_artifact(self, *_: object) -> None:
+        self._do("log_artifact")
 
     def finish(self) -> None:
         self._do("finish")

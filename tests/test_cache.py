@@ -143,3 +143,26 @@ def test_a_worker_is_handed_the_folder_and_not_the_arrays(table: Path, tmp_path:
     arrays = cache.open_cache(build(ExampleFiles((table,), ("hisco_1",), FORMATTER), tmp_path / "cache"))
     handed = pickle.dumps(arrays)
     assert len(handed) < 1000 and np.array_equal(pickle.loads(handed).texts.ids, arrays.texts.ids)
+
+
+def test_distinct_descriptions_are_counted_once(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = mixed.read_text(encoding="utf-8").splitlines()
+    mixed.write_text(
+        "\n".join([*lines, "Farmer,en,61110,", "farmer,da,61110,", *lines[20:30]]) + "\n", encoding="utf-8"
+    )
+    files = example_files(mixed, rules=LabelRules(drop_bad=True))
+    texts = files.read().texts
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    found = {
+        name: cache.open_cache(build(files, tmp_path, text_normalization=name)) for name in ("none", "lower_ascii")
+    }
+    assert found["none"].num_distinct == len(set(texts)) < len(texts)
+    assert found["lower_ascii"].num_distinct == len({text.lower() for text in texts}) == len(set(texts)) - 1
+
+
+def test_numbers_are_counted_in_parts_as_in_one():
+    rng = np.random.default_rng(1)
+    ends = np.array([-(2**63), -(2**60), -1, 0, 1, 2**60, 2**63 - 1])
+    parts = [np.sort(rng.choice(ends, 5)) for _ in range(3)]
+    parts += [np.sort(rng.integers(-(2**63), 2**63 - 1, 500)) for _ in range(3)] * 2 + [np.array([], dtype=np.int64)]
+    assert cache._num_distinct(parts) == len(np.unique(np.concatenate(parts)))

@@ -12,7 +12,8 @@ from conftest import environment, free_port, run
 from jobs import finetune
 from test_scripts import logs
 
-from histocoder.tracking import InBackground, NullRun
+from histocoder.background import InBackground
+from histocoder.tracking import NullRun
 
 FOREVER = threading.Event()
 
@@ -28,6 +29,9 @@ class Broken(NullRun):
     def log(self, step: int, values: dict[str, float]) -> None:
         self.do("log")
         self.steps.append(step)
+
+    def keep_model(self, folder: Path) -> None:
+        self.do("keep_model")
 
     def close(self) -> None:
         self.do("close")
@@ -62,7 +66,7 @@ def test_one_warning_and_hardly_any_waiting(call: str, how: str, capsys):
     reasons = {
         "raises": "failed (the service is ill)",
         "exits": "failed (SystemExit)",
-        "hangs": f"has not {'answered' if call == 'init' else 'taken in all numbers'} within 0.3 s",
+        "hangs": f"has not {'answered' if call == 'init' else 'taken in all it was given'} within 0.3 s",
     }
     expected = f"warning: S {reasons[how]}; the run goes on, with all numbers in logs.csv.\n"
     assert capsys.readouterr().err == expected
@@ -81,6 +85,23 @@ def test_a_service_that_is_late_is_closed_still():
     assert closed.wait(5)
 
 
+@pytest.mark.parametrize("how", ["", "hangs", "raises"])
+def test_the_model_has_its_own_deadline(how: str, capsys):
+    class Slow(Broken):
+        def keep_model(self, folder: Path) -> None:
+            time.sleep(0.5)
+            super().keep_model(folder)
+            self.steps.append(-1)
+
+    tracker = Slow("keep_model" if how else "", how)
+    background = InBackground("S", lambda: tracker, patience=0.2, patience_with_model=60 if how != "hangs" else 0.7)
+    background.keep_model(Path())
+    background.close()
+    reasons = {"hangs": "has not taken in all it was given within 0.7 s", "raises": "failed (the service is ill)"}
+    expected = f"warning: S {reasons[how]}; the run goes on, with all numbers in logs.csv.\n" if how else ""
+    assert capsys.readouterr().err == expected and tracker.steps == ([] if how else [-1])
+
+
 def test_what_waits_for_a_service_is_bounded(capsys):
     background = InBackground("S", lambda: Broken("log", "hangs"), patience=60, room=10)
     started = time.monotonic()
@@ -91,9 +112,9 @@ def test_what_waits_for_a_service_is_bounded(capsys):
     assert capsys.readouterr().err.count("takes in no more numbers") == 1
 
 
-def assert_complete(result, out: Path, why: str) -> None:
-    """One warning; everything else as in a run without W&B."""
-    warnings = [line for line in result.stderr.splitlines() if "warning: W&B" in line]
+def assert_complete(result, out: Path, service: str, why: str) -> None:
+    """One warning; everything else as in a run without the service."""
+    warnings = [line for line in result.stderr.splitlines() if f"warning: {service}" in line]
     assert len(warnings) == 1 and why in warnings[0], result.stderr
     assert "Traceback" not in result.stderr and (out / "model.safetensors").exists()
     assert logs(out, "step") == [1, 2, 3, 4, 4] and len(logs(out, "train_loss")) == 4
@@ -104,7 +125,7 @@ EXTRA = ("--batch-size", 8, "--max-steps", 4, "--log-wandb")
 
 def test_a_service_that_fails(table: Path, tmp_path: Path):
     result = run("tests/faulty.py", "wandb:init:raises", "--", *finetune(table, tmp_path / "out", *EXTRA))
-    assert_complete(result, tmp_path / "out", "failed (the service is ill)")
+    assert_complete(result, tmp_path / "out", "W&B", "failed (the service is ill)")
 
 
 @pytest.mark.thorough
@@ -115,7 +136,7 @@ def test_a_service_that_hangs(table: Path, tmp_path: Path, call: str, why: str):
     started = time.monotonic()
     result = run("tests/faulty.py", f"wandb:{call}:hangs", "--", *finetune(table, tmp_path / "out", *EXTRA))
     assert time.monotonic() - started < 45
-    assert_complete(result, tmp_path / "out", why)
+    assert_complete(result, tmp_path / "out", "W&B", why)
 
 
 @pytest.mark.thorough
@@ -127,4 +148,4 @@ def test_wandb_itself_where_its_server_can_not_be_reached(table: Path, tmp_path:
         port = listener.getsockname()[1] if how == "hangs" else free_port()
         online = {"WANDB_MODE": "online", "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{port}"}
         result = run(*finetune(table, tmp_path / "out", *EXTRA), env=environment(**online), fresh=True)
-    assert_complete(result, tmp_path / "out", "W&B ")
+    assert_complete(result, tmp_path / "out", "W&B", "")

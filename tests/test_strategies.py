@@ -32,7 +32,8 @@ def test_batches_that_accumulate_are_one_large_batch(
         run(*finetune(data, large := tmp_path / "large", *STEPS, "--batch-size", processes * accumulated * size))
     args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", size, "--gradient-accumulation-steps", accumulated)
     output = run(*args).stdout if processes == 1 else two_ranks(args)[0].stdout
-    assert f"{size} × {accumulated} × {processes} = {size * accumulated * processes} rows a step" in output
+    assert f"{size} × {accumulated} accumulated × {processes} process" in output
+    assert f"= {size * accumulated * processes} rows a step" in output
     for column in ("train_loss", "val_loss", "grad_norm"):
         assert logs(tmp_path / "out", column) == pytest.approx(logs(large, column), abs=1e-6)
     assert_same_weights(tmp_path / "out", large, tolerance=1e-4)

@@ -23,7 +23,7 @@ from histocoder.data.table import fingerprint
 from histocoder.data.tokens import TokenizedTexts, join_language, tokenize
 from histocoder.files import make_folder, temporary_folder
 
-CACHE_FILE, CACHE_VERSION = "cache.json", 2
+CACHE_FILE, CACHE_VERSION = "cache.json", 3
 _ARRAYS = ("ids", "offsets", "lengths", "codes", "num_codes", "langs")
 _COPY_BYTES = 1 << 22
 
@@ -50,6 +50,8 @@ class ExampleArrays:
     """Those that occur."""
     notices: tuple[str, ...]
     """What a user should know of how the files were read."""
+    num_distinct: int
+    """Distinct descriptions."""
     fingerprint: str
     """Of the files' content."""
 
@@ -73,6 +75,7 @@ def open_cache(folder: Path) -> ExampleArrays:
         langs=arrays["langs"],
         languages=tuple(record["languages"]),
         notices=tuple(record["notices"]),
+        num_distinct=record["num_distinct"],
         fingerprint=hashlib.sha256("".join(record["made_from"]["sources"]).encode()).hexdigest()[:8],
     )
 
@@ -163,11 +166,13 @@ def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normaliz
     languages: dict[str, int] = {}
     notices: list[str] = []
     num_tokens = 0
+    hashes = []
     with ExitStack() as stack:
         arrays = {name: stack.enter_context(_ArrayFile(folder / name)) for name in _ARRAYS}
         arrays["offsets"].append(np.zeros(1, dtype=np.int64))
         for examples in files.chunks(say=notices.append):
             texts = normalize(examples.texts, text_normalization)
+            hashes.append(_distinct(np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))))
             tokens = tokenize(join_language(texts, examples.langs), max_len=max_len)
             codes = _code_places(examples, files.formatter.num_blocks, places)
             arrays["ids"].append(tokens.ids)
@@ -178,7 +183,28 @@ def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normaliz
             num_tokens += len(tokens.ids)
             arrays["langs"].append(_places(examples.langs, languages))
         forms = {name: array.close() for name, array in arrays.items()}
-    return {"arrays": forms, "codes": list(places), "languages": list(languages), "notices": notices}
+    return {
+        "arrays": forms,
+        "codes": list(places),
+        "languages": list(languages),
+        "notices": notices,
+        "num_distinct": _num_distinct(hashes),
+    }
+
+
+def _num_distinct(parts: Sequence[np.ndarray]) -> int:
+    """How many numbers of int64 there are in several sorted arrays together; a few at a time, for they may be many."""
+    bounds = np.arange(-7, 8, dtype=np.int64) << 60
+    shares = zip(*(np.split(part, np.searchsorted(part, bounds)) for part in parts), strict=True)
+    return sum(len(_distinct(np.concatenate(share))) for share in shares)
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """In order; as `np.unique`, in a fraction of its time."""
+    ordered = np.sort(values)
+    is_new = np.ones(len(ordered), dtype=bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new]
 
 
 def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:

@@ -1,0 +1,145 @@
+"""What shows a run's curves while it trains: Weights & Biases, TensorBoard. A run does not depend on either."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+from histocoder.background import InBackground
+from histocoder.checkpoint import CONFIG_FILE, WEIGHTS_FILE
+from histocoder.errors import UserError
+from histocoder.files import replacing
+from histocoder.hub import CARD_FILE
+from histocoder.tracking import NullRun, Tracker, dashboard_values
+
+WANDB_ID_FILE = "wandb_run_id"
+TENSORBOARD_FOLDER = "tensorboard"
+UPLOAD_SECONDS = 600.0
+"""How long an upload of the final model may hold up a run's end."""
+_WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
+"""What W&B is told, so that it gives up by itself within `PATIENCE_SECONDS`, which differ by what it does besides."""
+
+
+def check_dashboards(*, wandb: bool, tensorboard: bool) -> None:
+    """Raise a UserError where one that is asked for is not installed."""
+    if wandb and importlib.util.find_spec("wandb") is None:
+        raise UserError("--log-wandb needs wandb: pip install wandb.")
+    if tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UserError("--log-tensorboard needs tensorboard: pip install tensorboard.")
+
+
+def run_name(encoder: str, system: str, *, world_size: int) -> str:
+    """What a run is called in W&B.
+
+    Examples
+    --------
+    >>> run_name("google/canine-s", "hisco", world_size=4)
+    'canine-s_hisco_gpu4'
+    """
+    return f"{Path(encoder).name}_{system}_gpu{world_size}"
+
+
+class WandbRun:
+    """A W&B run whose id is kept in the run's folder, so that a resumed run goes on with its curves.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    project, name : str
+        As W&B shows them.
+    config : dict
+        The run's settings, likewise.
+    uploads_model : bool
+        Whether it will be given the final model, which may take a while.
+    """
+
+    def __init__(
+        self, folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
+    ) -> None:
+        upload = {"WANDB_FINISH_TIMEOUT": f"{UPLOAD_SECONDS:g}"} if uploads_model else {}
+        # models on their way are copied to the run's folder, where there is room for models, not to the user's home
+        for variable, value in {**_WANDB_SECONDS, **upload, "WANDB_DATA_DIR": str(folder / "wandb")}.items():
+            os.environ.setdefault(variable, value)
+        import wandb
+
+        id_file = folder / WANDB_ID_FILE
+        run_id = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else uuid.uuid4().hex[:8]
+        self._name = name
+        self._run = wandb.init(project=project, name=name, id=run_id, resume="allow", dir=str(folder), config=config)
+        with replacing(id_file) as temporary:
+            temporary.write_text(run_id + "\n", encoding="utf-8")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Send numbers."""
+        self._run.log(dashboard_values(values), step=step)
+
+    def keep_model(self, folder: Path) -> None:
+        """Send the final model as an artifact: a new version of that of the run's name."""
+        import wandb
+
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", self._name, flags=re.ASCII), type="model")
+        for name in (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE):
+            artifact.add_file(str(folder / name), skip_cache=True)
+        self._run.log_artifact(artifact)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class TensorBoardRun(NullRun):
+    """Event files in `tensorboard/`; a resumed run goes on in the same curves.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    start_step : int
+        Points beyond it, of a run that went on further than its last checkpoint, are not shown any more.
+    """
+
+    def __init__(self, folder: Path, *, start_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        _hush_writers()
+        self._writer = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start_step + 1)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Write numbers, and see that they are written."""
+        for name, value in dashboard_values(values).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+def _hush_writers() -> None:
+    """TensorBoard writes in threads. They pass errors on, and need not print them as well."""
+    before = threading.excepthook
+
+    def print_error(args: threading.ExceptHookArgs, /) -> None:
+        if not type(args.thread).__module__.startswith("tensorboard."):
+            before(args)
+
+    threading.excepthook = print_error
+
+
+def open_wandb(
+    folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
+) -> Tracker:
+    """A `WandbRun` that training does not depend on."""
+    options: dict[str, Any] = {"project": project, "name": name, "config": config, "uploads_model": uploads_model}
+    return InBackground("W&B", lambda: WandbRun(folder, **options), patience_with_model=UPLOAD_SECONDS)
+
+
+def open_tensorboard(folder: Path, *, start_step: int) -> Tracker:
+    """A `TensorBoardRun` that training does not depend on."""
+    return InBackground("TensorBoard", lambda: TensorBoardRun(folder, start_step=start_step))

@@ -1,0 +1,67 @@
+"""What was trained since it was last looked at: sums of the steps' numbers."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from histocoder import distributed
+
+
+@dataclass
+class Meter:
+    """Sums what was trained since it was last read, on the device."""
+
+    loss: Tensor | float = 0.0
+    """Without steps that were skipped because gradients were not finite; likewise below."""
+    grad_norm: Tensor | float = 0.0
+    steps: int = 0
+    """Those skipped among them."""
+    skipped: Tensor | int = 0
+    skipped_in_a_row: Tensor | int = 0
+    """Up to now; reading leaves it as it is."""
+    rows: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
+        """One step more."""
+        is_skipped = ~grad_norm.isfinite()
+        self.loss = self.loss + loss.masked_fill(is_skipped, 0.0)
+        self.grad_norm = self.grad_norm + grad_norm.masked_fill(is_skipped, 0.0)
+        self.skipped = self.skipped + is_skipped.int()
+        self.skipped_in_a_row = (self.skipped_in_a_row + 1) * is_skipped.int()
+        self.steps, self.rows = self.steps + 1, self.rows + rows
+
+    def read(self) -> dict[str, float]:
+        """Means over the steps that were not skipped (NaN without any) and over all ranks; begin anew."""
+        loss = distributed.reduce_sum(torch.as_tensor(self.loss).cpu().double())
+        skipped = int(self.skipped)
+        taken = self.steps - skipped or math.nan
+        means = {
+            "train_loss": float(loss) / taken,
+            "grad_norm": float(self.grad_norm) / taken,
+            "samples_per_sec": self.rows / (time.monotonic() - self.started),
+            "skipped_steps": float(skipped),
+        }
+        self.__init__(skipped_in_a_row=self.skipped_in_a_row)  # type: ignore[misc]
+        return means
+
+    def state(self) -> Tensor:
+        """What this rank has summed, of shape (7,)."""
+        sums = (self.loss, self.grad_norm, self.skipped, self.skipped_in_a_row)
+        seconds = time.monotonic() - self.started
+        return torch.tensor([*map(float, sums), self.steps, self.rows, seconds], dtype=torch.float64)
+
+    def restore(self, states: Tensor) -> None:
+        """Go on from the states of all ranks, of shape (num_ranks, 7); there may have been more or fewer of them."""
+        mine = states[min(distributed.rank(), len(states) - 1)]
+        loss = mine[0]
+        if len(states) != distributed.world_size():  # the sum is what counts
+            loss = states[:, 0].sum() if distributed.is_primary() else torch.zeros(())
+        self.loss, self.grad_norm = loss.float(), mine[1].float()
+        self.skipped, self.skipped_in_a_row, self.steps, self.rows = mine[2:6].int().tolist()
+        self.started = time.monotonic() - float(mine[6])

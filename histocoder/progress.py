@@ -1,0 +1,82 @@
+"""How far a run has come, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tqdm import tqdm
+
+ESTIMATE_AFTER = 20
+"""Steps, after which is said how long all will take."""
+_FIRST_STEPS = 5
+"""Not counted in that: they start workers, compile, and choose kernels."""
+
+
+class Progress:
+    """Steps done: a bar on a terminal, a line now and then elsewhere, nothing where `show` is false.
+
+    Parameters
+    ----------
+    total, start : int
+        Steps of the run, and those done already.
+    show : bool
+        Whether this process prints.
+    """
+
+    def __init__(self, total: int, *, start: int = 0, show: bool = True) -> None:
+        self._total, self._show = total, show
+        self._started, self._start = time.monotonic(), start
+        self._done = 0
+        self._counted_since = self._started
+        self._bar = None
+        if show and sys.stderr.isatty():
+            self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1)
+
+    def advance(self, **values: float) -> None:
+        """One step more; `values` are shown where there is a bar."""
+        self._done += 1
+        if self._done == _FIRST_STEPS:
+            self._counted_since = time.monotonic()
+        if self._done == ESTIMATE_AFTER:
+            self._say_estimate()
+        if self._bar is not None:
+            if values:
+                self._bar.set_postfix({k: f"{v:.4g}" for k, v in values.items()}, refresh=False)
+            self._bar.update()
+
+    def pause(self, seconds: float) -> None:
+        """Leave out, of the estimate, what was not spent on steps."""
+        self._counted_since += seconds
+
+    def _say_estimate(self) -> None:
+        seconds = (time.monotonic() - self._counted_since) / (ESTIMATE_AFTER - _FIRST_STEPS)
+        steps = self._total - self._start
+        self.say(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
+
+    def line(self, step: int, values: dict[str, float]) -> None:
+        """Say some numbers in a line of their own."""
+        if not self._show:
+            return
+        done = step - self._start
+        left = (time.monotonic() - self._started) / done * (self._total - step) if done else 0
+        numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self.say(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
+
+    def say(self, text: str) -> None:
+        """Print a line without breaking the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        elif self._show:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

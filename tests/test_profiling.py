@@ -1,0 +1,89 @@
+"""Where the time of steps goes, and the same bits every time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from conftest import run
+from jobs import assert_same_end, finetune, training, two_ranks
+from test_scripts import assert_same_weights
+
+
+def traced_steps(out: Path) -> list[str]:
+    with gzip.open(out / "profile" / "trace.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    return sorted({event["name"] for event in events if event["name"].startswith("ProfilerStep#")})
+
+
+def test_a_profile_of_some_steps_changes_nothing_else(alone: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    said = run(*training(out, "--profile", 3, batch_size=8)).stdout
+    assert traced_steps(out) == ["ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"]
+    table = (out / "profile" / "table.txt").read_text()
+    assert "AdamW" in table and "Self CPU" in table and table in said
+    assert f"The profile of 3 steps is in {out / 'profile'}." in said
+    assert_same_end(alone, out)
+    run(*training(out, "--overwrite", batch_size=8, steps=1))
+    assert not (out / "profile").exists()
+
+
+def test_rank_0_is_profiled(together: Path, tmp_path: Path):
+    first, other = two_ranks(training(tmp_path / "out", "--profile", 1))
+    assert traced_steps(tmp_path / "out") == ["ProfilerStep#5"]
+    assert "The profile of 1 step is" in first.stdout and "profile" not in other.stdout
+    assert_same_end(together, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("steps", "said"), [(4, "no step was profiled"), (6, "The profile of 1 step is")])
+def test_a_run_that_ends_before(tmp_path: Path, steps: int, said: str):
+    assert said in run(*training(tmp_path / "out", "--profile", 9, batch_size=8, steps=steps)).stdout
+    assert (tmp_path / "out" / "profile").exists() == (steps == 6)
+    assert not list((tmp_path / "out").glob(".profile*"))
+
+
+def test_no_steps_to_profile_is_a_mistake(tmp_path: Path):
+    result = run(*training(tmp_path / "out", "--profile", 0), check=False)
+    assert result.returncode == 2 and "--profile is 0; it must be 1 or more" in result.stderr
+
+
+def test_deterministic_runs_agree_to_the_last_bit_with_threads_and_workers(table: Path, tmp_path: Path):
+    extra = ("--batch-size", 8, "--max-steps", 6, "--dropout", 0.1, "--deterministic")
+    for name in ("one", "other"):
+        args = finetune(table, tmp_path / name, *extra, "--num-workers", 2)
+        start = "runpy.run_path(sys.argv[0], run_name='__main__')"
+        result = run("-c", f"import runpy, sys, torch; torch.set_num_threads(2); sys.argv = {args!r}; {start}")
+        assert "(2 threads)" in result.stdout
+    assert_same_weights(tmp_path / "one", tmp_path / "other")
+
+
+STATE = """
+import os, runpy, sys, torch
+sys.argv = {args!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+cudnn = torch.backends.cudnn
+print(torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+"""
+
+
+@pytest.mark.parametrize(("flags", "state"), [((), "False False None"), (("--deterministic",), "True True :4096:8")])
+def test_deterministic_reaches_torch(table: Path, tmp_path: Path, flags: tuple[str, ...], state: str):
+    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1, *flags)
+    assert run("-c", STATE.format(args=args)).stdout.splitlines()[-1] == state
+
+
+def test_deterministic_refuses_what_varies(table: Path, tmp_path: Path):
+    """The flag is on while training: an operation without an algorithm that does not vary ends it."""
+    varies = "import torch; torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))"
+    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1)
+    code = (
+        f"import runpy, sys, histocoder.engine as e; step = e.train_step\n"
+        f"def other(*args):\n    {varies}\n    return step(*args)\n"
+        f"e.train_step = other; sys.argv = {args!r}\n"
+    )
+    start = "runpy.run_path(sys.argv[0], run_name='__main__')"
+    run("-c", code + start)
+    ended = run("-c", f"{code}sys.argv += ['--deterministic', '--overwrite']\n{start}", check=False)
+    assert ended.returncode == 1 and "does not have a deterministic implementation" in ended.stderr
