@@ -25,6 +25,7 @@ from histocoder.checkpoint import (
     initial_weights,
     is_own_model,
     read_model_config,
+    read_tokenizer,
 )
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.cache import ExampleArrays
@@ -36,7 +37,7 @@ from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
-from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
+from histocoder.model import CHARACTERS, PRESETS, MixerModel, Tokenizer, check_positions, load_encoder, load_tokenizer
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
@@ -79,22 +80,23 @@ def train(
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
     stay_interrupted(folder)
     train_config = train_config_of(args)
-    train_arrays, val_arrays = open_data(args, [train_files, val_files], folder)
+    anew = args.overwrite and args.resume == "auto"
+    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
+    tokenizer = _tokenizer(args, checkpoint)
+    train_arrays, val_arrays = open_data(args, [train_files, val_files], folder, tokenizer)
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config, len(train_arrays))
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
-    anew = args.overwrite and args.resume == "auto"
-    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
     if checkpoint is not None:
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
         )
 
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
-    model = _seeded_model(args, train_files, checkpoint, key=key, languages=languages)
+    model = _seeded_model(args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
     noise = augmenter_of(args, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
@@ -138,15 +140,16 @@ def _seeded_model(
     files: ExampleFiles,
     checkpoint: Checkpoint | None,
     *,
+    tokenizer: Tokenizer,
     key: Key,
     languages: tuple[str, ...],
 ) -> MixerModel:
     """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
     torch.manual_seed(args.seed)
     if checkpoint is not None:
-        model = MixerModel(read_model_config(checkpoint.path))
+        model = MixerModel(read_model_config(checkpoint.path), tokenizer=tokenizer)
     else:
-        model = build_model(args, files, key=key, languages=languages)
+        model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
     if args.freeze_encoder:
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())
@@ -220,7 +223,25 @@ def _rows_of_a_step(args: argparse.Namespace) -> int:
     return args.batch_size * args.gradient_accumulation_steps * distributed.world_size()
 
 
-def build_model(args: argparse.Namespace, files: ExampleFiles, *, key: Key, languages: tuple[str, ...]) -> MixerModel:
+def _tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) -> Tokenizer:
+    """That of the model to go on with or to begin with, else that of `--encoder`."""
+    if checkpoint is not None:
+        found = read_tokenizer(checkpoint.path)
+    elif args.initial_checkpoint is not None:
+        path = Path(args.initial_checkpoint)
+        found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
+    else:  # on rank 0 first, so that one process alone downloads
+        found = distributed.run_on_primary(lambda: load_tokenizer(args.encoder), doing="loading") or load_tokenizer(
+            args.encoder
+        )
+    if args.save_format == "occcanine" and not found.reads_characters:
+        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
+    return found
+
+
+def build_model(
+    args: argparse.Namespace, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
+) -> MixerModel:
     """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     config = ModelConfig(
         encoder={},
@@ -242,11 +263,11 @@ def build_model(args: argparse.Namespace, files: ExampleFiles, *, key: Key, lang
         # on rank 0 first, so that one process alone downloads
         encoder = distributed.run_on_primary(lambda: load_encoder(args.encoder, max_len=args.max_len), doing="loading")
         encoder = encoder or load_encoder(args.encoder, max_len=args.max_len)
-        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder)
-    return _from_initial_checkpoint(args, config)
+        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
+    return _from_initial_checkpoint(args, config, tokenizer)
 
 
-def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> MixerModel:
+def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
     path = Path(args.initial_checkpoint)
     weights, codes = initial_weights(path)
     if is_own_model(path):
@@ -255,7 +276,6 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> M
         encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()
     else:
         encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
-    check_positions(encoder_config, args.max_len, name=str(path))
     if not args.only_encoder:
         if codes is not None and codes != config.codes:
             raise UserError(_describe_other_codes(path, codes, config.codes))
@@ -267,7 +287,8 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> M
                 f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
             )
         config = replace(config, vocab_size=len(head))
-    model = MixerModel(replace(config, encoder=encoder_config))
+    model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
+    check_positions(model.encoder, args.max_len, name=str(path))
     try:
         if args.only_encoder:
             prefix = "encoder."

@@ -17,13 +17,16 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.table import read_table
 from histocoder.data.tokens import LANG_SEP
 from histocoder.errors import UserError, shown
+from histocoder.model import Tokenizer
 
 CACHE_FOLDER = "cache"
 _WORD_ROWS = 250_000
 """Descriptions whose words are counted, at most."""
 
 
-def open_data(args: argparse.Namespace, files: list[ExampleFiles], folder: Path) -> list[ExampleArrays]:
+def open_data(
+    args: argparse.Namespace, files: list[ExampleFiles], folder: Path, tokenizer: Tokenizer
+) -> list[ExampleArrays]:
     """The examples of some files, from the cache in `--cache-dir` or the run's folder; built where they are not there.
 
     Raises
@@ -36,13 +39,13 @@ def open_data(args: argparse.Namespace, files: list[ExampleFiles], folder: Path)
 
     def build() -> str:
         options = {"max_len": args.max_len, "text_normalization": args.text_normalization}
-        built = [build_cache(part, cache_dir, **options) for part in files]
+        built = [build_cache(part, cache_dir, tokenizer=tokenizer, **options) for part in files]
         if args.cache_dir is None:
             prune_cache(cache_dir, built)
         return "\n".join(path.name for path in built)
 
     names = distributed.from_primary(distributed.run_on_primary(build, doing="tokenising the data"))
-    return [open_cache(cache_dir / name) for name in names.split("\n")]
+    return [open_cache(cache_dir / name, tokenizer) for name in names.split("\n")]
 
 
 def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter | None:
@@ -67,7 +70,7 @@ def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter |
 def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
     """Descriptions from all over the data, in their order; all where there are few."""
     for row in range(0, len(arrays), -(-len(arrays) // _WORD_ROWS)):
-        yield arrays.texts.text(row).partition(LANG_SEP)[2]
+        yield arrays.characters.text(row).partition(LANG_SEP)[2]
 
 
 def read_word_list(path: str) -> WordList:

@@ -1,23 +1,29 @@
 """Encoder, decoder, and the model made of both."""
 
 from histocoder.model.decoder import Decoder
-from histocoder.model.encoder import PRESETS, check_positions, load_encoder, trimmed_length
+from histocoder.model.encoder import PRESETS, check_positions, is_canine, load_encoder, trimmed_length
 from histocoder.model.layers import keep_copies
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
+from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, load_tokenizer
 from histocoder.model.tree import TreeDecoder
 
 __all__ = [
+    "CHARACTERS",
     "PRESETS",
     "Decoder",
     "MixerModel",
     "MixerOutput",
+    "PretrainedTokenizer",
     "Stepper",
+    "Tokenizer",
     "TreeDecoder",
     "check_positions",
+    "is_canine",
     "keep_copies",
     "load_encoder",
+    "load_tokenizer",
     "trim_positions",
     "trimmed_length",
 ]
