@@ -37,7 +37,16 @@ from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
-from histocoder.model import CHARACTERS, PRESETS, MixerModel, Tokenizer, check_positions, load_encoder, load_tokenizer
+from histocoder.model import (
+    CHARACTERS,
+    PRESETS,
+    MixerModel,
+    Tokenizer,
+    check_positions,
+    check_vocabulary,
+    load_encoder,
+    load_tokenizer,
+)
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
@@ -263,6 +272,7 @@ def build_model(
         # on rank 0 first, so that one process alone downloads
         encoder = distributed.run_on_primary(lambda: load_encoder(args.encoder, max_len=args.max_len), doing="loading")
         encoder = encoder or load_encoder(args.encoder, max_len=args.max_len)
+        check_vocabulary(encoder, tokenizer, name=args.encoder)
         return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
     return _from_initial_checkpoint(args, config, tokenizer)
 

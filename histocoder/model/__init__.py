@@ -6,7 +6,7 @@ from histocoder.model.layers import keep_copies
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
-from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, load_tokenizer
+from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
 from histocoder.model.tree import TreeDecoder
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Tokenizer",
     "TreeDecoder",
     "check_positions",
+    "check_vocabulary",
     "is_canine",
     "keep_copies",
     "load_encoder",

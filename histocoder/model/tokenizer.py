@@ -9,13 +9,16 @@ import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import temporary_folder
 from histocoder.model.encoder import PRESETS, encoded_length, is_canine, loading, read_encoder_config, trimmed_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LANG_SEP = "[SEP]"
 """Stands between language and description, as these five characters."""
@@ -146,6 +149,8 @@ class PretrainedTokenizer:
         self.pad_id = int(self._tokenizer.pad_token_id)
         first, *_, last = self._read(["a"], ["a"])[0]
         special = set(self._tokenizer.all_special_ids)
+        others = (self._tokenizer.unk_token_id, self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
+        self._instead_of_padding = next((i for i in others if i is not None), int(self.pad_id == 0))
         self._ends_with_sep = last in special
         self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
 
@@ -170,6 +175,7 @@ class PretrainedTokenizer:
             rows[i] = [*rows[i][: max_len - 1], rows[i][-1]] if self._ends_with_sep else rows[i][:max_len]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+        ids[ids == self.pad_id] = self._instead_of_padding  # some know it from the literal characters
         return TokenIds(ids, lengths, len(too_long))
 
     def num_positions(self, length: int, max_len: int) -> int:
@@ -230,6 +236,15 @@ def load_tokenizer(name: str) -> Tokenizer:
     with loading(name) as options, tempfile.TemporaryDirectory() as folder:
         _auto_tokenizer(name, options).save_pretrained(folder)
         return PretrainedTokenizer(_contents(Path(folder)))
+
+
+def check_vocabulary(encoder: PreTrainedModel, tokenizer: Tokenizer, *, name: str) -> None:
+    """Raise a UserError where a tokenizer gives ids that its encoder has no embedding for."""
+    if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.num_ids > encoder.config.vocab_size:
+        raise UserError(
+            f"The tokenizer of {name} knows {tokenizer.num_ids:,} tokens, but the encoder {encoder.config.vocab_size:,}; "
+            "they do not belong together. Give a folder in which they do."
+        )
 
 
 def _auto_tokenizer(name: str, options: dict[str, Any]) -> Any:
