@@ -245,10 +245,12 @@ def test_mistakes_are_said(table: Path, tmp_path: Path):
     )
     (bert / "vocab.txt").write_text((bert / "vocab.txt").read_text() + "more\n")
     assert "do not belong together" in refused(*training(table, tmp_path / "out", bert, "--max-len", 32))
-    (bert / "vocab.txt").unlink()
     assert not (tmp_path / "out" / "config.json").exists()
-    with pytest.raises(UserError, match=r"Could not load the encoder.*its tokenizer"):
-        load_tokenizer(str(bert))
+    byt5 = save_pretrained("byt5", tmp_path / "byt5")
+    for missing in (bert / "vocab.txt", byt5 / "tokenizer_config.json", xlm_r / "tokenizer.json"):
+        missing.unlink()
+        with pytest.raises(UserError, match=r"Could not load the encoder.*its tokenizer"):
+            load_tokenizer(str(missing.parent))
     weights = load_file(xlm_r / "model.safetensors")  # a head's may be missing, not these
     del weights["encoder.layer.0.output.dense.weight"]
     save_file(weights, xlm_r / "model.safetensors", metadata={"format": "pt"})

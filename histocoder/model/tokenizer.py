@@ -127,7 +127,7 @@ class PretrainedTokenizer:
     Raises
     ------
     ValueError
-        Where they are no tokenizer's.
+        Where they are no tokenizer's, or not all of one's.
     UserError
         Where it has no token for padding.
     """
@@ -151,6 +151,9 @@ class PretrainedTokenizer:
         special = set(self._tokenizer.all_special_ids)
         others = (self._tokenizer.unk_token_id, self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         self._instead_of_padding = next((i for i in others if i is not None), int(self.pad_id == 0))
+        added = special | set(self._tokenizer.get_added_vocab().values())
+        if len(self._tokenizer) - len(added) <= 1:  # a word's beginning is one that some have without any file
+            raise ValueError("its tokenizer has no vocabulary: files of it are missing")
         self._ends_with_sep = last in special
         self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
 
@@ -242,8 +245,8 @@ def check_vocabulary(encoder: PreTrainedModel, tokenizer: Tokenizer, *, name: st
     """Raise a UserError where a tokenizer gives ids that its encoder has no embedding for."""
     if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.num_ids > encoder.config.vocab_size:
         raise UserError(
-            f"The tokenizer of {name} knows {tokenizer.num_ids:,} tokens, but the encoder {encoder.config.vocab_size:,}; "
-            "they do not belong together. Give a folder in which they do."
+            f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder {encoder.config.vocab_size:,}: they "
+            "do not belong together. Give a folder in which they do."
         )
 
 
