@@ -169,6 +169,17 @@ def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
     torch.testing.assert_close(kept.memory[mask], memory[mask], atol=1e-5, rtol=0)
 
 
+def test_weights_kept_in_another_precision_are_trained_in_fp32(encoder: Path, tmp_path: Path):
+    from transformers import AutoModelForTextEncoding
+
+    AutoModelForTextEncoding.from_pretrained(encoder).bfloat16().save_pretrained(encoder)
+    assert "bfloat16" in (encoder / "config.json").read_text()
+    model = model_of(encoder)
+    save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
+    again = load_model(tmp_path / "model")
+    assert {p.dtype for p in (*model.parameters(), *again.parameters())} == {torch.float32}
+
+
 @pytest.mark.parametrize("encoder", ["bert", "byt5"], indirect=True)
 def test_compiled_it_gives_the_same(encoder: Path, monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
@@ -260,7 +271,7 @@ def test_mistakes_are_said(table: Path, tmp_path: Path):
 
 def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: Path):
     model = model_of(encoder)
-    save_model(tmp_path / "model", model)
+    save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
     with pytest.raises(UserError, match="--initial-checkpoint"):
         load_tokenizer(str(tmp_path / "model"))
     with pytest.raises(UserError, match="OccCANINE has no form"):

@@ -245,8 +245,8 @@ def check_vocabulary(encoder: PreTrainedModel, tokenizer: Tokenizer, *, name: st
     """Raise a UserError where a tokenizer gives ids that its encoder has no embedding for."""
     if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.num_ids > encoder.config.vocab_size:
         raise UserError(
-            f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder {encoder.config.vocab_size:,}: they "
-            "do not belong together. Give a folder in which they do."
+            f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder {encoder.config.vocab_size:,}; "
+            "they do not belong together. Give a folder in which they do."
         )
 
 
