@@ -290,7 +290,8 @@ def test_a_checkpoint_s_sums_are_of_its_tokenizer_too(table: Path, tmp_path: Pat
     run(*training(table, out, encoder, "--max-steps", 2))
     (checkpoint,) = list_checkpoints(out)
     assert "tokenizer/tokenizer_config.json" in json.loads((checkpoint / "manifest.json").read_text())
-    again = run(*training(table, tmp_path / "next", "tiny", "--initial-checkpoint", out, "--max-steps", 1))
+    begun = ("--initial-checkpoint", out, "--max-steps", 1, "--tokens-per-batch", 256)
+    again = run(*training(table, tmp_path / "next", "tiny", *begun))
     assert "step 1/1" in again.stdout and (tmp_path / "next" / "tokenizer").is_dir()
     config = checkpoint / "tokenizer" / "tokenizer_config.json"
     config.write_text(config.read_text().replace("</s>", "</t>"))

@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 class TokenBudget(NamedTuple):
-    """Padded positions that a global batch may have: its rows × what the longest needs."""
+    """Padded positions that a global batch may have: its rows × what the longest needs, as far as known."""
 
     num_positions: int
     """As many as one row takes, or more."""
