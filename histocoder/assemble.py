@@ -27,6 +27,7 @@ from histocoder.checkpoint import (
     initial_weights,
     is_own_model,
     read_model_config,
+    read_tokenizer,
 )
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
@@ -42,7 +43,16 @@ from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.launch import node_name
-from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
+from histocoder.model import (
+    CHARACTERS,
+    PRESETS,
+    MixerModel,
+    Tokenizer,
+    check_positions,
+    check_vocabulary,
+    load_encoder,
+    load_tokenizer,
+)
 from histocoder.nodes import refuse_differences
 from histocoder.precision import computing_dtype, precision_name
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
@@ -101,7 +111,10 @@ def train(
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
     stay_interrupted(folder)
     train_config = train_config_of(args)
-    train_arrays, val_arrays = open_data(args, [train_files, val_files], folder)
+    anew = args.overwrite and args.resume == "auto"
+    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
+    tokenizer = _tokenizer(args, checkpoint)
+    train_arrays, val_arrays = open_data(args, [train_files, val_files], folder, tokenizer)
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
     if train_config.tokens_per_batch is None:
@@ -110,15 +123,13 @@ def train(
     settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
     shared = {f"--{name.replace('_', '-')}": value for name, value in asdict(train_config).items()}
     refuse_differences(settings | shared)
-    anew = args.overwrite and args.resume == "auto"
-    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
     if checkpoint is not None:
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
         )
 
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
-    model = _seeded_model(args, train_files, checkpoint, key=key, languages=languages)
+    model = _seeded_model(args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
     noise = augmenter_of(args, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
@@ -169,15 +180,16 @@ def _seeded_model(
     files: ExampleFiles,
     checkpoint: Checkpoint | None,
     *,
+    tokenizer: Tokenizer,
     key: Key,
     languages: tuple[str, ...],
 ) -> MixerModel:
     """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
     torch.manual_seed(args.seed)
     if checkpoint is not None:
-        model = MixerModel(checkpoint.model_config)
+        model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
     else:
-        model = build_model(args, files, key=key, languages=languages)
+        model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
     if args.freeze_encoder:
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())
@@ -252,7 +264,25 @@ def _rows_of_a_step(args: argparse.Namespace) -> int:
     return args.batch_size * args.gradient_accumulation_steps * distributed.world_size()
 
 
-def build_model(args: argparse.Namespace, files: ExampleFiles, *, key: Key, languages: tuple[str, ...]) -> MixerModel:
+def _tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) -> Tokenizer:
+    """That of the model to go on with or to begin with, else that of `--encoder`."""
+    if checkpoint is not None:
+        found = checkpoint.tokenizer
+    elif args.initial_checkpoint is not None:
+        path = Path(args.initial_checkpoint)
+        found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
+    else:  # on rank 0 first, so that one process alone downloads
+        found = distributed.run_on_primary(lambda: load_tokenizer(args.encoder), doing="loading") or load_tokenizer(
+            args.encoder
+        )
+    if args.save_format == "occcanine" and not found.reads_characters:
+        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
+    return found
+
+
+def build_model(
+    args: argparse.Namespace, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
+) -> MixerModel:
     """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     config = ModelConfig(
         encoder={},
@@ -274,11 +304,12 @@ def build_model(args: argparse.Namespace, files: ExampleFiles, *, key: Key, lang
         # on rank 0 first, so that one process alone downloads
         encoder = distributed.run_on_primary(lambda: load_encoder(args.encoder, max_len=args.max_len), doing="loading")
         encoder = encoder or load_encoder(args.encoder, max_len=args.max_len)
-        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder)
-    return _from_initial_checkpoint(args, config)
+        check_vocabulary(encoder, tokenizer, name=args.encoder)
+        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
+    return _from_initial_checkpoint(args, config, tokenizer)
 
 
-def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> MixerModel:
+def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
     path = Path(args.initial_checkpoint)
     weights, codes = initial_weights(path)
     if is_own_model(path):
@@ -287,7 +318,6 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> M
         encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()
     else:
         encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
-    check_positions(encoder_config, args.max_len, name=str(path))
     if not args.only_encoder:
         if codes is not None and codes != config.codes:
             raise UserError(_describe_other_codes(path, codes, config.codes))
@@ -299,7 +329,8 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig) -> M
                 f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
             )
         config = replace(config, vocab_size=len(head))
-    model = MixerModel(replace(config, encoder=encoder_config))
+    model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
+    check_positions(model.encoder, args.max_len, name=str(path))
     try:
         if args.only_encoder:
             prefix = "encoder."

@@ -21,13 +21,13 @@ from torch import Tensor
 from histocoder.config import MODEL_TYPE, ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing, sync
-from histocoder.model import MixerModel
+from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, is_canine
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
 MANIFEST_FILE = "manifest.json"
 LAST_BIN_FILE = "last.bin"
-CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
+CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER = "checkpoints", "best", "tokenizer"
 CHECKPOINT_VERSION = 2
 """Of the files of a checkpoint; another one is refused by name."""
 _STEP_NAME = re.compile(r"step-(\d+)")
@@ -64,9 +64,12 @@ class LearnerState:
     """Empty but in fp16."""
 
 
-def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
-    """Write `config.json` and `model.safetensors` into a folder, each whole or not at all."""
+def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
+    """Write `config.json` and `model.safetensors` into a folder, and `tokenizer/` where the encoder has one of its own;
+    each whole or not at all.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder / TOKENIZER_FOLDER)
     with replacing(folder / WEIGHTS_FILE) as temporary:
         try:
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
@@ -88,6 +91,13 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise UserError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
     return ModelConfig.from_dict(_read_json(path))
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder; raises UserError where it is missing or damaged."""
+    if is_canine(read_model_config(folder).encoder):
+        return CHARACTERS
+    return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -112,7 +122,7 @@ def load_model(folder: Path) -> MixerModel:
     Parameters
     ----------
     folder : Path
-        With `config.json` and `model.safetensors`: a run's, a checkpoint's, or one's own copy of the two files.
+        What `save_model` wrote: a run's, a checkpoint's, or one's own copy of its files.
 
     Raises
     ------
@@ -121,7 +131,7 @@ def load_model(folder: Path) -> MixerModel:
     """
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
-    model = MixerModel(read_model_config(folder))
+    model = MixerModel(read_model_config(folder), tokenizer=read_tokenizer(folder))
     model.load_state_dict(read_weights(folder))
     return model.eval()
 
@@ -131,6 +141,7 @@ def save_checkpoint(
     state: TrainState,
     *,
     config: ModelConfig,
+    tokenizer: Tokenizer,
     learner: LearnerState,
     ranks: dict[str, Tensor],
     settings: dict[str, Any],
@@ -144,6 +155,7 @@ def save_checkpoint(
         The run's.
     state : TrainState
     config : ModelConfig
+    tokenizer : Tokenizer
     learner : LearnerState
     ranks : dict of str to Tensor
         What each rank holds of its own, such as its random state, one row each.
@@ -162,15 +174,16 @@ def save_checkpoint(
     try:
         parent.mkdir(exist_ok=True)
         temporary.mkdir()
-        save_model(temporary, config, learner.weights)
+        save_model(temporary, config, learner.weights, tokenizer=tokenizer)
         rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
         torch.save(rest, temporary / OPTIMIZER_FILE)
         save_file(ranks, temporary / RANKS_FILE)
         record = {"format_version": CHECKPOINT_VERSION, **asdict(state), "settings": settings}
         (temporary / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+        sums = {path.relative_to(temporary).as_posix(): _sha256(path) for path in files}
         (temporary / MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
+        for path in (*temporary.rglob("*"), temporary):
             sync(path)
         _delete(final)  # damaged, else it would not be saved anew
         os.replace(temporary, final)
@@ -239,6 +252,7 @@ class Checkpoint:
     ranks: dict[str, Tensor]
     settings: dict[str, Any]
     model_config: ModelConfig
+    tokenizer: Tokenizer
 
 
 def verify_checkpoint(path: Path) -> None:
@@ -283,6 +297,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ranks=load_file(path / RANKS_FILE),
         settings=settings,
         model_config=read_model_config(path),
+        tokenizer=read_tokenizer(path),
     )
 
 
@@ -361,7 +376,7 @@ def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def clear_run(folder: Path) -> None:
     """Delete what training has left in a run's folder; prepared data and other files stay."""
-    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER, "report", "tensorboard", "profile"):
+    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, "report", "tensorboard", "profile"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in _RUN_FILES:
         (folder / name).unlink(missing_ok=True)

@@ -82,7 +82,8 @@ def add_model_arguments(parser: Parser) -> None:
         "--encoder",
         default=DEFAULT_ENCODER,
         metavar="NAME|PATH",
-        help=f"CANINE from the hub or a folder, or trained from scratch: {presets} (default: {DEFAULT_ENCODER})",
+        help="from the hub or a folder: any CANINE, or another with its tokenizer, such as XLM-R, BERT or ByT5; or a "
+        f"CANINE trained from scratch: {presets} (default: {DEFAULT_ENCODER})",
     )
     group.add_argument(
         "--initial-checkpoint",
@@ -95,7 +96,13 @@ def add_model_arguments(parser: Parser) -> None:
         action="store_true",
         help="train the decoder and the flat head only; without augmentation texts are encoded once, to --cache-dir",
     )
-    group.add_argument("--max-len", type=int, default=128, metavar="N", help="characters of an input (default: 128)")
+    group.add_argument(
+        "--max-len",
+        type=int,
+        default=128,
+        metavar="N",
+        help="characters of an input, or tokens where the encoder reads such (default: 128)",
+    )
     group.add_argument(
         "--text-normalization",
         default="none",

@@ -98,7 +98,7 @@ class ModelConfig:
     """Sizes of the model, what its classes mean, and how text reaches it; saved as config.json."""
 
     encoder: dict[str, Any]
-    """Fields of the encoder's `CanineConfig`."""
+    """Fields of the encoder's config; `model_type` says which it is, without one it is CANINE."""
     formatter: dict[str, Any]
     """See `Formatter.to_config`."""
     vocab_size: int
@@ -118,7 +118,7 @@ class ModelConfig:
     dropout: float = 0.0
     """Of the decoder and before the flat head; the encoder has its own."""
     max_len: int = 128
-    """Characters of the longest input, CLS, SEP and language included; the rest is cut off."""
+    """Characters, or tokens, of the longest input, special tokens and language included; the rest is cut off."""
     mask_memory: bool = True
     """Whether the decoder leaves padded positions out."""
     pad_to: int | None = None

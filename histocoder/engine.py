@@ -220,7 +220,7 @@ class _Run:
         sampler = BucketSampler(
             train_data.lengths,
             train_data.num_target_blocks,
-            batch_size=_global_batch(config, model.config.max_len),
+            batch_size=_global_batch(config, model),
             seed=config.seed,
             num_replicas=distributed.world_size(),
             rank=distributed.rank(),
@@ -320,7 +320,7 @@ class _Run:
         weights = self.learner.weights()
 
         def save() -> None:
-            save_model(folder, self.model.config, weights)
+            save_model(folder, self.model.config, weights, tokenizer=self.model.tokenizer)
             write_card(folder, self.card())
 
         distributed.run_on_primary(save, doing=doing)
@@ -344,6 +344,7 @@ class _Run:
                 self.folder,
                 self.state,
                 config=self.model.config,
+                tokenizer=self.model.tokenizer,
                 learner=learner,
                 ranks=ranks,
                 settings=self.settings,
@@ -397,8 +398,8 @@ class _Run:
         )
 
 
-def _global_batch(config: TrainConfig, max_len: int) -> int | TokenBudget:
+def _global_batch(config: TrainConfig, model: MixerModel) -> int | TokenBudget:
     num_parts = distributed.world_size() * config.gradient_accumulation_steps
     if config.tokens_per_batch is None:
         return config.batch_size * num_parts
-    return TokenBudget(config.tokens_per_batch * num_parts, max_len)
+    return TokenBudget(config.tokens_per_batch * num_parts, model.config.max_len, model.tokenizer)

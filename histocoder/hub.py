@@ -8,7 +8,7 @@ from pathlib import Path
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import UserError
 from histocoder.files import replacing
-from histocoder.model.encoder import hub_answers
+from histocoder.model.encoder import encoder_sizes, hub_answers, is_canine
 
 CARD_FILE = "README.md"
 
@@ -42,8 +42,8 @@ or `histocoder predict --model PATH "wine and spirit merchant" --language en`.
 {metrics}
 ## What it is
 
-A CANINE encoder with {layers} deep layers of width {width}, a sequence decoder over code tokens, and a flat head.
-Descriptions are read up to {max_len} characters, text normalisation: {normalization}. It knows the languages {known};
+An encoder ({encoder}, {layers} deep layers of width {width}), a sequence decoder over code tokens, and a flat head.
+Descriptions are read up to {max_len} {unit}, text normalisation: {normalization}. It knows the languages {known};
 give `unk` for others. Codes outside its key have not been seen in training.
 
 ## Licence
@@ -76,6 +76,7 @@ def model_card(
     iso = {"ge": "de", "se": "sv", "gr": "el"}  # the data's own abbreviations of German, Swedish and Greek
     codes = sorted(iso.get(lang, lang) for lang in known)
     system = config.system
+    sizes = encoder_sizes(config.encoder)
     figures = ""
     if metrics:
         shares = {"greedy": metrics["greedy_seq_acc"], "flat": metrics["flat_acc"]}
@@ -87,9 +88,11 @@ def model_card(
         num_codes=config.num_classes,
         data=f"It was trained on {num_train:,} descriptions." if num_train else "Its training data are not known here.",
         metrics=figures,
-        layers=config.encoder.get("num_hidden_layers", 12),
-        width=config.encoder.get("hidden_size", 768),
+        encoder=sizes.name,
+        layers=sizes.num_layers,
+        width=sizes.hidden_size,
         max_len=config.max_len,
+        unit="characters" if is_canine(config.encoder) else "tokens",
         normalization=config.text_normalization,
         known=", ".join(known) or "(not recorded)",
     )

@@ -20,7 +20,12 @@ _CHUNK_BYTES = 1 << 24
 
 
 def on_each_node(
-    folder: Path, *, marker: str, copy: Path | None = None, is_whole: Callable[[Path], bool] = Path.is_dir
+    folder: Path,
+    *,
+    marker: str,
+    copy: Path | None = None,
+    files: str = "*",
+    is_whole: Callable[[Path], bool] = Path.is_dir,
 ) -> Path:
     """Where this process finds a folder that rank 0 has finished; nodes that do not see it are sent a copy.
 
@@ -32,6 +37,8 @@ def on_each_node(
         A file in it that tells its content, such as one with checksums.
     copy : Path, optional
         Where a node that does not see it keeps it; by default at `folder` as well.
+    files : str
+        Pattern of what belongs to it: by default no folders in it, which belong to others; "**/*" is all.
     is_whole : callable
         Asked once a node, beside the comparison of the markers.
 
@@ -42,8 +49,8 @@ def on_each_node(
     """
     if distributed.world_size() == 1:
         return folder
-    mark, sizes = distributed.from_primary((_read(folder / marker), _sizes(folder)) if _is_primary() else None)
-    is_seen = _read(folder / marker) == mark and _sizes(folder) == sizes
+    mark, sizes = distributed.from_primary((_read(folder / marker), _sizes(folder, files)) if _is_primary() else None)
+    is_seen = _read(folder / marker) == mark and _sizes(folder, files) == sizes
     asks = distributed.is_first_here() and not (is_seen and (_is_primary() or is_whole(folder)))
     asking = [rank for rank, answer in enumerate(distributed.gather(torch.tensor(asks))) if answer]
     if not asking:
@@ -78,9 +85,10 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file, by name; folders in it belong to others."""
-    return {path.name: path.stat().st_size for path in sorted(folder.glob("*")) if path.is_file()}
+def _sizes(folder: Path, files: str) -> dict[str, int]:
+    """Bytes of each file, by its path in the folder."""
+    found = (path for path in sorted(folder.glob(files)) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
 
 
 def _chunks(folder: Path, sizes: dict[str, int]) -> Iterator[Tensor]:
@@ -94,6 +102,7 @@ def _receive(folder: Path, sizes: dict[str, int], send: Callable[[Tensor], None]
     make_folder(folder.parent)
     with temporary_folder(folder.with_name(f"{folder.name}.{distributed.rank()}")) as temporary:
         for name, size in sizes.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
             with (temporary / name).open("wb") as file:
                 for start in range(0, size, _CHUNK_BYTES):
                     chunk = torch.empty(min(size - start, _CHUNK_BYTES), dtype=torch.uint8)

@@ -14,7 +14,7 @@ from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.formatters import build_formatter
-from histocoder.model import MixerModel
+from histocoder.model import MixerModel, is_canine
 from histocoder.predict import Coder
 
 NUM_BLOCKS = {"hisco": 5, "occ1950": 2}
@@ -117,6 +117,8 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
         Where the folder holds no model, or the file can't be written.
     """
     model = load_model(Path(folder))
+    if not is_canine(model.config.encoder):
+        raise UserError(f"OccCANINE has no form for the model in {folder}, whose encoder is no CANINE.")
     content = {"model": model.state_dict(), "step": 0, "key": {code: i for i, code in enumerate(model.config.codes)}}
     with replacing(Path(path)) as temporary:
         torch.save(content, temporary)

@@ -27,7 +27,7 @@ from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
-from histocoder.model import MixerModel, trimmed_length
+from histocoder.model import MixerModel
 from histocoder.precision import computing_dtype
 
 MODES = ("greedy", "flat", "topk", "full")
@@ -41,11 +41,9 @@ _LIKE = 1.25
 class TextCutWarning(UserWarning):
     """Some descriptions are longer than the model reads."""
 
-    def __init__(self, count: int, max_len: int) -> None:
-        super().__init__(
-            f"{count:,} descriptions are cut: with the language they are longer than {max_len} characters."
-        )
-        self.count, self.max_len = count, max_len
+    def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
+        super().__init__(f"{count:,} descriptions are cut: with the language they are longer than {max_len} {unit}.")
+        self.count, self.max_len, self.unit = count, max_len, unit
 
 
 class Prediction(NamedTuple):
@@ -142,8 +140,8 @@ class Coder:
         return coder
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json`, `model.safetensors` and the model card; `from_pretrained` reads them."""
-        save_model(Path(folder), self.model.config, self.model.state_dict())
+        """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
+        save_model(Path(folder), self.model.config, self.model.state_dict(), tokenizer=self.model.tokenizer)
         write_card(Path(folder), self.card)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
@@ -341,28 +339,26 @@ class Coder:
         """Encode as `MixerModel.encode` does, so many descriptions at a time as the device is fast with."""
         if len(input_ids) <= self._encoded_at_once:
             return self._computing.encode(input_ids)
-        config, num_positions = self.model.config, input_ids.shape[1]
+        config, tokenizer, num_positions = self.model.config, self.model.tokenizer, input_ids.shape[1]
         memories, pooled = [], []
         for ids in input_ids.split(self._encoded_at_once):
             # what is cut off is padding that nobody looks at; where the decoder does, it stays
-            longest = int(ids.ne(0).sum(1).max())
-            needed = (
-                min(num_positions, trimmed_length(longest, config.max_len)) if config.mask_memory else num_positions
-            )
+            longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
+            needed = tokenizer.num_positions(longest, config.max_len) if config.mask_memory else num_positions
+            needed = min(num_positions, needed)
             memory, some_pooled, _ = self._computing.encode(ids[:, :needed])
             memories.append(F.pad(memory, (0, 0, 0, num_positions - memory.shape[1])))
             pooled.append(some_pooled)
-        return torch.cat(memories), torch.cat(pooled), input_ids.ne(0) if config.mask_memory else None
+        return torch.cat(memories), torch.cat(pooled), input_ids.ne(tokenizer.pad_id) if config.mask_memory else None
 
     def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Batches of like lengths: their places, and token ids of shape (B, S)."""
         config = self.model.config
         normal = normalize(distinct["text"].tolist(), config.text_normalization)
         joined = join_language(normal, distinct["lang"].tolist())
-        num_cut = sum(len(text) > config.max_len - 2 for text in joined)
-        if num_cut:
-            warnings.warn(TextCutWarning(num_cut, config.max_len), stacklevel=3)
-        texts = tokenize(joined, max_len=config.max_len)
+        texts = tokenize(joined, max_len=config.max_len, tokenizer=self.model.tokenizer)
+        if texts.num_cut:
+            warnings.warn(TextCutWarning(texts.num_cut, config.max_len, self.model.tokenizer.unit), stacklevel=3)
         order = np.argsort(texts.lengths, kind="stable")
         for start, end in _runs(texts.lengths[order], at_least=self._encoded_at_once, at_most=batch_size):
             rows = order[start:end]

@@ -208,7 +208,7 @@ def _notices(messages: list[Warning | str]) -> list[str]:
     """Each warning once; those of texts that were cut as one sum."""
     cut = [message for message in messages if isinstance(message, TextCutWarning)]
     others = dict.fromkeys(str(message) for message in messages if not isinstance(message, TextCutWarning))
-    return [*others, *([str(TextCutWarning(sum(w.count for w in cut), cut[0].max_len))] if cut else [])]
+    return [*others, *([str(TextCutWarning(sum(w.count for w in cut), cut[0].max_len, cut[0].unit))] if cut else [])]
 
 
 def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:

@@ -88,7 +88,7 @@ def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
     if not found:
         return None
     copy = folder / f".{Path(found).name}.copy.tmp"
-    path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy)
+    path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy, files="**/*")
     checkpoint = load_checkpoint(path)
     distributed.wait_for_all(doing="loading the checkpoint")
     if path == copy and distributed.is_first_here():

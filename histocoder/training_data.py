@@ -17,6 +17,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.table import read_table
 from histocoder.data.tokens import LANG_SEP
 from histocoder.errors import UserError, shown
+from histocoder.model import Tokenizer
 from histocoder.nodes import on_each_node
 
 CACHE_FOLDER = "cache"
@@ -24,7 +25,9 @@ _WORD_ROWS = 250_000
 """Descriptions whose words are counted, at most."""
 
 
-def open_data(args: argparse.Namespace, files: list[ExampleFiles], folder: Path) -> list[ExampleArrays]:
+def open_data(
+    args: argparse.Namespace, files: list[ExampleFiles], folder: Path, tokenizer: Tokenizer
+) -> list[ExampleArrays]:
     """The examples of some files, from the cache in `--cache-dir` or the run's folder; built where they are not there.
 
     Raises
@@ -37,13 +40,13 @@ def open_data(args: argparse.Namespace, files: list[ExampleFiles], folder: Path)
 
     def build() -> list[str]:
         options = {"max_len": args.max_len, "text_normalization": args.text_normalization}
-        return [build_cache(part, cache_dir, **options).name for part in files]
+        return [build_cache(part, cache_dir, tokenizer=tokenizer, **options).name for part in files]
 
     names = distributed.from_primary(distributed.run_on_primary(build, doing="tokenising the data"))
     built = [on_each_node(cache_dir / name, marker=CACHE_FILE, is_whole=is_whole) for name in names]
     if args.cache_dir is None and distributed.is_first_here():
         prune_cache(cache_dir, built)
-    return [open_cache(path) for path in built]
+    return [open_cache(path, tokenizer) for path in built]
 
 
 def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter | None:
@@ -68,7 +71,7 @@ def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter |
 def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
     """Descriptions from all over the data, in their order; all where there are few."""
     for row in range(0, len(arrays), -(-len(arrays) // _WORD_ROWS)):
-        yield arrays.texts.text(row).partition(LANG_SEP)[2]
+        yield arrays.characters.text(row).partition(LANG_SEP)[2]
 
 
 def read_word_list(path: str) -> WordList:

@@ -36,5 +36,5 @@ def tiny_model(num_blocks: int = 2) -> MixerModel:
 def save_tiny_model(folder: Path) -> Path:
     """Its folder."""
     model = tiny_model()
-    save_model(folder, model.config, model.state_dict())
+    save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
     return folder

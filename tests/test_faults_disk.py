@@ -45,7 +45,8 @@ if {fault!r}:
     faulty.install({fault!r})
 model = tiny_model()
 learner = LearnerState(model.state_dict(), {{"x": torch.ones(9)}}, {{}}, {{}})
-rest = dict(config=model.config, learner=learner, ranks={{"rng": torch.ones(1, 9)}}, settings={{}}, keep=1)
+rest = dict(config=model.config, tokenizer=model.tokenizer, learner=learner)
+rest |= dict(ranks={{"rng": torch.ones(1, 9)}}, settings={{}}, keep=1)
 save_checkpoint(Path({out!r}), TrainState(step={step}), **rest)
 """
 

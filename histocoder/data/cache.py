@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,9 +23,12 @@ from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
 from histocoder.data.tokens import TokenizedTexts, join_language, tokenize
 from histocoder.files import make_folder, temporary_folder
+from histocoder.model.tokenizer import CHARACTERS, Tokenizer
 
 CACHE_FILE, CACHE_VERSION = "cache.json", 3
-_ARRAYS = ("ids", "offsets", "lengths", "codes", "num_codes", "langs")
+_TOKEN_ARRAYS = ("ids", "offsets", "lengths")
+_ARRAYS = (*_TOKEN_ARRAYS, "codes", "num_codes", "langs")
+_CHARACTER_ARRAYS = ("characters", "character_offsets", "character_lengths")
 _COPY_BYTES = 1 << 22
 
 
@@ -37,7 +41,9 @@ class ExampleArrays:
 
     folder: Path
     texts: TokenizedTexts
-    """Language and description."""
+    """Language and description, as the encoder reads them."""
+    characters: TokenizedTexts
+    """The same by CANINE's tokenizer, whatever the encoder's is: its characters, for what alters them."""
     codes: np.ndarray
     """Of shape (n, num_blocks): each code's place in `code_table`, counted from 1; 0 where there is none."""
     num_codes: np.ndarray
@@ -58,17 +64,23 @@ class ExampleArrays:
     def __len__(self) -> int:
         return len(self.num_codes)
 
-    def __reduce__(self) -> tuple[Callable[[Path], ExampleArrays], tuple[Path]]:
-        return open_cache, (self.folder,)
+    def __reduce__(self) -> tuple[Callable[[Path, Tokenizer], ExampleArrays], tuple[Path, Tokenizer]]:
+        return open_cache, (self.folder, self.texts.tokenizer)
 
 
-def open_cache(folder: Path) -> ExampleArrays:
-    """Map what `build_cache` has written into memory."""
+def open_cache(folder: Path, tokenizer: Tokenizer = CHARACTERS) -> ExampleArrays:
+    """Map what `build_cache` has written, with the same tokenizer, into memory."""
     record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
     arrays = {name: np.memmap(folder / name, dtype=form["dtype"], mode="r") for name, form in record["arrays"].items()}
+    texts = TokenizedTexts(arrays["ids"], arrays["offsets"], arrays["lengths"], tokenizer)
     return ExampleArrays(
         folder=folder,
-        texts=TokenizedTexts(arrays["ids"], arrays["offsets"], arrays["lengths"]),
+        texts=texts,
+        characters=(
+            texts
+            if tokenizer.reads_characters
+            else TokenizedTexts(arrays["characters"], arrays["character_offsets"], arrays["character_lengths"])
+        ),
         codes=arrays["codes"].reshape(len(arrays["num_codes"]), -1),
         num_codes=arrays["num_codes"],
         code_table=tuple(record["codes"]),
@@ -86,6 +98,7 @@ def build_cache(
     *,
     max_len: int,
     text_normalization: str,
+    tokenizer: Tokenizer = CHARACTERS,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Tokenise files into a folder of their own within the cache's, unless it is there already.
@@ -101,6 +114,8 @@ def build_cache(
         Tokens of an input at most.
     text_normalization : str
         See `normalize`.
+    tokenizer : Tokenizer
+        By default CANINE's.
     say : callable
         Told what was built.
 
@@ -114,14 +129,15 @@ def build_cache(
     UserError
         Where the files can't be read as examples, or the cache can't be written; nothing half-built is left.
     """
-    made_from = _made_from(files, max_len, text_normalization)
+    made_from = _made_from(files, max_len, text_normalization, tokenizer)
     name = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_dir / name
     if is_whole(folder, made_from):
         return folder
     make_folder(cache_dir)
     with temporary_folder(folder) as temporary:
-        record = {"made_from": made_from, **_write_arrays(files, temporary, max_len, text_normalization)}
+        arrays = _write_arrays(files, temporary, max_len, text_normalization, tokenizer)
+        record = {"made_from": made_from, **arrays}
         (temporary / CACHE_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
@@ -137,7 +153,8 @@ def prune_cache(cache_dir: Path, keep: list[Path]) -> None:
             shutil.rmtree(record.parent, ignore_errors=True)
 
 
-def _made_from(files: ExampleFiles, max_len: int, text_normalization: str) -> dict[str, Any]:
+def _made_from(files: ExampleFiles, max_len: int, text_normalization: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    fingerprint_of_tokenizer = tokenizer.fingerprint()
     return {
         "format_version": CACHE_VERSION,
         "sources": [fingerprint(path)["sha256"] for path in files.paths],
@@ -147,6 +164,7 @@ def _made_from(files: ExampleFiles, max_len: int, text_normalization: str) -> di
         "rules": asdict(files.rules),
         "max_len": max_len,
         "text_normalization": text_normalization,
+        **({} if fingerprint_of_tokenizer is None else {"tokenizer": fingerprint_of_tokenizer}),
     }
 
 
@@ -155,32 +173,35 @@ def is_whole(folder: Path, made_from: dict[str, Any] | None = None) -> bool:
     try:
         record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
         return made_from in (None, record["made_from"]) and all(
-            _checksum(folder / name) == record["arrays"][name]["crc32"] for name in _ARRAYS
+            _checksum(folder / name) == form["crc32"] for name, form in record["arrays"].items()
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _write_arrays(files: ExampleFiles, folder: Path, max_len: int, text_normalization: str) -> dict[str, Any]:
+def _write_arrays(
+    files: ExampleFiles, folder: Path, max_len: int, text_normalization: str, tokenizer: Tokenizer
+) -> dict[str, Any]:
     places: dict[str, int] = {}
     languages: dict[str, int] = {}
     notices: list[str] = []
-    num_tokens = 0
+    num_tokens = num_characters = 0
     hashes = []
     with ExitStack() as stack:
-        arrays = {name: stack.enter_context(_ArrayFile(folder / name)) for name in _ARRAYS}
-        arrays["offsets"].append(np.zeros(1, dtype=np.int64))
+        names = _ARRAYS if tokenizer.reads_characters else (*_ARRAYS, *_CHARACTER_ARRAYS)
+        arrays = {name: stack.enter_context(_ArrayFile(folder / name)) for name in names}
         for examples in files.chunks(say=notices.append):
-            texts = normalize(examples.texts, text_normalization)
-            hashes.append(_distinct(np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))))
-            tokens = tokenize(join_language(texts, examples.langs), max_len=max_len)
+            descriptions = normalize(examples.texts, text_normalization)
+            hashes.append(_distinct(np.fromiter(map(hash, descriptions), dtype=np.int64, count=len(descriptions))))
+            texts = join_language(descriptions, examples.langs)
+            tokens = tokenize(texts, max_len=max_len, tokenizer=tokenizer)
+            num_tokens = _append_tokens(tokens, [arrays[name] for name in _TOKEN_ARRAYS], num_tokens)
+            if not tokenizer.reads_characters:
+                tokens = tokenize(texts, max_len=sys.maxsize)
+                num_characters = _append_tokens(tokens, [arrays[name] for name in _CHARACTER_ARRAYS], num_characters)
             codes = _code_places(examples, files.formatter.num_blocks, places)
-            arrays["ids"].append(tokens.ids)
-            arrays["lengths"].append(tokens.lengths)
-            arrays["offsets"].append(tokens.offsets[1:] + num_tokens)
             arrays["codes"].append(codes)
             arrays["num_codes"].append((codes > 0).sum(1))
-            num_tokens += len(tokens.ids)
             arrays["langs"].append(_places(examples.langs, languages))
         forms = {name: array.close() for name, array in arrays.items()}
     return {
@@ -205,6 +226,17 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     is_new = np.ones(len(ordered), dtype=bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
     return ordered[is_new]
+
+
+def _append_tokens(tokens: TokenizedTexts, arrays: list[_ArrayFile], before: int) -> int:
+    """Write ids, offsets and lengths behind those of `before` tokens; return how many there are now."""
+    ids, offsets, lengths = arrays
+    if before == 0:
+        offsets.append(tokens.offsets[:1])
+    ids.append(tokens.ids)
+    offsets.append(tokens.offsets[1:] + before)
+    lengths.append(tokens.lengths)
+    return before + len(tokens.ids)
 
 
 def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:

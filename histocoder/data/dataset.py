@@ -16,7 +16,6 @@ from histocoder.data.encodings import Encoded, Encodings
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.model.encoder import encoded_length
 
 _ROWS_AT_ONCE = 1 << 18
 
@@ -130,9 +129,14 @@ class OccupationDataset(Dataset):
         return self._augmenter is not None
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
-        """Tokens of each row as it stands in an epoch, of shape (n,)."""
+        """Tokens of each row as it stands in an epoch, of shape (n,).
+
+        Where tokens are no characters, how many a row has after its noise is known from tokenising it alone, of which
+        there would be one more of all rows in each epoch: then they are those before noise, which is near enough to
+        make batches of like lengths. Batches are padded to what their rows have.
+        """
         plain = self.arrays.texts.lengths
-        if self._augmenter is None:
+        if self._augmenter is None or not self.arrays.texts.tokenizer.reads_characters:
             return plain
         found = np.empty(len(plain), dtype=np.min_scalar_type(self._max_len))
         for start in range(0, len(plain), _ROWS_AT_ONCE):
@@ -151,13 +155,14 @@ class OccupationDataset(Dataset):
         return self.arrays.num_codes
 
     def __getitem__(self, share: Share) -> Batch:
-        rows = share.rows
+        rows, tokenizer = share.rows, self.arrays.texts.tokenizer
         if self._augmenter is None:
             input_ids = self.arrays.texts.pad(rows, max_len=self._max_len)
         else:
-            altered = tokenize(self._augment(self._augmenter, rows, share.epoch), max_len=self._max_len)
+            texts = self._augment(self._augmenter, rows, share.epoch)
+            altered = tokenize(texts, max_len=self._max_len, tokenizer=tokenizer)
             input_ids = altered.pad(np.arange(len(rows)), max_len=self._max_len)
-        num_encoded = encoded_length(input_ids.shape[1], self._max_len)
+        num_encoded = tokenizer.num_encoded(input_ids.shape[1], self._max_len)
         codes = self.arrays.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         return Batch(
@@ -177,7 +182,7 @@ class OccupationDataset(Dataset):
         altered = []
         for i, row in enumerate(rows.tolist()):
             lang = self.arrays.languages[self.arrays.langs[row]]
-            text = augmenter.alter(self.arrays.texts.text(row)[len(lang) + len(LANG_SEP) :], noise, i)
+            text = augmenter.alter(self.arrays.characters.text(row)[len(lang) + len(LANG_SEP) :], noise, i)
             altered.append((UNKNOWN if noise.withheld[i] else lang) + LANG_SEP + text)
         return altered
 

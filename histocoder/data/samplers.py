@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from histocoder.model.encoder import trimmed_length
+from histocoder.model.tokenizer import CHARACTERS, Tokenizer
 
 
 class Share(NamedTuple):
@@ -26,16 +26,18 @@ class Share(NamedTuple):
 
 
 class TokenBudget(NamedTuple):
-    """Padded positions that a global batch may have: its rows × `trimmed_length` of the longest."""
+    """Padded positions that a global batch may have: its rows × what the longest needs, as far as known."""
 
     num_positions: int
     """As many as one row takes, or more."""
     max_len: int
     """Tokens of a row at most."""
+    tokenizer: Tokenizer = CHARACTERS
+    """By whose rule batches are padded."""
 
     def max_rows(self, length: int) -> int:
         """Rows of a batch whose longest has `length` tokens."""
-        return self.num_positions // trimmed_length(length, self.max_len)
+        return self.num_positions // self.tokenizer.num_positions(length, self.max_len)
 
 
 class BucketSampler:

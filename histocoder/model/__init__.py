@@ -2,23 +2,30 @@
 
 from histocoder.model.canine import used_together
 from histocoder.model.decoder import Decoder
-from histocoder.model.encoder import PRESETS, check_positions, load_encoder, trimmed_length
+from histocoder.model.encoder import PRESETS, check_positions, is_canine, load_encoder, trimmed_length
 from histocoder.model.layers import keep_copies
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
+from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
 from histocoder.model.tree import TreeDecoder
 
 __all__ = [
+    "CHARACTERS",
     "PRESETS",
     "Decoder",
     "MixerModel",
     "MixerOutput",
+    "PretrainedTokenizer",
     "Stepper",
+    "Tokenizer",
     "TreeDecoder",
     "check_positions",
+    "check_vocabulary",
+    "is_canine",
     "keep_copies",
     "load_encoder",
+    "load_tokenizer",
     "trim_positions",
     "trimmed_length",
     "used_together",

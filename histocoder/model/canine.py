@@ -22,7 +22,7 @@ from histocoder.model.layers import (
 )
 
 if TYPE_CHECKING:
-    from transformers import CanineModel
+    from transformers import CanineModel, PreTrainedModel
 
 LayerFunction = Callable[[Any, Tensor, Tensor], Tensor]
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
@@ -108,8 +108,10 @@ def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
     return embeddings.LayerNorm(x)
 
 
-def used_together(model: CanineModel) -> Iterator[tuple[nn.Linear, ...]]:
-    """The linear layers of each attention that read the same input."""
+def used_together(model: PreTrainedModel) -> Iterator[tuple[nn.Linear, ...]]:
+    """The linear layers of each attention that read the same input; none of another encoder than CANINE."""
+    if model.config.model_type != "canine":
+        return
     for part in (model.initial_char_encoder, model.encoder, model.final_char_encoder):
         for layer in part.layer:
             own: Any = layer.attention.self

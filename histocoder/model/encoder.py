@@ -1,4 +1,9 @@
-"""CANINE encoders: from the hub, from a folder, or one of two presets trained from scratch."""
+"""Encoders: any CANINE, or another of Hugging Face's, from the hub or a folder; two presets trained from scratch.
+
+What an encoder is to the rest of the program: a `PreTrainedModel` whose `config` builds it anew; a function that makes
+encodings of token ids (`canine.canine`, `pretrained.pretrained`); and a `tokenizer.Tokenizer`, which makes token ids of
+texts and knows how many positions a batch of them needs.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,23 @@ import math
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError
 
+from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
+from histocoder.model.pretrained import full_config, load_pretrained, num_positions, pretrained_from_config
 
 if TYPE_CHECKING:
-    from transformers import CanineModel
+    from transformers import PreTrainedModel
+
+CANINE = "canine"
+_NAMES = {"bert": "BERT", "roberta": "RoBERTa", "xlm-roberta": "XLM-R", "t5": "T5", "mt5": "mT5"}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # for tests: seconds on a laptop, no dropout, so that runs compare exactly
@@ -67,14 +79,35 @@ def encoded_length(num_positions: int, max_len: int) -> int:
     return num_positions if num_positions == max_len else num_positions - 6
 
 
-def encoder_from_config(config: dict[str, Any]) -> CanineModel:
-    """Build an encoder with random weights from the fields of a `CanineConfig`."""
+def is_canine(config: dict[str, Any]) -> bool:
+    """Whether the fields of an encoder's config are a `CanineConfig`'s, as are those that name no type."""
+    return config.get("model_type", CANINE) == CANINE
+
+
+class EncoderSizes(NamedTuple):
+    """What to say of an encoder."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+
+
+def encoder_sizes(config: dict[str, Any]) -> EncoderSizes:
+    """The sizes of an encoder with these fields of its config."""
+    if is_canine(config):
+        return EncoderSizes("CANINE", config.get("num_hidden_layers", 12), config.get("hidden_size", 768))
+    found = full_config(config)
+    return EncoderSizes(_NAMES.get(found.model_type, found.model_type), found.num_hidden_layers, found.hidden_size)
+
+
+def encoder_from_config(config: dict[str, Any]) -> PreTrainedModel:
+    """Build an encoder with random weights from the fields of its config."""
     from transformers import CanineConfig, CanineModel  # here and below: it takes seconds, and --help needs none of it
 
-    return CanineModel(CanineConfig(**config))
+    return CanineModel(CanineConfig(**config)) if is_canine(config) else pretrained_from_config(config)
 
 
-def load_encoder(name: str, *, max_len: int) -> CanineModel:
+def load_encoder(name: str, *, max_len: int) -> PreTrainedModel:
     """Load an encoder with its weights.
 
     Parameters
@@ -82,37 +115,63 @@ def load_encoder(name: str, *, max_len: int) -> CanineModel:
     name : str
         A preset ("tiny", "small": random weights), a local folder, or a name on the Hugging Face hub.
     max_len : int
-        Tokens of the longest input, CLS and SEP included.
+        Tokens of the longest input, special ones included.
 
     Raises
     ------
     UserError
         Where there is no such encoder, the hub can't be reached, or it has too few positions for `max_len`.
     """
-    from transformers import CanineModel
-
     if name in PRESETS:
         sizes = PRESETS[name]
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
         return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
+    from transformers import CanineModel
+
+    config = read_encoder_config(name)
+    with loading(name) as options:
+        encoder = CanineModel.from_pretrained(name, **options) if is_canine(config) else load_pretrained(name, options)
+    check_positions(encoder, max_len, name=name)
+    return encoder
+
+
+def read_encoder_config(name: str) -> dict[str, Any]:
+    """The config of an encoder, a preset's excepted, by its name; raises UserError where there is none."""
+    from transformers import PretrainedConfig
+
     if Path(name).exists() and not (Path(name) / "config.json").is_file():
         raise UserError(f"The encoder folder {name} has no config.json; name a folder saved by transformers.")
+    with loading(name) as options:
+        config: dict[str, Any] = PretrainedConfig.get_config_dict(name, **options)[0]
+    if config.get("model_type") == MODEL_TYPE:
+        raise UserError(f"{name} is a model of histocoder's; begin with its weights by --initial-checkpoint {name}.")
+    return config
+
+
+@contextmanager
+def loading(name: str) -> Iterator[dict[str, Any]]:
+    """Give the options to load a part of an encoder with; turn its failure into a UserError."""
     try:
-        encoder = CanineModel.from_pretrained(name, local_files_only=not hub_answers())
-    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
-        where = "the hub can't be reached and has left no copy here" if not hub_answers() else _first_line(error)
+        yield {"local_files_only": Path(name).exists() or not hub_answers()}
+    except UserError:
+        raise
+    except (OSError, ValueError, RuntimeError, EOFError, ImportError, UnpicklingError, SafetensorError) as error:
+        is_away = not Path(name).exists() and not hub_answers()
+        where = "the hub can't be reached and has left no copy here" if is_away else _first_line(error)
         raise UserError(
             f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "
             "scratch with --encoder small."
         ) from error
-    check_positions(encoder.config.to_dict(), max_len, name=name)
-    return encoder
 
 
-def check_positions(config: dict[str, Any], max_len: int, *, name: str) -> None:
-    """Raise a UserError where an encoder with these fields of a `CanineConfig` can't read so many tokens."""
-    positions = min(config.get("num_hash_buckets", 16384), config.get("max_position_embeddings", 16384))
+def check_positions(encoder: PreTrainedModel, max_len: int, *, name: str) -> None:
+    """Raise a UserError where an encoder can't read so many tokens."""
+    config = encoder.config
+    if is_canine(config.to_dict()):
+        positions = min(config.num_hash_buckets, config.max_position_embeddings)
+    else:
+        positions = num_positions(encoder)
     if max_len > positions:
         raise UserError(f"The encoder of {name} has {positions} positions; set --max-len to that or less.")
 

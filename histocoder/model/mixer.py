@@ -1,4 +1,4 @@
-"""The model: a CANINE encoder, a decoder over code tokens, and a flat head over the pooled encoding."""
+"""The model: an encoder, CANINE or another, a decoder over code tokens, and a flat head over the pooled encoding."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from histocoder.config import ModelConfig
 from histocoder.model.canine import LayerFunction, canine, encoder_layer
 from histocoder.model.decoder import Decoder
-from histocoder.model.encoder import encoder_from_config
+from histocoder.model.encoder import encoder_from_config, is_canine
 from histocoder.model.layers import linear
+from histocoder.model.pretrained import pretrained, transformer_layers
+from histocoder.model.tokenizer import CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import CanineModel
+    from transformers import PreTrainedModel
 
 
 _MAX_GRAPHS = 32
@@ -32,14 +34,16 @@ class MixerOutput(NamedTuple):
 
 
 class MixerModel(nn.Module):
-    """A CANINE encoder with two ways out: a sequence decoder and a flat linear head.
+    """An encoder with two ways out: a sequence decoder and a flat linear head.
 
     Parameters
     ----------
     config : ModelConfig
         Sizes.
-    encoder : CanineModel, optional
+    encoder : PreTrainedModel, optional
         With weights; by default one of `config.encoder`'s sizes with random weights.
+    tokenizer : Tokenizer
+        The encoder's; by default CANINE's.
 
     Attributes
     ----------
@@ -49,10 +53,14 @@ class MixerModel(nn.Module):
         See `freeze_encoder`.
     """
 
-    def __init__(self, config: ModelConfig, encoder: CanineModel | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, encoder: PreTrainedModel | None = None, *, tokenizer: Tokenizer = CHARACTERS
+    ) -> None:
         super().__init__()
         self.config = config
+        self.tokenizer = tokenizer
         self.encoder = encoder if encoder is not None else encoder_from_config(config.encoder)
+        self._is_canine = is_canine(self.encoder.config.to_dict())
         dim = self.encoder.config.hidden_size
         self.decoder = Decoder(
             config.vocab_size,
@@ -92,7 +100,8 @@ class MixerModel(nn.Module):
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
         self._encoder_layer = torch.compile(encoder_layer, dynamic=True)
-        for layer in self.decoder.decoder.layers:
+        encoder_layers = () if self._is_canine else transformer_layers(self.encoder)
+        for layer in (*encoder_layers, *self.decoder.decoder.layers):
             layer.compile(dynamic=True)
 
     def encode(
@@ -103,7 +112,7 @@ class MixerModel(nn.Module):
         Parameters
         ----------
         input_ids : Tensor of int, of shape (B, S)
-            Code points, CLS first, SEP last, 0 where padded; S by `trimmed_length`.
+            As the tokenizer makes them, `pad_id` where padded; S by its `num_positions`.
         encoded : tuple of Tensor, of shapes (B, M, dim) and (B, dim), optional
             `memory` and `pooled`, where they are known before.
 
@@ -116,14 +125,21 @@ class MixerModel(nn.Module):
             What the decoder may attend to; None is all of it.
         """
         masked = self.config.mask_memory
-        trimmed = masked and input_ids.shape[1] < self.config.max_len
+        mask = input_ids.ne(self.tokenizer.pad_id)
         if encoded is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_is_frozen):
-                encoded = canine(
-                    self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed, layer_function=self._encoder_layer
-                )
+                encoded = self._encoded(input_ids, mask)
         memory, pooled = encoded
-        return memory, pooled, input_ids[:, : memory.shape[1]].ne(0) if masked else None
+        return memory, pooled, mask[:, : memory.shape[1]] if masked else None
+
+    def _encoded(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        if self._is_canine:
+            trimmed = self.config.mask_memory and input_ids.shape[1] < self.config.max_len
+            return canine(
+                self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed, layer_function=self._encoder_layer
+            )
+        cls = self.tokenizer.begins_with_cls
+        return pretrained(self.encoder, input_ids, mask, dtype=self.dtype, begins_with_cls=cls)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """The flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""

@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from histocoder.model.encoder import is_canine
+
 if TYPE_CHECKING:
-    from transformers import CanineModel
+    from transformers import PreTrainedModel
 
 
-def trim_positions(encoder: CanineModel, max_len: int) -> None:
+def trim_positions(encoder: PreTrainedModel, max_len: int) -> None:
     """Take the positions beyond `max_len` out of training, so that they need no gradients and no optimizer state.
 
-    State dicts have the table's full shape as before, in both directions.
+    State dicts have the table's full shape as before, in both directions. Other encoders than CANINE, which have few
+    positions or none, stay as they are.
     """
+    if not is_canine(encoder.config.to_dict()):
+        return
     table = encoder.char_embeddings.char_position_embeddings
     if len(table.weight) <= max_len:
         return

@@ -1,0 +1,82 @@
+"""Tiny encoders of other kinds than CANINE, with random weights and tokenizers, in folders as on the hub."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import torch
+from conftest import NOTES, TITLES
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+KINDS = ("bert", "xlm-r", "byt5")
+_WORDS = sorted({word for title in TITLES for word in (title, title[:4], title[4:])} | {"of", "the", "en"} - {""})
+_LETTERS = string.ascii_lowercase + "()',[]"
+
+
+def save_pretrained(kind: str, folder: Path, *, dropout: float = 0.0, num_positions: int = 130) -> Path:
+    """The folder of such an encoder."""
+    torch.manual_seed(3)
+    {"bert": _save_bert, "xlm-r": _save_xlm_r, "byt5": _save_byt5}[kind](folder, dropout, num_positions)
+    return folder
+
+
+def _sizes(dropout: float, num_positions: int) -> dict[str, float]:
+    return {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": num_positions,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
+
+
+def _save_bert(folder: Path, dropout: float, num_positions: int) -> None:
+    from transformers import BertConfig, BertModel
+
+    starts = sorted({*_WORDS, *_LETTERS})
+    pieces = [*starts, *(f"##{piece}" for piece in starts)]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]
+    BertModel(BertConfig(vocab_size=len(vocabulary), **_sizes(dropout, num_positions))).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+
+
+def _save_xlm_r(folder: Path, dropout: float, num_positions: int) -> None:
+    from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
+
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [(f"▁{word}", -3.0) for word in _WORDS] + [(letter, -6.0) for letter in ("▁", *_LETTERS)]
+    tokenizer = Tokenizer(models.Unigram([*((piece, 0.0) for piece in special), *pieces], unk_id=3))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token="<s>",
+        bos_token="<s>",
+        pad_token="<pad>",
+        sep_token="</s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
+    fast.save_pretrained(folder)
+    sizes = {"vocab_size": len(fast), "pad_token_id": 1, **_sizes(dropout, num_positions)}
+    XLMRobertaModel(XLMRobertaConfig(**sizes)).save_pretrained(folder)
+
+
+def _save_byt5(folder: Path, dropout: float, _num_positions: int) -> None:
+    from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=384, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=dropout,
+        feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(folder)  # as on the hub, with the decoder that is not needed
+    ByT5Tokenizer().save_pretrained(folder)
+
+
+TEXTS = [f"{title}{note}" for title in TITLES for note in NOTES]

@@ -1,0 +1,299 @@
+"""Encoders that are no CANINE: trained, resumed, on two ranks, frozen, and used without the folder they came from."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT, environment, run, write_table
+from forked import Forked
+from jobs import assert_same_end, end_of, finetune, logs, two_ranks, wait_for_step
+from pretrained import KINDS, TEXTS, save_pretrained
+from safetensors.torch import load_file, save_file
+
+from histocoder import Coder
+from histocoder.checkpoint import list_checkpoints, load_model, save_model, verify_checkpoint
+from histocoder.config import ModelConfig
+from histocoder.data.augment import Augmenter, WordList
+from histocoder.data.cache import ExampleArrays, build_cache, open_cache
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.samplers import SequentialSampler
+from histocoder.data.tokens import tokenize
+from histocoder.errors import DamagedError, UserError
+from histocoder.formatters import build_formatter
+from histocoder.frozen import use_encodings
+from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
+from histocoder.occcanine import save_occcanine
+
+CODES = ("58340", "61110", "71105", "75400", "77610", "79100", "80110", "95410")
+FORMATTER = build_formatter("hisco", num_blocks=1)
+MAX_LEN = 64
+
+
+def training(table: Path, out: Path, encoder: Path, *extra: object) -> list[str]:
+    """A run with noise and dropout that saves and validates."""
+    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6)
+    noise = ("--augmentation-prob", 0.8, "--max-len", MAX_LEN, "--language", "en")
+    return finetune(table, out, "--encoder", encoder, *sizes, *noise, *extra)
+
+
+def model_of(folder: Path) -> MixerModel:
+    """A new model with an encoder from a folder."""
+    torch.manual_seed(5)
+    encoder, tokenizer = load_encoder(str(folder), max_len=MAX_LEN), load_tokenizer(str(folder))
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=FORMATTER.to_config(),
+        vocab_size=FORMATTER.vocab_size + 1,
+        codes=CODES,
+        target_cols=("hisco_1",),
+        languages=("en", "unk"),
+        max_len=MAX_LEN,
+    )
+    model = MixerModel(config, encoder, tokenizer=tokenizer)
+    torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
+    return model.eval()
+
+
+def arrays_of(folder: Path, tokenizer: Tokenizer) -> ExampleArrays:
+    files = ExampleFiles((write_table(folder / "table.csv"),), ("hisco_1",), FORMATTER)
+    options = {"max_len": MAX_LEN, "text_normalization": "none", "tokenizer": tokenizer}
+    return open_cache(build_cache(files, folder / "cache", **options), tokenizer)
+
+
+@pytest.fixture(params=KINDS)
+def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return save_pretrained(request.param, tmp_path / request.param)
+
+
+def test_a_run_trains_all_of_it_and_its_folder_needs_no_other(encoder: Path, table: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    args = training(table, out, encoder, "--precision", "bf16", "--num-workers", 1)
+    result = run(*(arg for arg in args if arg != "--no-report"))
+    assert "got exactly the right codes" in result.stdout and "fork" not in result.stderr
+    (newest,) = list_checkpoints(out)[-1:]
+    verify_checkpoint(newest)
+    state = torch.load(newest / "optimizer.pt")["optimizer"]["state"]
+    assert len(state) == len(list(load_model(out).parameters()))
+    assert all(moments["exp_avg"].any() for moments in state.values())  # of each weight there have been gradients
+    shutil.rmtree(encoder)
+    texts = TEXTS[:20]
+    tables = [Coder.from_pretrained(folder, "cpu").predict(texts, "en") for folder in (out, newest)]
+    pd.testing.assert_frame_equal(*tables)
+    Coder.from_pretrained(out, "cpu").save_pretrained(tmp_path / "copy")
+    shutil.rmtree(out)
+    predict = ("-m", "histocoder", "predict", "--model", tmp_path / "copy", "--mode", "topk", "--language", "en")
+    assert "hisco_1" in run(*predict, "farmer").stdout
+    card = (tmp_path / "copy" / "README.md").read_text()
+    assert "2 deep layers of width 32" in card and "CANINE" not in card and f"{MAX_LEN} tokens" in card
+
+
+def test_padding_changes_nothing(encoder: Path):
+    model = model_of(encoder)
+    texts = tokenize([f"en[SEP]{text}" for text in TEXTS], max_len=MAX_LEN, tokenizer=model.tokenizer)
+    rows = np.arange(len(texts))
+    ids = torch.from_numpy(texts.pad(rows, max_len=MAX_LEN))
+    assert ids.shape[1] % 8 == 0 and texts.lengths.min() < texts.lengths.max() <= ids.shape[1]
+    targets = torch.full((len(rows), 6), 5)
+    with torch.no_grad():
+        together = model(ids, targets)
+        for row in (int(texts.lengths.argmin()), int(texts.lengths.argmax()), 3):
+            own = torch.from_numpy(texts.pad(rows[[row]], max_len=MAX_LEN, num_positions=int(texts.lengths[row])))
+            for one, all_rows in zip(model(own, targets[:1]), together, strict=True):
+                torch.testing.assert_close(one[0], all_rows[row], atol=1e-5, rtol=0)
+    coder = Coder(model, "cpu")
+    frames = [coder.predict(TEXTS, "en", mode="full", batch_size=size) for size in (len(TEXTS), 1)]
+    np.testing.assert_allclose(*frames, atol=1e-5)
+    coder._encoded_at_once = 7
+    np.testing.assert_allclose(coder.predict(TEXTS, "en", mode="full"), frames[0], atol=1e-5)
+
+
+def test_stopped_and_resumed_without_its_folder_it_is_as_if_never_stopped(table: Path, tmp_path: Path):
+    encoder = save_pretrained("bert", tmp_path / "bert", dropout=0.1)
+    args = [training(table, tmp_path / name, encoder, "--dropout", 0.1) for name in ("whole", "stopped")]
+    run(*args[0])
+    process = Forked(args[1], cwd=ROOT, env=environment())
+    try:
+        wait_for_step(process, 4)
+        process.send(signal.SIGTERM)
+        assert end_of(process).returncode == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    shutil.rmtree(encoder)
+    assert "Going on from step" in run(*args[1]).stdout
+    assert_same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("kind", ["xlm-r"])
+def test_two_ranks_do_what_one_process_does(kind: str, tmp_path: Path):
+    encoder = save_pretrained(kind, tmp_path / kind)
+    table = write_table(tmp_path / "table.csv", copies=2)
+    run(*training(table, tmp_path / "one", encoder, "--batch-size", 16))
+    ended = two_ranks(training(table, tmp_path / "two", encoder, "--batch-size", 8))
+    assert not any("unused" in one.stderr for one in ended)
+    for column in ("train_loss", "val_loss"):
+        one, two = ([float(row[column]) for row in logs(tmp_path / name) if row[column]] for name in ("one", "two"))
+        assert two == pytest.approx(one, abs=1e-5)
+
+
+def test_frozen_its_encodings_are_kept(table: Path, tmp_path: Path):
+    encoder = save_pretrained("byt5", tmp_path / "byt5")
+    quiet = ("--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0)
+    result = run(*training(table, tmp_path / "out", encoder, *quiet))
+    assert result.stdout.count("are computed once") == 2
+    weights, before = load_file(tmp_path / "out" / "model.safetensors"), load_encoder(str(encoder), max_len=MAX_LEN)
+    for name, tensor in before.state_dict().items():
+        assert torch.equal(weights[f"encoder.{name}"], tensor)
+
+
+def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
+    model = model_of(encoder)
+    model.freeze_encoder()
+    arrays = arrays_of(tmp_path, model.tokenizer)
+    data = OccupationDataset(arrays, formatter=FORMATTER, classes=CODES, max_len=MAX_LEN)
+    use_encodings(model, [data], folder=tmp_path)
+    rows = np.array([0, 9, 30])
+    ids = torch.from_numpy(arrays.texts.pad(rows, max_len=MAX_LEN))
+    with torch.no_grad():
+        memory, pooled, mask = model.encode(ids)
+    kept = data.encodings.pad(rows, num_positions=ids.shape[1])
+    torch.testing.assert_close(kept.pooled, pooled, atol=1e-5, rtol=0)
+    torch.testing.assert_close(kept.memory[mask], memory[mask], atol=1e-5, rtol=0)
+
+
+def test_weights_kept_in_another_precision_are_trained_in_fp32(encoder: Path, tmp_path: Path):
+    from transformers import AutoModelForTextEncoding
+
+    AutoModelForTextEncoding.from_pretrained(encoder).bfloat16().save_pretrained(encoder)
+    assert "bfloat16" in (encoder / "config.json").read_text()
+    model = model_of(encoder)
+    save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
+    again = load_model(tmp_path / "model")
+    assert {p.dtype for p in (*model.parameters(), *again.parameters())} == {torch.float32}
+
+
+@pytest.mark.parametrize("encoder", ["bert", "byt5"], indirect=True)
+def test_compiled_it_gives_the_same(encoder: Path, monkeypatch: pytest.MonkeyPatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **options: _compile(layer, options))
+    plain = Coder(model_of(encoder), "cpu").predict(TEXTS, "en", mode="full")
+    model = model_of(encoder)
+    model.compile_layers()
+    frame = Coder(model, "cpu").predict(TEXTS, "en", mode="full")
+    np.testing.assert_allclose(frame, plain, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    torch._dynamo.reset()
+
+
+def _compile(layer: torch.nn.Module, options: dict) -> None:
+    layer._compiled_call_impl = torch.compile(layer._call_impl, backend="eager", **options)
+
+
+def test_noise_is_put_on_characters_and_tokenised_as_any_text(encoder: Path, tmp_path: Path):
+    tokenizer = load_tokenizer(str(encoder))
+    arrays = pickle.loads(pickle.dumps(arrays_of(tmp_path, tokenizer)))
+    own = arrays_of(tmp_path, CHARACTERS)
+    assert own.characters is own.texts and own.folder != arrays.folder
+    assert [arrays.characters.text(i) for i in range(64)] == [own.texts.text(i) for i in range(64)]
+    noise = Augmenter(WordList.from_texts(TEXTS), augmentation_prob=1.0, num_transformations=3, unk_lang_prob=0.5)
+    common = {"formatter": FORMATTER, "classes": CODES, "max_len": MAX_LEN, "augmenter": noise}
+    noisy, same = OccupationDataset(arrays, **common), OccupationDataset(own, **common)
+    for share in SequentialSampler(noisy.lengths(), batch_size=16):
+        batch, characters = noisy[share].input_ids, same[share].input_ids
+        texts = ["".join(map(chr, row[row.ne(0)].tolist()[1:-1])) for row in characters]
+        expected = tokenize(texts, max_len=MAX_LEN, tokenizer=tokenizer)
+        assert batch.tolist() == expected.pad(np.arange(len(texts)), max_len=MAX_LEN).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("bert", "[CLS] en [SEP] farmer [ pad ] [SEP]"),
+        ("xlm-r", "<s> ▁en </s> </s> ▁farmer ▁ [ <unk> ] </s>"),
+        ("byt5", "en</s>farmer [PAD]</s>"),
+    ],
+)
+def test_language_and_description_are_two_texts_and_nothing_in_them_is_special(
+    tmp_path: Path, kind: str, expected: str
+):
+    tokenizer = load_tokenizer(str(save_pretrained(kind, tmp_path)))
+    assert isinstance(tokenizer, PretrainedTokenizer)
+    found = tokenizer.token_ids(["en[SEP]farmer [PAD]", "en[SEP]<pad> [PAD]", "en[SEP]" + "baker " * 99], max_len=32)
+    assert tokenizer._tokenizer.decode(found.ids[: found.lengths[0]].tolist()) == expected
+    assert tokenizer.pad_id not in found.ids
+    assert found.lengths[2] == 32 and found.num_cut == 1 and found.ids[-1] == found.ids[found.lengths[0] - 1]
+    assert pickle.loads(pickle.dumps(tokenizer)).fingerprint() == tokenizer.fingerprint()
+
+
+def test_what_is_cut_is_told(tmp_path: Path):
+    coder = Coder(model_of(save_pretrained("byt5", tmp_path)), "cpu")
+    with pytest.warns(UserWarning, match="1 descriptions are cut: .* longer than 64 tokens"):
+        coder.predict(["farmer", "x" * 61], "en")  # with language and two ends: 65
+
+
+def refused(*args: object) -> str:
+    result = run(*args, check=False)
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_mistakes_are_said(table: Path, tmp_path: Path):
+    bert = save_pretrained("bert", tmp_path / "bert", num_positions=60)
+    xlm_r = save_pretrained("xlm-r", tmp_path / "xlm-r", num_positions=62)
+    for encoder in (bert, xlm_r):  # XLM-R's first position is 2
+        with pytest.raises(UserError, match="has 60 positions; set --max-len"):
+            load_encoder(str(encoder), max_len=64)
+    assert "--save-format occcanine is for CANINE" in refused(
+        *training(table, tmp_path / "out", bert, "--save-format", "occcanine")
+    )
+    (bert / "vocab.txt").write_text((bert / "vocab.txt").read_text() + "more\n")
+    assert "do not belong together" in refused(*training(table, tmp_path / "out", bert, "--max-len", 32))
+    assert not (tmp_path / "out" / "config.json").exists()
+    byt5 = save_pretrained("byt5", tmp_path / "byt5")
+    for missing in (bert / "vocab.txt", byt5 / "tokenizer_config.json", xlm_r / "tokenizer.json"):
+        missing.unlink()
+        with pytest.raises(UserError, match=r"Could not load the encoder.*its tokenizer"):
+            load_tokenizer(str(missing.parent))
+    weights = load_file(xlm_r / "model.safetensors")  # a head's may be missing, not these
+    del weights["encoder.layer.0.output.dense.weight"]
+    save_file(weights, xlm_r / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"no weights encoder\.layer\.0\.output\.dense\.weight"):
+        load_encoder(str(xlm_r), max_len=32)
+
+
+def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: Path):
+    model = model_of(encoder)
+    save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
+    with pytest.raises(UserError, match="--initial-checkpoint"):
+        load_tokenizer(str(tmp_path / "model"))
+    with pytest.raises(UserError, match="OccCANINE has no form"):
+        save_occcanine(tmp_path / "model", tmp_path / "last.bin")
+    (tmp_path / "model" / "tokenizer" / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DamagedError, match="tokenizer"):
+        load_model(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "tokenizer")
+    with pytest.raises(UserError, match="copy it beside the model"):
+        load_model(tmp_path / "model")
+
+
+def test_a_checkpoint_s_sums_are_of_its_tokenizer_too(table: Path, tmp_path: Path):
+    encoder = save_pretrained("byt5", tmp_path / "byt5")
+    out = tmp_path / "out"
+    run(*training(table, out, encoder, "--max-steps", 2))
+    (checkpoint,) = list_checkpoints(out)
+    assert "tokenizer/tokenizer_config.json" in json.loads((checkpoint / "manifest.json").read_text())
+    begun = ("--initial-checkpoint", out, "--max-steps", 1, "--tokens-per-batch", 256)
+    again = run(*training(table, tmp_path / "next", "tiny", *begun))
+    assert "step 1/1" in again.stdout and (tmp_path / "next" / "tokenizer").is_dir()
+    config = checkpoint / "tokenizer" / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("</s>", "</t>"))
+    with pytest.raises(DamagedError, match=r"tokenizer_config\.json is missing or damaged"):
+        verify_checkpoint(checkpoint)
