@@ -1,6 +1,8 @@
+import socket
+
 import pytest
 
-from histocoder.launch import Launch, read_launch, slurm_address
+from histocoder.launch import Launch, node_name, read_launch, slurm_address
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,9 @@ def test_launchers(environ: dict[str, str], local_rank: int | None, launch: Laun
 )
 def test_master_of_a_slurm_step(nodes: str, host: str):
     assert slurm_address({"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "40123"}) == (host, 20123)
+
+
+def test_what_tells_nodes_apart():
+    assert node_name({"GROUP_RANK": "1", "SLURM_NODEID": "0"}) == "1"  # torchrun's, within an allocation
+    assert node_name({"SLURM_NODEID": "3"}) == "3"
+    assert node_name({}) == socket.gethostname()
