@@ -70,7 +70,7 @@ def main() -> None:
     device = distributed.start(
         device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
     )
-    assemble.train_config_of(args)  # mistakes in flags are named before any work
+    assemble.check_arguments(args, device)  # mistakes in flags are named before any work
     config = PrepareConfig(
         dataset=args.dataset,
         target_cols=tuple(args.target_cols),

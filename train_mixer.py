@@ -78,7 +78,7 @@ def main() -> None:
     device = distributed.start(
         device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
     )
-    assemble.train_config_of(args)  # mistakes in flags are named before any work
+    assemble.check_arguments(args, device)  # mistakes in flags are named before any work
     folder, target_cols = Path(args.save_dir), target_cols_of(args)
     formatter = build_formatter(
         args.formatter,

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from histocoder.checkpoint import (
     is_own_model,
     read_model_config,
 )
-from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.config import LoaderConfig, ModelConfig, StrategyConfig, TrainConfig
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -38,6 +38,7 @@ from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
+from histocoder.strategies import check_strategy
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
 
@@ -178,6 +179,14 @@ def report(
     say(f"The report is {path}.")
 
 
+def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
+    """Raise a UserError where training can't be as the arguments say, before any work is done."""
+    strategy = train_config_of(args).strategy
+    check_strategy(strategy, device)
+    if distributed.world_size() == 1 and (flags := strategy.flags()):
+        say(f"Notice: {' and '.join(flags)} has no effect, since there is one process.")
+
+
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
     """The training configuration that the arguments describe; raises UserError where it makes no sense."""
     if args.tokens_per_batch is not None and args.tokens_per_batch < args.max_len:
@@ -205,6 +214,8 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         max_steps=args.max_steps,
         tokens_per_batch=args.tokens_per_batch,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
+        gradient_checkpointing=args.gradient_checkpointing,
+        strategy=StrategyConfig(**{f.name: getattr(args, f.name) for f in fields(StrategyConfig)}),
         seed=args.seed,
         log_interval=args.log_interval,
         eval_interval=args.eval_interval,

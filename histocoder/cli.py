@@ -239,8 +239,30 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
     group.add_argument("--fn-word-freq", metavar="CSV", help="words to insert: word,freq (default: the data's own)")
 
 
+def add_strategy_arguments(parser: Parser) -> None:
+    """Flags for what lies in whose memory; see `StrategyConfig`."""
+    group = parser.add_argument_group("strategy, for models and batches that are large")
+    group.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="compute each layer twice instead of keeping what is in it: less memory, the same bits",
+    )
+    group.add_argument(
+        "--zero-optimizer",
+        action="store_true",
+        help="DDP: each process holds a share of the optimizer's state (ZeRO-1), in place of all of it",
+    )
+    group.add_argument(
+        "--ddp-comm-hook",
+        default="none",
+        choices=("none", "bf16", "fp16"),
+        help="DDP: exchange gradients in half the bytes; bf16 needs GPUs (default: none, in their own precision)",
+    )
+
+
 def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
     """Flags for saving, logging and the machine."""
+    add_strategy_arguments(parser)
     group = parser.add_argument_group("saving and logging")
     group.add_argument(
         "--save-interval",

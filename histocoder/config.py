@@ -182,6 +182,22 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
+class StrategyConfig:
+    """How a model is spread over processes; for one process alone all of it is as if it were not."""
+
+    zero_optimizer: bool = False
+    """Whether each process holds a share of the optimizer's state (ZeRO-1)."""
+    ddp_comm_hook: str = "none"
+    """Precision in which DDP exchanges gradients: "none" (their own), "bf16" or "fp16"."""
+
+    def flags(self) -> list[str]:
+        """Those that need several processes, as they are given."""
+        hook = [f"--ddp-comm-hook {self.ddp_comm_hook}"] if self.ddp_comm_hook != "none" else []
+        zero = ["--zero-optimizer"] if self.zero_optimizer else []
+        return zero + hook
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How the model is fitted."""
 
@@ -209,6 +225,9 @@ class TrainConfig:
     """Padded positions of a batch for each process, in place of `batch_size` rows; see `samplers.TokenBudget`."""
     gradient_accumulation_steps: int = 1
     """Batches of a step on each process."""
+    gradient_checkpointing: bool = False
+    """Whether layers are computed a second time in the backward pass, instead of what lies in them being kept."""
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
     seed: int = 42
     log_interval: int = 100
     eval_interval: int = 1000

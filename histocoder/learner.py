@@ -18,7 +18,7 @@ from histocoder.data.dataset import Batch
 from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, trim_positions
 from histocoder.precision import computing_dtype
-from histocoder.strategies import Replicated, Strategy
+from histocoder.strategies import Strategy, strategy_of
 
 
 class Learner:
@@ -36,7 +36,7 @@ class Learner:
 
     def __init__(self, model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int) -> None:
         self.model, self.device = model, device
-        self.strategy: Strategy = Replicated()
+        self.strategy: Strategy = strategy_of(config.strategy)
         _place(model, config, device)
         self.optimizer = self.strategy.optimizer(model, config)
         self.wrapped = self.strategy.wrap(model, device)
@@ -120,3 +120,5 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
     if config.compile:
         check_compiler(device)
         model.compile_layers()
+    if config.gradient_checkpointing:
+        model.checkpoint_layers()

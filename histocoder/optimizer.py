@@ -25,6 +25,9 @@ class AdamW(torch.optim.AdamW):
     parameters : iterable of Parameter
         All on one device.
     lr, weight_decay, max_grad_norm : float
+    norm_of_all : callable, optional
+        Takes the norm of these parameters' gradients, a tensor of shape (); gives that of all, also of those that other
+        processes step.
 
     Notes
     -----
@@ -33,12 +36,18 @@ class AdamW(torch.optim.AdamW):
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float, max_grad_norm: float
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        max_grad_norm: float,
+        norm_of_all: Callable[[Tensor], Tensor] = lambda norm: norm,
     ) -> None:
         parameters = list(parameters)
         device = parameters[0].device
         super().__init__(parameters, lr=lr, weight_decay=weight_decay, fused=device.type in ("cpu", "cuda"))
-        self._parameters, self._max_grad_norm = parameters, max_grad_norm
+        self._parameters, self._max_grad_norm, self._norm_of_all = parameters, max_grad_norm, norm_of_all
         self.grad_norm = torch.zeros((), device=device)
         """Of shape (): the norm of all gradients at the last step, before they were scaled."""
 
@@ -48,7 +57,9 @@ class AdamW(torch.optim.AdamW):
         if self._parameters[0].device.type == "cpu":
             self._step_in_pieces()
         else:
-            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            self.grad_norm = self._norm_of_all(nn.utils.get_total_norm(gradients).to(self.grad_norm.device))
+            nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, self.grad_norm)
             if self.defaults["fused"]:
                 self.found_inf = 1.0 - self.grad_norm.isfinite().float()  # the kernel looks at it, without a wait
             if self.defaults["fused"] or self.grad_norm.isfinite():
@@ -67,7 +78,7 @@ class AdamW(torch.optim.AdamW):
         stepping = {p: part for p in self._parameters if (part := self._part(p)) is not None}
         parts = list(stepping.values())
         bundles = list(_bundles(parts))
-        self.grad_norm = _norm(bundles)
+        self.grad_norm = self._norm_of_all(_norm(bundles))
         shrink = ((self.grad_norm + 1e-6) / self._max_grad_norm).clamp(min=1.0)
         is_finite = self.grad_norm.isfinite().float()
         torch._foreach_add_([part.step for part in parts], [is_finite] * len(parts))
@@ -132,6 +143,8 @@ class _Part(NamedTuple):
 
     def pieces(self) -> Iterator[_Part]:
         """Pieces of like size, none of more than `_PIECE` numbers."""
+        if not len(self.values):  # a share may be empty
+            return
         count = -(-len(self.values) // _PIECE)
         copies = repeat(None) if self.copy is None else self.copy.chunk(count)
         chunks = [x.chunk(count) for x in (self.values, self.gradient, self.mean, self.square)]

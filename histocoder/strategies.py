@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder import distributed
-from histocoder.config import TrainConfig
+from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.errors import UserError
 from histocoder.model import MixerModel, keep_copies
 from histocoder.optimizer import AdamW
+
+if TYPE_CHECKING:
+    from histocoder.zero import ZeroAdamW
+
+Optimizer: TypeAlias = "AdamW | ZeroAdamW"
 
 
 class Strategy(Protocol):
@@ -24,7 +30,7 @@ class Strategy(Protocol):
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """The model as training calls it; gradients are means over processes."""
 
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
         """Of the parameters that are trained."""
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
@@ -36,34 +42,59 @@ class Strategy(Protocol):
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
         """The model's state dict, whole on rank 0."""
 
-    def optimizer_state(self, optimizer: AdamW) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state dict as one process would have it, whole on rank 0."""
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """Set the weights from a state dict, whole on every process."""
 
-    def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
+    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Set the optimizer's state from a dict as one process has it, whole on every process."""
 
 
-class Replicated:
-    """Each process holds all of the model and of the optimizer's state; DDP exchanges gradients."""
+def strategy_of(config: StrategyConfig) -> Strategy:
+    """The strategy that is asked for; that of one process where there is but one."""
+    return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
 
-    def __init__(self) -> None:
-        self.name = "DDP" if distributed.world_size() > 1 else "one process"
+
+def check_strategy(config: StrategyConfig, device: torch.device) -> None:
+    """Raise a UserError where a device can't do what is asked for."""
+    if config.ddp_comm_hook == "bf16" and device.type != "cuda":
+        raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; take fp16 on a CPU, or none.")
+
+
+class Replicated:
+    """Each process holds all of the model; DDP exchanges gradients."""
+
+    def __init__(self, config: StrategyConfig) -> None:
+        self._config = config
+        parts = ["DDP"]
+        if config.ddp_comm_hook != "none":
+            parts.append(f"{config.ddp_comm_hook} gradients")
+        if config.zero_optimizer:
+            parts.append("ZeRO-1")
+        self.name = ", ".join(parts) if distributed.world_size() > 1 else "one process"
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """See `Strategy`, likewise below."""
-        return distributed.wrap(model, device)
+        return distributed.wrap(model, device, comm_hook=self._config.ddp_comm_hook)
 
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
         """With copies of weights in the precision of the run where that pays."""
         trained = [p for p in model.parameters() if p.requires_grad]
         if trained[0].device.type == "cpu" and distributed.world_size() == 1 and not config.compile:
             keep_copies(model)
-        return AdamW(
-            trained, lr=config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm
-        )
+        options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
+        if not self._config.zero_optimizer:
+            return AdamW(trained, lr=config.learning_rate, **options)
+        from histocoder.zero import ZeroAdamW  # here, since it takes a while to import
+
+        if len(trained) < distributed.world_size():
+            raise UserError(
+                f"--zero-optimizer can't share {len(trained)} parameters among {distributed.world_size()} processes; "
+                "leave it away."
+            )
+        return ZeroAdamW(trained, lr=config.learning_rate, norm_of_all=distributed.norm_of_all, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """DDP's `no_sync`."""
@@ -77,14 +108,14 @@ class Replicated:
         """Not copied."""
         return model.state_dict()
 
-    def optimizer_state(self, optimizer: AdamW) -> dict[str, Any]:
-        """Not copied."""
-        return optimizer.state_dict()
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Not copied, but for what other processes hold."""
+        return optimizer.state_dict() if isinstance(optimizer, AdamW) else optimizer.whole_state()
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """In place."""
         model.load_state_dict(weights)
 
-    def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
+    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """In place."""
         optimizer.load_state_dict(state)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from histocoder.config import ModelConfig
 from histocoder.model.canine import LayerFunction, canine, encoder_layer
@@ -68,7 +71,7 @@ class MixerModel(nn.Module):
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
         self.encoder_is_frozen = False
         self.dtype = torch.float32
-        self._encoder_layer: LayerFunction | None = None
+        self._encoder_layer: LayerFunction = encoder_layer
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
@@ -91,9 +94,15 @@ class MixerModel(nn.Module):
         """
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
-        self._encoder_layer = torch.compile(encoder_layer, dynamic=True)
-        for layer in self.decoder.decoder.layers:
-            layer.compile(dynamic=True)
+        self._wrap_layers(partial(torch.compile, dynamic=True))
+
+    def checkpoint_layers(self) -> None:
+        """Keep of each layer its input alone for the backward pass, which computes the rest once more, bit for bit."""
+        self._wrap_layers(_checkpointed)
+
+    def _wrap_layers(self, wrapper: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        self._encoder_layer = wrapper(self._encoder_layer)
+        self.decoder.layer_function = wrapper(self.decoder.layer_function)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
@@ -144,3 +153,12 @@ class MixerModel(nn.Module):
         memory, pooled, memory_mask = self.encode(input_ids, encoded)
         seq2seq_logits = self.decoder(target_tokens, memory, memory_mask)
         return MixerOutput(seq2seq_logits, self.classify(pooled))
+
+
+def _checkpointed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(*args: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return function(*args)
+        return checkpoint(function, *args, use_reentrant=False)
+
+    return call
