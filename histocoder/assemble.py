@@ -128,7 +128,7 @@ def train(
         tracker.close()
     if not args.no_report:
         distributed.run_on_primary(
-            lambda: report(model, folder, train_files, val_files, len(val_data), device, args.precision),
+            lambda: report(folder, train_files, val_files, len(val_data), device, args.precision),
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
@@ -155,7 +155,6 @@ def _seeded_model(
 
 
 def report(
-    model: MixerModel,
     folder: Path,
     train_files: ExampleFiles,
     val_files: ExampleFiles,
@@ -163,13 +162,13 @@ def report(
     device: torch.device,
     precision: str,
 ) -> None:
-    """Write `report.html` on the validation data, or on a sample of them; rank 0's part."""
+    """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
     from histocoder.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
     from histocoder.predict import Coder
     from histocoder.report import write_report
     from histocoder.summary import summary
 
-    coder = Coder(model, str(device), precision=precision)
+    coder = Coder.from_pretrained(folder, str(device), precision=precision)
     examples = val_files.sample(REPORT_ROWS, of=num_val, seed=0)
     texts_seen, codes_seen = times_seen(train_files.chunks(), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)

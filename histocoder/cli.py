@@ -248,6 +248,33 @@ def add_strategy_arguments(parser: Parser) -> None:
         help="compute each layer twice instead of keeping what is in it: less memory, the same bits",
     )
     group.add_argument(
+        "--fsdp",
+        choices=("full_shard", "shard_grad_op"),
+        help="each process holds a share of weights, gradients and optimizer state; shard_grad_op: weights are whole "
+        "from the forward to the end of the backward pass (default: DDP, all of them on each process)",
+    )
+    group.add_argument(
+        "--fsdp-min-num-params",
+        type=lambda text: int(float(text)),
+        metavar="N",
+        help="layers of so many parameters or more are gathered one by one, the rest at once (default: every layer)",
+    )
+    group.add_argument(
+        "--fsdp-cpu-offload", action="store_true", help="keep shares, and step them, in the CPUs' memory; needs GPUs"
+    )
+    group.add_argument(
+        "--fsdp-state-dict",
+        default="full",
+        choices=("full", "sharded"),
+        help="checkpoints: as DDP's, or each process writes its share into a folder that all see (default: full)",
+    )
+    group.add_argument(
+        "--fsdp-reduce-dtype",
+        default="fp32",
+        choices=("fp32", "bf16"),
+        help="precision in which gradients are summed over processes (default: fp32)",
+    )
+    group.add_argument(
         "--zero-optimizer",
         action="store_true",
         help="DDP: each process holds a share of the optimizer's state (ZeRO-1), in place of all of it",

@@ -1,4 +1,4 @@
-"""Processes that train together: the only importer of `torch.distributed` besides `zero`.
+"""Processes that train together: the only importer of `torch.distributed` besides `sharding`, `shards` and `zero`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
@@ -214,6 +214,11 @@ def wrap(model: nn.Module, device: torch.device, *, comm_hook: str = "none") -> 
 
         wrapped.register_comm_hook(None, getattr(default_hooks, f"{comm_hook}_compress_hook"))
     return wrapped
+
+
+def control_group() -> Any:
+    """The processes, for collectives of what is in their CPUs' memory; None for one process."""
+    return None if _group is None else _group.control
 
 
 def reduce_sum(values: Tensor) -> Tensor:

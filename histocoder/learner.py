@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ class Learner:
         self.model, self.device = model, device
         self.strategy: Strategy = strategy_of(config.strategy)
         _place(model, config, device)
-        self.optimizer = self.strategy.optimizer(model, config)
         self.wrapped = self.strategy.wrap(model, device)
+        self.optimizer = self.strategy.optimizer(model, config)
         warmup = round(config.warmup_pct * total_steps)
         schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, schedule)
@@ -66,7 +67,7 @@ class Learner:
 
     def step(self) -> Tensor:
         """Take a step, skipped by all processes where gradients are not finite; return the norm of all gradients."""
-        self.scaler.unscale_(self.optimizer)
+        self.strategy.unscale(self.scaler, self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
@@ -78,21 +79,29 @@ class Learner:
         return self.strategy.whole(self.model)
 
     def is_finite(self) -> bool:
-        """Whether all weights are."""
-        return bool(torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all())
+        """Whether all weights are; all processes call this."""
+        own = self.strategy.own_parameters(self.model)
+        found = torch.stack([p.detach().isfinite().all() for p in own]).all()
+        return int(distributed.reduce_sum((~found).int())) == 0
 
     def weights(self) -> dict[str, Tensor]:
         """The model's state dict, whole on rank 0; all processes call this."""
         return self.strategy.weights(self.model)
 
-    def state(self) -> LearnerState:
-        """What a checkpoint holds, whole on rank 0; all processes call this."""
-        return LearnerState(
-            weights=self.weights(),
-            optimizer=self.strategy.optimizer_state(self.optimizer),
-            scheduler=self.scheduler.state_dict(),
-            scaler=self.scaler.state_dict(),
-        )
+    def state(self, *, into: Path | None = None) -> LearnerState:
+        """What training has made of the model, whole on rank 0; all processes call this.
+
+        Parameters
+        ----------
+        into : Path, optional
+            A checkpoint's folder: where the strategy has processes write their shares, these lie in it afterwards, and
+            are left out of what is returned.
+        """
+        if into is None:
+            weights, optimizer = self.weights(), self.strategy.optimizer_state(self.optimizer)
+        else:
+            weights, optimizer = self.strategy.checkpoint_state(self.model, self.optimizer, into)
+        return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
 
     def restore(self, state: LearnerState) -> None:
         """Go back to a state, whole on every process."""

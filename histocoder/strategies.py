@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder import distributed
@@ -15,10 +18,8 @@ from histocoder.errors import UserError
 from histocoder.model import MixerModel, keep_copies
 from histocoder.optimizer import AdamW
 
-if TYPE_CHECKING:
-    from histocoder.zero import ZeroAdamW
-
-Optimizer: TypeAlias = "AdamW | ZeroAdamW"
+Optimizer: TypeAlias = Any
+"""`AdamW`, or a strategy's own; it has a `grad_norm`, the norm of all gradients at the last step."""
 
 
 class Strategy(Protocol):
@@ -31,10 +32,16 @@ class Strategy(Protocol):
         """The model as training calls it; gradients are means over processes."""
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
-        """Of the parameters that are trained."""
+        """Of the parameters that are trained, once the model is wrapped."""
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Within it, forward and backward passes add to gradients that processes do not exchange yet."""
+
+    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Before each step: gradients are divided by the loss scale, if there is one."""
+
+    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
+        """What this process holds of the parameters."""
 
     def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
         """Within it, each process can use all of the model, as often as it likes, whatever the others do."""
@@ -45,6 +52,11 @@ class Strategy(Protocol):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state dict as one process would have it, whole on rank 0."""
 
+    def checkpoint_state(
+        self, model: MixerModel, optimizer: Optimizer, into: Path
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """`weights` and `optimizer_state`; or what is left of them when all processes have written into a folder."""
+
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """Set the weights from a state dict, whole on every process."""
 
@@ -54,11 +66,19 @@ class Strategy(Protocol):
 
 def strategy_of(config: StrategyConfig) -> Strategy:
     """The strategy that is asked for; that of one process where there is but one."""
-    return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
+    if distributed.world_size() == 1:
+        return Replicated(StrategyConfig())
+    if config.fsdp is None:
+        return Replicated(config)
+    from histocoder.sharding import Sharded  # here, since it takes a while to import
+
+    return Sharded(config)
 
 
 def check_strategy(config: StrategyConfig, device: torch.device) -> None:
     """Raise a UserError where a device can't do what is asked for."""
+    if config.fsdp_cpu_offload and device.type != "cuda":
+        raise UserError("--fsdp-cpu-offload keeps shares out of a GPU's memory, and there is no GPU; leave it away.")
     if config.ddp_comm_hook == "bf16" and device.type != "cuda":
         raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; take fp16 on a CPU, or none.")
 
@@ -87,7 +107,7 @@ class Replicated:
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         if not self._config.zero_optimizer:
             return AdamW(trained, lr=config.learning_rate, **options)
-        from histocoder.zero import ZeroAdamW  # here, since it takes a while to import
+        from histocoder.zero import ZeroAdamW
 
         if len(trained) < distributed.world_size():
             raise UserError(
@@ -100,6 +120,14 @@ class Replicated:
         """DDP's `no_sync`."""
         return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
+    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Gradients are the same on all processes."""
+        scaler.unscale_(optimizer)
+
+    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
+        """All of them."""
+        return list(model.parameters())
+
     def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
         """It is so always."""
         return nullcontext()
@@ -111,6 +139,12 @@ class Replicated:
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Not copied, but for what other processes hold."""
         return optimizer.state_dict() if isinstance(optimizer, AdamW) else optimizer.whole_state()
+
+    def checkpoint_state(
+        self, model: MixerModel, optimizer: Optimizer, into: Path
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Not written."""
+        return self.weights(model), self.optimizer_state(optimizer)
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """In place."""

@@ -101,8 +101,22 @@ class MixerModel(nn.Module):
         self._wrap_layers(_checkpointed)
 
     def _wrap_layers(self, wrapper: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
-        self._encoder_layer = wrapper(self._encoder_layer)
-        self.decoder.layer_function = wrapper(self.decoder.layer_function)
+        of_encoder, of_decoder = self.layer_functions
+        self.layer_functions = wrapper(of_encoder), wrapper(of_decoder)
+
+    @property
+    def layer_functions(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        """What computes a layer of the encoder, and one of the decoder; the layer is its first argument."""
+        return self._encoder_layer, self.decoder.layer_function
+
+    @layer_functions.setter
+    def layer_functions(self, functions: tuple[Callable[..., Tensor], Callable[..., Tensor]]) -> None:
+        self._encoder_layer, self.decoder.layer_function = functions
+
+    def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """The transformer layers of the encoder, and those of the decoder."""
+        parts = (self.encoder.initial_char_encoder, self.encoder.encoder, self.encoder.final_char_encoder)
+        return [layer for part in parts for layer in part.layer], list(self.decoder.decoder.layers)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None

@@ -1,0 +1,235 @@
+"""FSDP: each process holds a share of weights, gradients and optimizer state; layers are whole while they compute."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from histocoder import distributed
+from histocoder.checkpoint import SHARDS_FOLDER
+from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.model import MixerModel
+from histocoder.optimizer import AdamW
+from histocoder.shards import write_shards
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Sharded:
+    """FSDP, by PyTorch's `fully_shard` (Zhao et al. 2023).
+
+    Layers are gathered one by one, in the precision of the run; what is no layer is gathered with the model, in fp32.
+    """
+
+    def __init__(self, config: StrategyConfig) -> None:
+        self.name = f"FSDP {config.fsdp}" + (", CPU offload" if config.fsdp_cpu_offload else "")
+        self._config = config
+        self._shares: dict[str, DTensor] = {}
+        """By the names of the parameters that they are shares of."""
+
+    def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
+        """See `Strategy`, likewise below."""
+        self._device, self._functions = device, model.layer_functions
+        for layers, function in zip(model.layers(), self._functions, strict=True):
+            for layer in layers:
+                layer.forward = MethodType(function, layer)
+        model.layer_functions = (nn.Module.__call__, nn.Module.__call__)  # so that hooks run
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(device.type, (distributed.world_size(),)),
+            "reshard_after_forward": self._config.fsdp == "full_shard",
+            "offload_policy": CPUOffloadPolicy() if self._config.fsdp_cpu_offload else OffloadPolicy(),
+        }
+        reduce_dtype = _DTYPES[self._config.fsdp_reduce_dtype]
+        param_dtype = None if model.dtype == torch.float32 else model.dtype
+        policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+        for layer in (layer for layers in model.layers() for layer in layers):
+            if sum(p.numel() for p in layer.parameters()) >= (self._config.fsdp_min_num_params or 1):
+                fully_shard(layer, mp_policy=policy, **options)
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+        fully_shard(model, mp_policy=policy, **options)
+        self._shares = dict(model.named_parameters())  # type: ignore[arg-type]
+        # logits are a view, as of each linear layer; nothing changes them in place
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
+        return model
+
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> ShareAdamW:
+        """Of the shares."""
+        trained = [p for p in self._shares.values() if p.requires_grad]
+        options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
+        return ShareAdamW(trained, lr=config.learning_rate, **options)
+
+    def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """Nothing: gradients that processes have not exchanged would be whole ones."""
+        return nullcontext()
+
+    def unscale(self, scaler: torch.amp.GradScaler, optimizer: ShareAdamW) -> None:
+        """Gradients that are not finite in one share count for all."""
+        optimizer.take_gradients()
+        if not scaler.is_enabled():
+            return
+        scaler.unscale_(optimizer)
+        for found in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            found.copy_(distributed.reduce_sum(found))
+
+    def own_parameters(self, model: MixerModel) -> list[Tensor]:
+        """The shares."""
+        return list(map(_local, self._shares.values()))
+
+    @contextmanager
+    def whole(self, model: MixerModel) -> Iterator[None]:
+        """Plain parameters stand in the places of the shares, and layers are called without FSDP's hooks."""
+        functions = model.layer_functions
+        with self._replaced(model, {name: self._gathered(share) for name, share in self._shares.items()}):
+            model.layer_functions = self._functions
+            try:
+                yield
+            finally:
+                model.layer_functions = functions
+
+    def weights(self, model: MixerModel) -> dict[str, Tensor]:
+        """In the CPU's memory; gathered one by one."""
+        gathered = {name: self._on_primary(share) for name, share in self._shares.items()}
+        if not distributed.is_primary():
+            return {}
+        with self._replaced(model, gathered):
+            return model.state_dict()
+
+    def optimizer_state(self, optimizer: ShareAdamW) -> dict[str, Any]:
+        """Likewise."""
+        state = optimizer.state_dict()
+        gathered = {
+            i: {
+                name: self._on_primary(_like(share, value)) if value.dim() else value.cpu()
+                for name, value in optimizer.state[own].items()
+            }
+            for i, (own, share) in enumerate(optimizer.pairs)
+            if own in optimizer.state
+        }
+        return {**state, "state": gathered} if distributed.is_primary() else {}
+
+    def checkpoint_state(
+        self, model: MixerModel, optimizer: ShareAdamW, into: Path
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """With --fsdp-state-dict sharded, each process writes its share."""
+        if self._config.fsdp_state_dict == "full":
+            return self.weights(model), self.optimizer_state(optimizer)
+        state = {f"model.{name}": tensor for name, tensor in self._shared_weights(model).items()}
+        for i, (own, share) in enumerate(optimizer.pairs):
+            for name, value in optimizer.state[own].items():
+                state[f"optimizer.{i}.{name}"] = _like(share, value) if value.dim() else value
+        write_shards(into / SHARDS_FOLDER, state)
+        return {}, {**optimizer.state_dict(), "state": {}}
+
+    def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
+        """In place; of each tensor this process's share."""
+        with self._replaced(model, {name: torch.empty(share.shape) for name, share in self._shares.items()}):
+            model.load_state_dict(weights)
+            whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        for name, share in self._shares.items():
+            _local(share).copy_(_share_of(whole[name]))
+
+    def load_optimizer(self, optimizer: ShareAdamW, state: dict[str, Any]) -> None:
+        """Likewise."""
+        shares = {
+            i: {name: _share_of(value).clone() if value.dim() else value for name, value in values.items()}
+            for i, values in state["state"].items()
+        }
+        optimizer.load_state_dict({**state, "state": shares})
+
+    def _shared_weights(self, model: MixerModel) -> dict[str, Tensor]:
+        """The model's state dict, of shares where they are shares of what stands in it."""
+        shapes = {name: torch.empty(share.shape, device="meta") for name, share in self._shares.items()}
+        with self._replaced(model, shapes):
+            state = model.state_dict()
+        others = {
+            name: self._gathered(self._shares[name])
+            for name, tensor in state.items()
+            if tensor.is_meta and tensor.shape != self._shares[name].shape
+        }
+        with self._replaced(model, others):
+            return model.state_dict()
+
+    def _gathered(self, share: DTensor) -> Tensor:
+        """The whole tensor, on this process's device."""
+        return _like(share, _local(share).to(self._device)).full_tensor()
+
+    def _on_primary(self, share: DTensor) -> Tensor:
+        """The whole tensor in rank 0's CPU memory; nothing on others."""
+        whole = self._gathered(share)
+        return whole.cpu() if distributed.is_primary() else torch.empty(0)
+
+    @contextmanager
+    def _replaced(self, model: MixerModel, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """Have tensors for parameters, by name, in the places of the shares."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        places = {name: name.rpartition(".") for name in tensors}
+        for name, tensor in tensors.items():
+            parameter = nn.Parameter(tensor, requires_grad=self._shares[name].requires_grad)
+            setattr(model.get_submodule(places[name][0]), places[name][2], parameter)
+        try:
+            yield
+        finally:
+            for name, (path, _, attribute) in places.items():
+                setattr(model.get_submodule(path), attribute, self._shares[name])
+
+
+class ShareAdamW(AdamW):
+    """`AdamW` of shares: their gradients are clipped by the norm of all.
+
+    Parameters
+    ----------
+    shares : list of DTensor
+        That gradients are set at.
+    options
+        Those of `AdamW`.
+    """
+
+    def __init__(self, shares: list[DTensor], **options: Any) -> None:
+        self._shares = shares
+        own = [nn.Parameter(_local(share)) for share in shares]
+        super().__init__(own, norm_of_all=distributed.norm_of_all, **options)
+        self.pairs = list(zip(own, shares, strict=True))
+        """Each parameter of this optimizer's, which is this process's part of a share."""
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Take the gradients of the shares for those of the parameters; before a step, and before they are unscaled."""
+        for own, share in self.pairs:
+            own.data = _local(share)  # FSDP may move shares when they are first used
+            own.grad = None if share.grad is None else _local(share.grad)  # type: ignore[arg-type]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, those of shares as well."""
+        super().zero_grad(set_to_none)
+        for share in self._shares:
+            share.grad = None
+
+
+def _local(share: DTensor) -> Tensor:
+    """What this process holds, in its place."""
+    return share.to_local().detach()
+
+
+def _like(share: DTensor, local: Tensor) -> DTensor:
+    """A tensor that is shared out as another is, of what this process holds of it."""
+    return DTensor.from_local(
+        local, share.device_mesh, share.placements, run_check=False, shape=share.shape, stride=share.stride()
+    )
+
+
+def _share_of(whole: Tensor) -> Tensor:
+    """What this process holds of a tensor; FSDP cuts along the first dimension."""
+    parts = whole.chunk(distributed.world_size())
+    return parts[distributed.rank()] if distributed.rank() < len(parts) else whole[:0]
