@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MethodType
@@ -34,12 +35,17 @@ class Sharded:
     def __init__(self, config: StrategyConfig) -> None:
         self.name = f"FSDP {config.fsdp}" + (", CPU offload" if config.fsdp_cpu_offload else "")
         self._config = config
+        self._empty: MixerModel
+        """A model without weights, for the form of its state dict."""
         self._shares: dict[str, DTensor] = {}
         """By the names of the parameters that they are shares of."""
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """See `Strategy`, likewise below."""
         self._device, self._functions = device, model.layer_functions
+        self._empty = copy.deepcopy(
+            model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+        )
         for layers, function in zip(model.layers(), self._functions, strict=True):
             for layer in layers:
                 layer.forward = MethodType(function, layer)
@@ -89,7 +95,10 @@ class Sharded:
     def whole(self, model: MixerModel) -> Iterator[None]:
         """Plain parameters stand in the places of the shares, and layers are called without FSDP's hooks."""
         functions = model.layer_functions
-        with self._replaced(model, {name: self._gathered(share) for name, share in self._shares.items()}):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        with _replaced(model, {name: self._gathered(share) for name, share in self._shares.items()}):
             model.layer_functions = self._functions
             try:
                 yield
@@ -99,10 +108,7 @@ class Sharded:
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
         """In the CPU's memory; gathered one by one."""
         gathered = {name: self._on_primary(share) for name, share in self._shares.items()}
-        if not distributed.is_primary():
-            return {}
-        with self._replaced(model, gathered):
-            return model.state_dict()
+        return self._state_dict(gathered) if distributed.is_primary() else {}
 
     def optimizer_state(self, optimizer: ShareAdamW) -> dict[str, Any]:
         """Likewise."""
@@ -123,7 +129,7 @@ class Sharded:
         """With --fsdp-state-dict sharded, each process writes its share."""
         if self._config.fsdp_state_dict == "full":
             return self.weights(model), self.optimizer_state(optimizer)
-        state = {f"model.{name}": tensor for name, tensor in self._shared_weights(model).items()}
+        state = {f"model.{name}": tensor for name, tensor in self._shared_weights().items()}
         for i, (own, share) in enumerate(optimizer.pairs):
             for name, value in optimizer.state[own].items():
                 state[f"optimizer.{i}.{name}"] = _like(share, value) if value.dim() else value
@@ -132,11 +138,12 @@ class Sharded:
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """In place; of each tensor this process's share."""
-        with self._replaced(model, {name: torch.empty(share.shape) for name, share in self._shares.items()}):
-            model.load_state_dict(weights)
-            whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        for name, share in self._shares.items():
-            _local(share).copy_(_share_of(whole[name]))
+        with _replaced(self._empty, {}):
+            self._empty.load_state_dict(weights, assign=True)
+            for name, whole in self._empty.named_parameters():
+                _local(self._shares[name]).copy_(_share_of(whole.detach()))
+            for name, buffer in model.named_buffers():
+                buffer.copy_(self._empty.get_buffer(name))
 
     def load_optimizer(self, optimizer: ShareAdamW, state: dict[str, Any]) -> None:
         """Likewise."""
@@ -146,18 +153,20 @@ class Sharded:
         }
         optimizer.load_state_dict({**state, "state": shares})
 
-    def _shared_weights(self, model: MixerModel) -> dict[str, Tensor]:
-        """The model's state dict, of shares where they are shares of what stands in it."""
-        shapes = {name: torch.empty(share.shape, device="meta") for name, share in self._shares.items()}
-        with self._replaced(model, shapes):
-            state = model.state_dict()
-        others = {
-            name: self._gathered(self._shares[name])
-            for name, tensor in state.items()
-            if tensor.is_meta and tensor.shape != self._shares[name].shape
-        }
-        with self._replaced(model, others):
-            return model.state_dict()
+    def _state_dict(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state dict of a model with these parameters, by name."""
+        with _replaced(self._empty, parameters):
+            return self._empty.state_dict()
+
+    def _shared_weights(self) -> dict[str, Tensor]:
+        """The model's state dict, of shares but where it holds other tensors than parameters."""
+        differing = [
+            name
+            for name, tensor in self._state_dict({}).items()
+            if name in self._shares and tensor.shape != self._shares[name].shape
+        ]
+        whole = self._state_dict({name: self._gathered(self._shares[name]) for name in differing})
+        return {name: tensor if name in differing else self._shares.get(name, tensor) for name, tensor in whole.items()}
 
     def _gathered(self, share: DTensor) -> Tensor:
         """The whole tensor, on this process's device."""
@@ -167,22 +176,6 @@ class Sharded:
         """The whole tensor in rank 0's CPU memory; nothing on others."""
         whole = self._gathered(share)
         return whole.cpu() if distributed.is_primary() else torch.empty(0)
-
-    @contextmanager
-    def _replaced(self, model: MixerModel, tensors: dict[str, Tensor]) -> Iterator[None]:
-        """Have tensors for parameters, by name, in the places of the shares."""
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-        places = {name: name.rpartition(".") for name in tensors}
-        for name, tensor in tensors.items():
-            parameter = nn.Parameter(tensor, requires_grad=self._shares[name].requires_grad)
-            setattr(model.get_submodule(places[name][0]), places[name][2], parameter)
-        try:
-            yield
-        finally:
-            for name, (path, _, attribute) in places.items():
-                setattr(model.get_submodule(path), attribute, self._shares[name])
 
 
 class ShareAdamW(AdamW):
@@ -215,6 +208,24 @@ class ShareAdamW(AdamW):
         super().zero_grad(set_to_none)
         for share in self._shares:
             share.grad = None
+
+
+@contextmanager
+def _replaced(model: MixerModel, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have tensors for parameters, by name; afterwards all parameters are those from before."""
+    before = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        _set(model, name, nn.Parameter(tensor, before[name].requires_grad))
+    try:
+        yield
+    finally:
+        for name, parameter in before.items():
+            _set(model, name, parameter)
+
+
+def _set(model: MixerModel, name: str, parameter: nn.Parameter) -> None:
+    path, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(path), attribute, parameter)
 
 
 def _local(share: DTensor) -> Tensor:
