@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import yaml
 
 from histocoder import distributed
+from histocoder.batch_size import find_batch_size
 from histocoder.checkpoint import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -37,6 +39,7 @@ from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING, Formatter
 from histocoder.model import PRESETS, MixerModel, check_positions, load_encoder
+from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
 from histocoder.strategies import check_strategy
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker, open_wandb
@@ -83,18 +86,23 @@ def train(
     train_arrays, val_arrays = open_data(args, [train_files, val_files], folder)
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
-    if train_config.tokens_per_batch is None:
-        check_batch_size(train_config, len(train_arrays))
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
+    languages = tuple(sorted({*train_arrays.languages, "unk"}))
     anew = args.overwrite and args.resume == "auto"
     checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
+    if args.auto_batch_size:
+        build = partial(_seeded_model, args, train_files, checkpoint, key=key, languages=languages)
+        args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
+        args.auto_batch_size = False  # in args.yaml stands what was found
+        train_config = train_config_of(args)
+    if train_config.tokens_per_batch is None:
+        check_batch_size(train_config, len(train_arrays))
+    settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
     if checkpoint is not None:
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
         )
 
-    languages = tuple(sorted({*train_arrays.languages, "unk"}))
     model = _seeded_model(args, train_files, checkpoint, key=key, languages=languages)
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
     noise = augmenter_of(args, train_arrays)
@@ -110,20 +118,25 @@ def train(
         say(f"Going on from step {start_step} ({checkpoint.path}).")
     tracker = _tracker(args, folder, start_step)
     try:
-        fit(
-            model,
-            train_data,
-            val_data,
-            train_config,
-            loader=LoaderConfig(
-                args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers, args.worker_timeout
-            ),
-            device=device,
-            folder=folder,
-            settings=settings,
-            checkpoint=checkpoint,
-            tracker=tracker,
-        )
+        with explaining_out_of_memory(train_config, device, max_len=args.max_len):
+            fit(
+                model,
+                train_data,
+                val_data,
+                train_config,
+                loader=LoaderConfig(
+                    args.num_workers,
+                    args.prefetch_factor,
+                    args.pin_memory,
+                    args.persistent_workers,
+                    args.worker_timeout,
+                ),
+                device=device,
+                folder=folder,
+                settings=settings,
+                checkpoint=checkpoint,
+                tracker=tracker,
+            )
     finally:
         tracker.close()
     if not args.no_report:
@@ -132,6 +145,24 @@ def train(
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def _fitting_batch_size(
+    args: argparse.Namespace,
+    checkpoint: Checkpoint | None,
+    build: Callable[[], MixerModel],
+    device: torch.device,
+    *,
+    num_rows: int,
+) -> int:
+    """The batch size of the run that is gone on with, else the largest that fits."""
+    if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
+        return max(rows // (args.gradient_accumulation_steps * distributed.world_size()), 1)
+    config = train_config_of(args)
+    with explaining_out_of_memory(config, device, max_len=args.max_len):
+        size, used = find_batch_size(build, config, device, num_rows=num_rows)
+    say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
+    return size
 
 
 def _seeded_model(
@@ -193,6 +224,8 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
             f"--tokens-per-batch is {args.tokens_per_batch}; a single row takes up to {args.max_len} positions "
             "(--max-len)."
         )
+    if args.auto_batch_size and args.tokens_per_batch is not None:
+        raise UserError("--auto-batch-size finds a number of rows, which --tokens-per-batch replaces; choose one.")
     if args.scale_lr and args.tokens_per_batch is not None:
         raise UserError("--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.")
     if args.base_batch_size < 1:

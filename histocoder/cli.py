@@ -248,6 +248,12 @@ def add_strategy_arguments(parser: Parser) -> None:
         help="compute each layer twice instead of keeping what is in it: less memory, the same bits",
     )
     group.add_argument(
+        "--auto-batch-size",
+        action="store_true",
+        help="in place of --batch-size: the largest power of two, up to 1024, whose longest step fits; found before "
+        "training by trying on a GPU, and by measuring small batches on a CPU",
+    )
+    group.add_argument(
         "--fsdp",
         choices=("full_shard", "shard_grad_op"),
         help="each process holds a share of weights, gradients and optimizer state; shard_grad_op: weights are whole "

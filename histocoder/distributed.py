@@ -188,6 +188,11 @@ def world_size() -> int:
     return _launch.world_size
 
 
+def local_world_size() -> int:
+    """How many processes there are on this machine."""
+    return _launch.local_world_size
+
+
 def is_primary() -> bool:
     """Whether this is the process that writes, prints and logs."""
     return _launch.is_primary

@@ -33,11 +33,21 @@ class Learner:
     device : torch.device
     total_steps : int
         Of the whole run.
+    strategy : Strategy, optional
+        In place of the configuration's.
     """
 
-    def __init__(self, model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int) -> None:
+    def __init__(
+        self,
+        model: MixerModel,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        total_steps: int,
+        strategy: Strategy | None = None,
+    ) -> None:
         self.model, self.device = model, device
-        self.strategy: Strategy = strategy_of(config.strategy)
+        self.strategy = strategy or strategy_of(config.strategy)
         _place(model, config, device)
         self.wrapped = self.strategy.wrap(model, device)
         self.optimizer = self.strategy.optimizer(model, config)
