@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,8 +28,9 @@ MAX_ROWS = 1024
 _SHARE_OF_MEMORY = {"cuda": 0.9, "cpu": 0.8}
 """Of what is free at most, since it comes in pieces, and others may want some."""
 _NUM_TRIED = 4
-"""Sizes that are tried on a CPU in any case; where memory has grown by then, larger ones are reckoned."""
-_CLEAR_GROWTH = 1.05
+"""Sizes that are tried on a CPU in any case."""
+_CLEAR_GROWTH = 1.5
+"""Twice the rows take twice as much more: from so many times on, nothing else hides it, and the rest is reckoned."""
 
 
 def find_batch_size(
@@ -95,10 +97,11 @@ def largest_that_fits(
     peaks: list[float] = []
     size = 1
     while size <= limit:
-        expected = peaks[-1] + 2 * (peaks[-1] - peaks[-2]) if len(peaks) > 1 else 0.0
+        growths = [after - before for before, after in itertools.pairwise(peaks)]
+        expected = peaks[-1] + 2 * growths[-1] if growths else 0.0
         if not _all_agree(expected <= room):
             break
-        is_clear = len(peaks) >= _NUM_TRIED and peaks[-1] > _CLEAR_GROWTH * peaks[-2]
+        is_clear = len(peaks) >= _NUM_TRIED and growths[-1] >= _CLEAR_GROWTH * growths[-2] > 0
         found = expected if reckons and _all_agree(is_clear) else peak(size)
         if not _all_agree(found <= room):
             break
@@ -118,6 +121,7 @@ class _Trial:
         self._model, self._config, self._device = model, config, device
         self.max_len = model.config.max_len
         self._num_blocks = model.config.formatter["num_blocks"]
+        self._has_stepped = False
         self._is_alone = config.strategy.fsdp is None or distributed.world_size() == 1
         self._before = 0.0 if device.type == "cuda" else _resident_bytes()
         gradients = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
@@ -133,8 +137,10 @@ class _Trial:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         try:
-            for _ in range(2):  # the first step of all makes the optimizer's state at its end
-                self._step(num_rows)
+            if not self._has_stepped:
+                self._step(num_rows)  # at the end of which the optimizer's state is made
+                self._has_stepped = True
+            self._step(num_rows)
         except RuntimeError as error:
             if not (self._is_alone and is_out_of_memory(error)):  # elsewhere other processes wait within the step
                 raise

@@ -305,7 +305,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     saved = _load_tensors(path / OPTIMIZER_FILE)
     optimizer = saved["optimizer"]
     if (path / SHARDS_FOLDER).is_dir():
-        weights, optimizer["state"] = _read_shards(path / SHARDS_FOLDER)
+        from histocoder.shards import read_state  # here, since it takes a while to import
+
+        weights, optimizer["state"] = read_state(path / SHARDS_FOLDER)
     else:
         weights = read_weights(path)
     return Checkpoint(
@@ -315,22 +317,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ranks=load_file(path / RANKS_FILE),
         settings=settings,
     )
-
-
-def _read_shards(folder: Path) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Weights, and the optimizer's state by parameter."""
-    from histocoder.shards import read_shards  # here, since it takes a while to import
-
-    weights: dict[str, Tensor] = {}
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in read_shards(folder).items():
-        kind, _, rest = name.partition(".")
-        if kind == "model":
-            weights[rest] = tensor
-        else:
-            number, _, moment = rest.partition(".")
-            moments.setdefault(int(number), {})[moment] = tensor
-    return weights, dict(sorted(moments.items()))
 
 
 def save_whole(checkpoint: Checkpoint, config: ModelConfig, folder: Path) -> None:

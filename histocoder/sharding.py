@@ -129,11 +129,11 @@ class Sharded:
         """With --fsdp-state-dict sharded, each process writes its share."""
         if self._config.fsdp_state_dict == "full":
             return self.weights(model), self.optimizer_state(optimizer)
-        state = {f"model.{name}": tensor for name, tensor in self._shared_weights().items()}
-        for i, (own, share) in enumerate(optimizer.pairs):
-            for name, value in optimizer.state[own].items():
-                state[f"optimizer.{i}.{name}"] = _like(share, value) if value.dim() else value
-        write_shards(into / SHARDS_FOLDER, state)
+        moments = {
+            i: {name: _like(share, value) if value.dim() else value for name, value in optimizer.state[own].items()}
+            for i, (own, share) in enumerate(optimizer.pairs)
+        }
+        write_shards(into / SHARDS_FOLDER, self._shared_weights(), moments)
         return {}, {**optimizer.state_dict(), "state": {}}
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:

@@ -28,21 +28,25 @@ _KNOWN = {
 """What an index of tensors is made of."""
 
 
-def write_shards(folder: Path, state: dict[str, Tensor]) -> None:
-    """Write tensors, each process what it holds of them; all processes call this.
+def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
+    """Write weights and the optimizer's state, each process what it holds of them; all processes call this.
 
     Parameters
     ----------
     folder : Path
         To be made; all processes must see it.
-    state : dict of str to Tensor
+    weights : dict of str to Tensor
         Distributed tensors, or plain ones, which are the same on all processes.
+    moments : dict of int to dict of str to Tensor
+        Likewise, by parameter.
 
     Raises
     ------
     UserError
         On all processes, where one of them can't write, or they see different folders.
     """
+    state = {f"model.{name}": tensor for name, tensor in weights.items()}
+    state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}
     distributed.run_on_primary(lambda: folder.mkdir(parents=True, exist_ok=True), doing="making a checkpoint's folder")
     try:
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), process_group=distributed.control_group())
@@ -74,6 +78,20 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
     except (dcp.api.CheckpointException, OSError) as error:
         raise DamagedError(f"The parts of a model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
     return found
+
+
+def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """Weights by name, and the optimizer's state by parameter, as `write_shards` took them; see `read_shards`."""
+    weights: dict[str, Tensor] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in read_shards(folder).items():
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            weights[rest] = tensor
+        else:
+            number, _, moment = rest.partition(".")
+            moments.setdefault(int(number), {})[moment] = tensor
+    return weights, dict(sorted(moments.items()))
 
 
 class _Reader(dcp.FileSystemReader):
