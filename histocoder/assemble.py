@@ -214,7 +214,7 @@ def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
     strategy = train_config_of(args).strategy
     check_strategy(strategy, device)
     if distributed.world_size() == 1 and (flags := strategy.flags()):
-        say(f"Notice: {' and '.join(flags)} has no effect, since there is one process.")
+        say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
 
 
 def train_config_of(args: argparse.Namespace) -> TrainConfig:

@@ -239,6 +239,14 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
     group.add_argument("--fn-word-freq", metavar="CSV", help="words to insert: word,freq (default: the data's own)")
 
 
+def _whole_number(text: str) -> int:
+    """Of a form such as 1e6, too."""
+    value = float(text)
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    return int(value)
+
+
 def add_strategy_arguments(parser: Parser) -> None:
     """Flags for what lies in whose memory; see `StrategyConfig`."""
     group = parser.add_argument_group("strategy, for models and batches that are large")
@@ -261,7 +269,7 @@ def add_strategy_arguments(parser: Parser) -> None:
     )
     group.add_argument(
         "--fsdp-min-num-params",
-        type=lambda text: int(float(text)),
+        type=_whole_number,
         metavar="N",
         help="layers of so many parameters or more are gathered one by one, the rest at once (default: every layer)",
     )

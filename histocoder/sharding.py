@@ -235,6 +235,10 @@ def _local(share: DTensor) -> Tensor:
 
 def _like(share: DTensor, local: Tensor) -> DTensor:
     """A tensor that is shared out as another is, of what this process holds of it."""
+    if local.device.type != share.device_mesh.device_type:  # offloaded; `from_local` would bring it back
+        found: Any = torch.empty_like(share.detach())
+        _local(found).copy_(local)
+        return found
     return DTensor.from_local(
         local, share.device_mesh, share.placements, run_check=False, shape=share.shape, stride=share.stride()
     )
