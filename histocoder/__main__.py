@@ -218,10 +218,13 @@ def _review(args: argparse.Namespace) -> None:
 
 
 def _add_convert(commands: argparse._SubParsersAction) -> None:
-    parser = _command(commands, "convert", "turn models from and to OccCANINE's form")
+    parser = _command(commands, "convert", "turn models from and to OccCANINE's form, or shares into one")
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument("--from-occcanine", metavar="PATH", help="last.bin, or a folder as on the hub")
     direction.add_argument("--to-occcanine", metavar="DIR", help="the folder of a model of this program's")
+    direction.add_argument(
+        "--from-shards", metavar="DIR", help="a checkpoint of --fsdp-state-dict sharded, to be put together"
+    )
     parser.add_argument("--output", required=True, metavar="PATH", help="folder, or file (last.bin), to write")
     parser.add_argument(
         "--formatter", choices=("hisco", "occ1950", "general", "gpf"), help="kind of code it was trained on"
@@ -246,7 +249,9 @@ def _convert(args: argparse.Namespace) -> None:
     output = Path(args.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise UserError(f"{output} is there already; choose another --output.")
-    if args.to_occcanine:
+    if args.from_shards:
+        _put_together(Path(args.from_shards), output)
+    elif args.to_occcanine:
         save_occcanine(args.to_occcanine, output)
     else:
         if args.formatter is None:
@@ -276,6 +281,21 @@ def _doctor(args: argparse.Namespace) -> None:
 
     if not print_findings(examine(Path(args.folder)), _say):
         raise SystemExit(1)
+
+
+def _put_together(path: Path, output: Path) -> None:
+    from histocoder.checkpoint import (
+        MANIFEST_FILE,
+        SHARDS_FOLDER,
+        load_checkpoint,
+        save_whole,
+        verify_checkpoint,
+    )
+
+    if not (path / SHARDS_FOLDER).is_dir() or not (path / MANIFEST_FILE).is_file():
+        raise UserError(f"{path} is no checkpoint in shares; name a folder checkpoints/step-….")
+    verify_checkpoint(path)
+    save_whole(load_checkpoint(path), output)
 
 
 def _read_json(path: str) -> dict:

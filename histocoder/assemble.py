@@ -6,8 +6,9 @@ import argparse
 import hashlib
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 
 from histocoder import distributed
 from histocoder.banner import RunFacts, banner
+from histocoder.batch_size import find_batch_size
 from histocoder.checkpoint import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -29,7 +31,7 @@ from histocoder.checkpoint import (
     read_model_config,
     read_tokenizer,
 )
-from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.config import LoaderConfig, ModelConfig, StrategyConfig, TrainConfig
 from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
@@ -54,8 +56,10 @@ from histocoder.model import (
     load_tokenizer,
 )
 from histocoder.nodes import refuse_differences
+from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.precision import computing_dtype, precision_name
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
+from histocoder.strategies import check_strategy
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
 
@@ -76,7 +80,7 @@ def start(args: argparse.Namespace) -> torch.device:
     device = distributed.start(
         device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
     )
-    train_config_of(args)
+    check_arguments(args, device)
     check_dashboards(wandb=args.log_wandb, tensorboard=args.log_tensorboard)
     if args.wandb_artifact and not args.log_wandb:
         raise UserError("--wandb-artifact sends the model to Weights & Biases; add --log-wandb.")
@@ -117,9 +121,15 @@ def train(
     train_arrays, val_arrays = open_data(args, [train_files, val_files], folder, tokenizer)
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
+    key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
+    languages = tuple(sorted({*train_arrays.languages, "unk"}))
+    build = partial(_seeded_model, args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
+    if args.auto_batch_size:
+        args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
+        args.auto_batch_size = False  # in args.yaml stands what was found
+        train_config = train_config_of(args)
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config, len(train_arrays))
-    key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
     shared = {f"--{name.replace('_', '-')}": value for name, value in asdict(train_config).items()}
     refuse_differences(settings | shared)
@@ -128,8 +138,7 @@ def train(
             checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
         )
 
-    languages = tuple(sorted({*train_arrays.languages, "unk"}))
-    model = _seeded_model(args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
+    model = build()
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
     noise = augmenter_of(args, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
@@ -148,31 +157,54 @@ def train(
         say(f"Going on from step {start_step} ({checkpoint.path}).")
     tracker = _tracker(args, folder, start_step, model.config.system)
     try:
-        fit(
-            model,
-            train_data,
-            val_data,
-            train_config,
-            loader=LoaderConfig(
-                args.num_workers, args.prefetch_factor, args.pin_memory, args.persistent_workers, args.worker_timeout
-            ),
-            device=device,
-            folder=folder,
-            settings=settings,
-            checkpoint=checkpoint,
-            tracker=tracker,
-            announce=announce,
-        )
+        with explaining_out_of_memory(train_config, device, max_len=args.max_len):
+            fit(
+                model,
+                train_data,
+                val_data,
+                train_config,
+                loader=LoaderConfig(
+                    args.num_workers,
+                    args.prefetch_factor,
+                    args.pin_memory,
+                    args.persistent_workers,
+                    args.worker_timeout,
+                ),
+                device=device,
+                folder=folder,
+                settings=settings,
+                checkpoint=checkpoint,
+                tracker=tracker,
+                announce=announce,
+            )
         if args.wandb_artifact:
             tracker.keep_model(folder)
     finally:
         tracker.close()
     if not args.no_report:
         distributed.run_on_primary(
-            lambda: report(model, folder, train_files, val_files, len(val_data), device, args.precision),
+            lambda: report(folder, train_files, val_files, len(val_data), device, args.precision),
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def _fitting_batch_size(
+    args: argparse.Namespace,
+    checkpoint: Checkpoint | None,
+    build: Callable[[], MixerModel],
+    device: torch.device,
+    *,
+    num_rows: int,
+) -> int:
+    """The batch size of the run that is gone on with, else the largest that fits."""
+    if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
+        return max(rows // (args.gradient_accumulation_steps * distributed.world_size()), 1)
+    config = train_config_of(args)
+    with explaining_out_of_memory(config, device, max_len=args.max_len):
+        size, used = find_batch_size(build, config, device, num_rows=num_rows)
+    say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
+    return size
 
 
 def _seeded_model(
@@ -197,7 +229,6 @@ def _seeded_model(
 
 
 def report(
-    model: MixerModel,
     folder: Path,
     train_files: ExampleFiles,
     val_files: ExampleFiles,
@@ -205,13 +236,13 @@ def report(
     device: torch.device,
     precision: str,
 ) -> None:
-    """Write `report.html` on the validation data, or on a sample of them; rank 0's part."""
+    """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
     from histocoder.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
     from histocoder.predict import Coder
     from histocoder.report import write_report
     from histocoder.summary import summary
 
-    coder = Coder(model, str(device), precision=precision)
+    coder = Coder.from_pretrained(folder, str(device), precision=precision)
     examples = val_files.sample(REPORT_ROWS, of=num_val, seed=0)
     texts_seen, codes_seen = times_seen(train_files.chunks(), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
@@ -221,6 +252,14 @@ def report(
     say(f"The report is {path}.")
 
 
+def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
+    """Raise a UserError where training can't be as the arguments say, before any work is done."""
+    strategy = train_config_of(args).strategy
+    check_strategy(strategy, device)
+    if distributed.world_size() == 1 and (flags := strategy.flags()):
+        say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
+
+
 def train_config_of(args: argparse.Namespace) -> TrainConfig:
     """The training configuration that the arguments describe; raises UserError where it makes no sense."""
     if args.tokens_per_batch is not None and args.tokens_per_batch < args.max_len:
@@ -228,6 +267,8 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
             f"--tokens-per-batch is {args.tokens_per_batch}; a single row takes up to {args.max_len} positions "
             "(--max-len)."
         )
+    if args.auto_batch_size and args.tokens_per_batch is not None:
+        raise UserError("--auto-batch-size finds a number of rows, which --tokens-per-batch replaces; choose one.")
     if args.scale_lr and args.tokens_per_batch is not None:
         raise UserError("--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.")
     if args.base_batch_size < 1:
@@ -248,6 +289,8 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         max_steps=args.max_steps,
         tokens_per_batch=args.tokens_per_batch,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
+        gradient_checkpointing=args.gradient_checkpointing,
+        strategy=StrategyConfig(**{f.name: getattr(args, f.name) for f in fields(StrategyConfig)}),
         seed=args.seed,
         log_interval=args.log_interval,
         eval_interval=args.eval_interval,

@@ -23,6 +23,8 @@ from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing, sync
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, is_canine
 
+SHARDS_FOLDER = "shards"
+"""Of a checkpoint: weights and optimizer state, each process's part in a file; see `histocoder.shards`."""
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
 MANIFEST_FILE = "manifest.json"
@@ -58,6 +60,7 @@ class LearnerState:
     """What training has made of a model: state dicts, as one process without others has them."""
 
     weights: dict[str, Tensor]
+    """Empty, as the optimizer's state is, where processes have written their shares into a checkpoint's folder."""
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     scaler: dict[str, Any]
@@ -106,6 +109,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     In a checkpoint's folder it is compared with its checksum.
     """
     path = folder / WEIGHTS_FILE
+    if (folder / SHARDS_FOLDER).is_dir():
+        raise UserError(
+            f"{folder} holds a model in shares. Put it together: histocoder convert --from-shards {folder} "
+            "--output DIR."
+        )
     if not path.is_file():
         raise UserError(f"{folder} holds no model: it has no {WEIGHTS_FILE}.")
     if (folder / MANIFEST_FILE).is_file() and _read_json(folder / MANIFEST_FILE).get(WEIGHTS_FILE) != _sha256(path):
@@ -170,21 +178,9 @@ def save_checkpoint(
     """
     parent = folder / CHECKPOINTS_FOLDER
     final = parent / f"step-{state.step:07d}"
-    temporary = parent / f".{final.name}.tmp"
+    temporary = unfinished(folder, state.step)
     try:
-        parent.mkdir(exist_ok=True)
-        temporary.mkdir()
-        save_model(temporary, config, learner.weights, tokenizer=tokenizer)
-        rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
-        torch.save(rest, temporary / OPTIMIZER_FILE)
-        save_file(ranks, temporary / RANKS_FILE)
-        record = {"format_version": CHECKPOINT_VERSION, **asdict(state), "settings": settings}
-        (temporary / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-        sums = {path.relative_to(temporary).as_posix(): _sha256(path) for path in files}
-        (temporary / MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
-        for path in (*temporary.rglob("*"), temporary):
-            sync(path)
+        _write_files(temporary, state, config, learner, ranks, settings, tokenizer)
         _delete(final)  # damaged, else it would not be saved anew
         os.replace(temporary, final)
         sync(parent)
@@ -198,6 +194,39 @@ def save_checkpoint(
     for old in list_checkpoints(folder)[:-keep]:
         _delete(old)
     return final
+
+
+def unfinished(folder: Path, step: int) -> Path:
+    """Where a run's checkpoint of a step lies while it is written."""
+    return folder / CHECKPOINTS_FOLDER / f".step-{step:07d}.tmp"
+
+
+def _write_files(
+    folder: Path,
+    state: TrainState,
+    config: ModelConfig,
+    learner: LearnerState,
+    ranks: dict[str, Tensor],
+    settings: dict[str, Any],
+    tokenizer: Tokenizer,
+) -> None:
+    """Write a checkpoint's files into a folder, which may hold shares already, and their checksums at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if learner.weights:
+        save_model(folder, config, learner.weights, tokenizer=tokenizer)
+    else:
+        save_config(folder, config)
+        tokenizer.save(folder / TOKENIZER_FOLDER)
+    rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
+    torch.save(rest, folder / OPTIMIZER_FILE)
+    save_file(ranks, folder / RANKS_FILE)
+    record = {"format_version": CHECKPOINT_VERSION, **asdict(state), "settings": settings}
+    (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    written = sorted(path for path in folder.rglob("*") if path.is_file())
+    sums = {path.relative_to(folder).as_posix(): _sha256(path) for path in written}
+    (folder / MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
 
 
 def save_last_bin(folder: Path, config: ModelConfig, learner: LearnerState, *, step: int) -> None:
@@ -290,15 +319,38 @@ def load_checkpoint(path: Path) -> Checkpoint:
     del record["format_version"]
     settings = record.pop("settings")
     saved = _load_tensors(path / OPTIMIZER_FILE)
+    optimizer = saved["optimizer"]
+    if (path / SHARDS_FOLDER).is_dir():
+        from histocoder.shards import read_state  # here, since it takes a while to import
+
+        weights, optimizer["state"] = read_state(path / SHARDS_FOLDER)
+    else:
+        weights = read_weights(path)
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        learner=LearnerState(read_weights(path), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})),
+        learner=LearnerState(weights, optimizer, saved["scheduler"], saved.get("scaler", {})),
         ranks=load_file(path / RANKS_FILE),
         settings=settings,
         model_config=read_model_config(path),
         tokenizer=read_tokenizer(path),
     )
+
+
+def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a checkpoint that was read, with shares put together, as one that a run can go on from by itself."""
+    try:
+        _write_files(
+            folder,
+            checkpoint.state,
+            checkpoint.model_config,
+            checkpoint.learner,
+            checkpoint.ranks,
+            checkpoint.settings,
+            checkpoint.tokenizer,
+        )
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise UserError(f"Could not write {folder} ({error}).") from error
 
 
 def checkpoint_bytes(model: MixerModel) -> int:

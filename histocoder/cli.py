@@ -206,8 +206,71 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
     group.add_argument("--fn-word-freq", metavar="CSV", help="words to insert: word,freq (default: the data's own)")
 
 
+def _whole_number(text: str) -> int:
+    """Of a form such as 1e6, too."""
+    value = float(text)
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    return int(value)
+
+
+def add_strategy_arguments(parser: Parser) -> None:
+    """Flags for what lies in whose memory; see `StrategyConfig`."""
+    group = parser.add_argument_group("strategy, for models and batches that are large")
+    group.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="compute each layer twice instead of keeping what is in it: less memory, the same bits",
+    )
+    group.add_argument(
+        "--auto-batch-size",
+        action="store_true",
+        help="in place of --batch-size: the largest power of two, up to 1024, whose longest step fits; found before "
+        "training by trying on a GPU, and by measuring small batches on a CPU",
+    )
+    group.add_argument(
+        "--fsdp",
+        choices=("full_shard", "shard_grad_op"),
+        help="each process holds a share of weights, gradients and optimizer state; shard_grad_op: weights are whole "
+        "from the forward to the end of the backward pass (default: DDP, all of them on each process)",
+    )
+    group.add_argument(
+        "--fsdp-min-num-params",
+        type=_whole_number,
+        metavar="N",
+        help="layers of so many parameters or more are gathered one by one, the rest at once (default: every layer)",
+    )
+    group.add_argument(
+        "--fsdp-cpu-offload", action="store_true", help="keep shares, and step them, in the CPUs' memory; needs GPUs"
+    )
+    group.add_argument(
+        "--fsdp-state-dict",
+        default="full",
+        choices=("full", "sharded"),
+        help="checkpoints: as DDP's, or each process writes its share into a folder that all see (default: full)",
+    )
+    group.add_argument(
+        "--fsdp-reduce-dtype",
+        default="fp32",
+        choices=("fp32", "bf16"),
+        help="precision in which gradients are summed over processes (default: fp32)",
+    )
+    group.add_argument(
+        "--zero-optimizer",
+        action="store_true",
+        help="DDP: each process holds a share of the optimizer's state (ZeRO-1), in place of all of it",
+    )
+    group.add_argument(
+        "--ddp-comm-hook",
+        default="none",
+        choices=("none", "bf16", "fp16"),
+        help="DDP: exchange gradients in half the bytes; bf16 needs GPUs (default: none, in their own precision)",
+    )
+
+
 def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
     """Flags for saving, logging and the machine."""
+    add_strategy_arguments(parser)
     group = parser.add_argument_group("saving and logging")
     group.add_argument(
         "--save-interval",

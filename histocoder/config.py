@@ -188,6 +188,52 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
+class StrategyConfig:
+    """How a model is spread over processes; for one process alone all of it is as if it were not."""
+
+    fsdp: str | None = None
+    """"full_shard" (each process holds a share of weights, gradients and optimizer state), "shard_grad_op" (weights are
+    whole between forward and backward pass), or None: DDP, all of it on each process."""
+    fsdp_min_num_params: int | None = None
+    """Parameters from which on a layer is gathered by itself, others with what is no layer; None: each layer is."""
+    fsdp_cpu_offload: bool = False
+    """Whether shares lie in CPU memory, and the optimizer works there."""
+    fsdp_state_dict: str = "full"
+    """What checkpoints hold: "full", or "sharded" (each process writes its share)."""
+    fsdp_reduce_dtype: str = "fp32"
+    """Precision in which gradients are summed over processes: "fp32" or "bf16"."""
+    zero_optimizer: bool = False
+    """Whether each process holds a share of the optimizer's state (ZeRO-1)."""
+    ddp_comm_hook: str = "none"
+    """Precision in which DDP exchanges gradients: "none" (their own), "bf16" or "fp16"."""
+
+    def __post_init__(self) -> None:
+        for name in ("fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_state_dict", "fsdp_reduce_dtype"):
+            _require(
+                self.fsdp is not None or getattr(self, name) == getattr(StrategyConfig, name),
+                f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or leave it away.",
+            )
+        _require(
+            self.fsdp_min_num_params is None or self.fsdp_min_num_params >= 1,
+            f"--fsdp-min-num-params is {self.fsdp_min_num_params}; it must be 1 or more.",
+        )
+        _require(
+            self.fsdp is None or not self.zero_optimizer,
+            "--fsdp shares out the optimizer's state as well; leave --zero-optimizer away.",
+        )
+        _require(
+            self.fsdp is None or self.ddp_comm_hook == "none",
+            "--ddp-comm-hook is for DDP; with --fsdp take --fsdp-reduce-dtype.",
+        )
+
+    def flags(self) -> list[str]:
+        """Those that need several processes, as they are given."""
+        hook = [f"--ddp-comm-hook {self.ddp_comm_hook}"] if self.ddp_comm_hook != "none" else []
+        zero = ["--zero-optimizer"] if self.zero_optimizer else []
+        return ([f"--fsdp {self.fsdp}"] if self.fsdp else []) + zero + hook
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How the model is fitted."""
 
@@ -215,6 +261,9 @@ class TrainConfig:
     """Padded positions of a batch for each process, in place of `batch_size` rows; see `samplers.TokenBudget`."""
     gradient_accumulation_steps: int = 1
     """Batches of a step on each process."""
+    gradient_checkpointing: bool = False
+    """Whether layers are computed a second time in the backward pass, instead of what lies in them being kept."""
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
     seed: int = 42
     log_interval: int = 100
     eval_interval: int = 1000

@@ -1,4 +1,6 @@
-"""Processes that train together: the only module, but for `meeting`, that imports `torch.distributed`.
+"""Processes that train together.
+
+The only importer of `torch.distributed` besides `meeting` and the strategies `sharding`, `shards` and `zero`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
@@ -182,6 +184,11 @@ def nccl_version() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
+def local_world_size() -> int:
+    """How many processes there are on this machine."""
+    return _launch.local_world_size
+
+
 def is_primary() -> bool:
     """Whether this is the process that writes, prints and logs."""
     return _launch.is_primary
@@ -192,14 +199,32 @@ def is_first_here() -> bool:
     return _launch.local_rank == 0
 
 
-def wrap(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model as training sees it: gradients are averaged over all processes. Freeze before wrapping."""
+def wrap(model: nn.Module, device: torch.device, *, comm_hook: str = "none") -> nn.Module:
+    """The model as training sees it: gradients are averaged over all processes. Freeze before wrapping.
+
+    Parameters
+    ----------
+    model : Module
+    device : torch.device
+    comm_hook : {"none", "bf16", "fp16"}
+        The precision in which gradients are exchanged, if not their own.
+    """
     if _group is None:
         return model
     ids = [device.index] if device.type == "cuda" else None
     with warnings.catch_warnings():  # the argument's next name means another thing, and older torch does not know it
         warnings.simplefilter("ignore", FutureWarning)
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+        wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+    if comm_hook != "none":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        wrapped.register_comm_hook(None, getattr(default_hooks, f"{comm_hook}_compress_hook"))
+    return wrapped
+
+
+def control_group() -> Any:
+    """The processes, for collectives of what is in their CPUs' memory; None for one process."""
+    return None if _group is None else _group.control
 
 
 def reduce_sum(values: Tensor) -> Tensor:
@@ -208,6 +233,11 @@ def reduce_sum(values: Tensor) -> Tensor:
         values = values.clone()
         dist.all_reduce(values, group=_group.control if values.device.type == "cpu" else None)
     return values
+
+
+def norm_of_all(norm: Tensor) -> Tensor:
+    """The norm of a vector of which each process holds a part, by the norm of this one's, of shape ()."""
+    return reduce_sum(norm.square()).sqrt()
 
 
 def gather(values: Tensor) -> list[Tensor]:

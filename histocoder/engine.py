@@ -21,6 +21,7 @@ from histocoder.checkpoint import (
     save_checkpoint,
     save_last_bin,
     save_model,
+    unfinished,
 )
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
@@ -95,7 +96,8 @@ def fit(
         announce(run.total_steps, run.learner.strategy.name)
     if checkpoint is not None:
         run.restore(checkpoint)
-    use_encodings(model, [train_data, val_data], folder=folder)
+    with run.learner.whole():
+        use_encodings(model, [train_data, val_data], folder=folder)
     run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
     run.profiler = open_profiler(config.profile_steps, folder, device=device, say=run.progress.say, on_pause=run.pause)
     with StopSignals(distributed.expect_end) as signals, run.train_loader.naming_workers(), run.profiler:
@@ -338,7 +340,7 @@ class _Run:
         if self.device.type == "cuda":
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
-        learner = self.learner.state()
+        learner = self.learner.state(into=unfinished(self.folder, self.state.step))
         distributed.run_on_primary(
             lambda: save_checkpoint(
                 self.folder,

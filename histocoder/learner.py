@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from histocoder.data.dataset import Batch
 from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, trim_positions
 from histocoder.precision import computing_dtype
-from histocoder.strategies import Replicated, Strategy
+from histocoder.strategies import Strategy, strategy_of
 
 
 class Learner:
@@ -32,14 +33,24 @@ class Learner:
     device : torch.device
     total_steps : int
         Of the whole run.
+    strategy : Strategy, optional
+        In place of the configuration's.
     """
 
-    def __init__(self, model: MixerModel, config: TrainConfig, device: torch.device, *, total_steps: int) -> None:
+    def __init__(
+        self,
+        model: MixerModel,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        total_steps: int,
+        strategy: Strategy | None = None,
+    ) -> None:
         self.model, self.device = model, device
-        self.strategy: Strategy = Replicated()
+        self.strategy = strategy or strategy_of(config.strategy)
         _place(model, config, device)
-        self.optimizer = self.strategy.optimizer(model, config)
         self.wrapped = self.strategy.wrap(model, device)
+        self.optimizer = self.strategy.optimizer(model, config)
         warmup = round(config.warmup_pct * total_steps)
         schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, schedule)
@@ -66,7 +77,7 @@ class Learner:
 
     def step(self) -> Tensor:
         """Take a step, skipped by all processes where gradients are not finite; return the norm of all gradients."""
-        self.scaler.unscale_(self.optimizer)
+        self.strategy.unscale(self.scaler, self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
@@ -78,21 +89,29 @@ class Learner:
         return self.strategy.whole(self.model)
 
     def is_finite(self) -> bool:
-        """Whether all weights are."""
-        return bool(torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all())
+        """Whether all weights are; all processes call this."""
+        own = self.strategy.own_parameters(self.model)
+        found = torch.stack([p.detach().isfinite().all() for p in own]).all()
+        return int(distributed.reduce_sum((~found).int())) == 0
 
     def weights(self) -> dict[str, Tensor]:
         """The model's state dict, whole on rank 0; all processes call this."""
         return self.strategy.weights(self.model)
 
-    def state(self) -> LearnerState:
-        """What a checkpoint holds, whole on rank 0; all processes call this."""
-        return LearnerState(
-            weights=self.weights(),
-            optimizer=self.strategy.optimizer_state(self.optimizer),
-            scheduler=self.scheduler.state_dict(),
-            scaler=self.scaler.state_dict(),
-        )
+    def state(self, *, into: Path | None = None) -> LearnerState:
+        """What training has made of the model, whole on rank 0; all processes call this.
+
+        Parameters
+        ----------
+        into : Path, optional
+            A checkpoint's folder: where the strategy has processes write their shares, these lie in it afterwards, and
+            are left out of what is returned.
+        """
+        if into is None:
+            weights, optimizer = self.weights(), self.strategy.optimizer_state(self.optimizer)
+        else:
+            weights, optimizer = self.strategy.checkpoint_state(self.model, self.optimizer, into)
+        return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
 
     def restore(self, state: LearnerState) -> None:
         """Go back to a state, whole on every process."""
@@ -120,3 +139,5 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
     if config.compile:
         check_compiler(device)
         model.compile_layers()
+    if config.gradient_checkpointing:
+        model.checkpoint_layers()

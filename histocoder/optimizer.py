@@ -24,6 +24,9 @@ class AdamW(torch.optim.AdamW):
     parameters : iterable of Parameter
         All on one device.
     lr, weight_decay, max_grad_norm : float
+    norm_of_all : callable, optional
+        Takes the norm of these parameters' gradients, a tensor of shape (); gives that of all, also of those that other
+        processes step.
 
     Notes
     -----
@@ -32,12 +35,18 @@ class AdamW(torch.optim.AdamW):
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float, max_grad_norm: float
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        max_grad_norm: float,
+        norm_of_all: Callable[[Tensor], Tensor] = lambda norm: norm,
     ) -> None:
         parameters = list(parameters)
         device = parameters[0].device
         super().__init__(parameters, lr=lr, weight_decay=weight_decay, fused=device.type in ("cpu", "cuda"))
-        self._parameters, self._max_grad_norm = parameters, max_grad_norm
+        self._parameters, self._max_grad_norm, self._norm_of_all = parameters, max_grad_norm, norm_of_all
         self.grad_norm = torch.zeros((), device=device)
         """Of shape (): the norm of all gradients at the last step, before they were scaled."""
         self._bundles: list[_Bundle] = []
@@ -49,7 +58,9 @@ class AdamW(torch.optim.AdamW):
         if self._parameters[0].device.type == "cpu":
             self._step_in_pieces()
         else:
-            self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            self.grad_norm = self._norm_of_all(nn.utils.get_total_norm(gradients).to(self.grad_norm.device))
+            nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, self.grad_norm)
             if self.defaults["fused"]:
                 self.found_inf = 1.0 - self.grad_norm.isfinite().float()  # the kernel looks at it, without a wait
             if self.defaults["fused"] or self.grad_norm.isfinite():
@@ -70,7 +81,7 @@ class AdamW(torch.optim.AdamW):
         buffer = torch.empty(_PIECE)
         pieces = {p: gradient.view(-1).chunk(_num_pieces(p)) for p, gradient in gradients.items()}
         gathered = [[pieces[p][i] for p, i in bundle.places] for bundle in bundles]
-        self.grad_norm = _norm(gathered, buffer)
+        self.grad_norm = self._norm_of_all(_norm(gathered, buffer))
         shrink = ((self.grad_norm + 1e-6) / self._max_grad_norm).clamp(min=1.0)
         is_finite = self.grad_norm.isfinite().float()
         torch._foreach_add_([self.state[p]["step"] for p in gradients], [is_finite] * len(gradients))
@@ -133,6 +144,8 @@ def _bundles(
     """Pieces, as many small ones together as make up a large one."""
     bundle, size = _Bundle([], [], [], [], [], []), 0
     for parameter, state, copy in zip(parameters, states, copies, strict=True):
+        if not parameter.numel():  # a share may be empty
+            continue
         columns = [x.view(-1).chunk(_num_pieces(parameter)) for x in (parameter, state["exp_avg"], state["exp_avg_sq"])]
         for i, (values, mean, square) in enumerate(zip(*columns, strict=True)):
             if size + len(values) > _PIECE:
@@ -151,7 +164,7 @@ def _bundles(
 
 
 def _num_pieces(parameter: nn.Parameter) -> int:
-    return -(-parameter.numel() // _PIECE)
+    return max(-(-parameter.numel() // _PIECE), 1)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:
@@ -178,4 +191,4 @@ def _norm(bundles: list[list[Tensor]], buffer: Tensor) -> Tensor:
         _gathered(gradients, buffer)
         numbers = buffer[: sum(map(len, gradients))]
         squares.append(torch.dot(numbers, numbers))
-    return torch.stack(squares).sum().sqrt()
+    return torch.stack([torch.zeros(()), *squares]).sum().sqrt()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder import distributed
-from histocoder.config import TrainConfig
+from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.errors import UserError
 from histocoder.model import MixerModel, keep_copies, used_together
 from histocoder.optimizer import AdamW
+
+Optimizer: TypeAlias = Any
+"""`AdamW`, or a strategy's own; it has a `grad_norm`, the norm of all gradients at the last step."""
 
 
 class Strategy(Protocol):
@@ -24,11 +31,17 @@ class Strategy(Protocol):
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """The model as training calls it; gradients are means over processes."""
 
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
-        """Of the parameters that are trained."""
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
+        """Of the parameters that are trained, once the model is wrapped."""
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Within it, forward and backward passes add to gradients that processes do not exchange yet."""
+
+    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Before each step: gradients are divided by the loss scale, if there is one."""
+
+    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
+        """What this process holds of the parameters."""
 
     def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
         """Within it, each process can use all of the model, as often as it likes, whatever the others do."""
@@ -36,38 +49,84 @@ class Strategy(Protocol):
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
         """The model's state dict, whole on rank 0."""
 
-    def optimizer_state(self, optimizer: AdamW) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state dict as one process would have it, whole on rank 0."""
+
+    def checkpoint_state(
+        self, model: MixerModel, optimizer: Optimizer, into: Path
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """`weights` and `optimizer_state`; or what is left of them when all processes have written into a folder."""
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """Set the weights from a state dict, whole on every process."""
 
-    def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
+    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Set the optimizer's state from a dict as one process has it, whole on every process."""
 
 
-class Replicated:
-    """Each process holds all of the model and of the optimizer's state; DDP exchanges gradients."""
+def strategy_of(config: StrategyConfig) -> Strategy:
+    """The strategy that is asked for; that of one process where there is but one."""
+    if distributed.world_size() == 1:
+        return Replicated(StrategyConfig())
+    if config.fsdp is None:
+        return Replicated(config)
+    from histocoder.sharding import Sharded  # here, since it takes a while to import
 
-    def __init__(self) -> None:
-        self.name = "DDP" if distributed.world_size() > 1 else "one process"
+    return Sharded(config)
+
+
+def check_strategy(config: StrategyConfig, device: torch.device) -> None:
+    """Raise a UserError where a device can't do what is asked for."""
+    if config.fsdp_cpu_offload and device.type != "cuda":
+        raise UserError("--fsdp-cpu-offload keeps shares out of a GPU's memory, and there is no GPU; leave it away.")
+    if config.ddp_comm_hook == "bf16" and device.type != "cuda":
+        raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; take fp16 on a CPU, or none.")
+
+
+class Replicated:
+    """Each process holds all of the model; DDP exchanges gradients."""
+
+    def __init__(self, config: StrategyConfig) -> None:
+        self._config = config
+        parts = ["DDP"]
+        if config.ddp_comm_hook != "none":
+            parts.append(f"{config.ddp_comm_hook} gradients")
+        if config.zero_optimizer:
+            parts.append("ZeRO-1")
+        self.name = ", ".join(parts) if distributed.world_size() > 1 else "one process"
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """See `Strategy`, likewise below."""
-        return distributed.wrap(model, device)
+        return distributed.wrap(model, device, comm_hook=self._config.ddp_comm_hook)
 
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
         """With copies of weights in the precision of the run where that pays."""
         trained = [p for p in model.parameters() if p.requires_grad]
         if trained[0].device.type == "cpu" and distributed.world_size() == 1 and not config.compile:
             keep_copies(model, together=used_together(model.encoder))
-        return AdamW(
-            trained, lr=config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm
-        )
+        options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
+        if not self._config.zero_optimizer:
+            return AdamW(trained, lr=config.learning_rate, **options)
+        from histocoder.zero import ZeroAdamW
+
+        if len(trained) < distributed.world_size():
+            raise UserError(
+                f"--zero-optimizer can't share {len(trained)} parameters among {distributed.world_size()} processes; "
+                "leave it away."
+            )
+        return ZeroAdamW(trained, lr=config.learning_rate, norm_of_all=distributed.norm_of_all, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """DDP's `no_sync`."""
         return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
+
+    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Gradients are the same on all processes."""
+        scaler.unscale_(optimizer)
+
+    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
+        """All of them."""
+        return list(model.parameters())
 
     def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
         """It is so always."""
@@ -77,14 +136,20 @@ class Replicated:
         """Not copied."""
         return model.state_dict()
 
-    def optimizer_state(self, optimizer: AdamW) -> dict[str, Any]:
-        """Not copied."""
-        return optimizer.state_dict()
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Not copied, but for what other processes hold."""
+        return optimizer.state_dict() if isinstance(optimizer, AdamW) else optimizer.whole_state()
+
+    def checkpoint_state(
+        self, model: MixerModel, optimizer: Optimizer, into: Path
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Not written."""
+        return self.weights(model), self.optimizer_state(optimizer)
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """In place."""
         model.load_state_dict(weights)
 
-    def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
+    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """In place."""
         optimizer.load_state_dict(state)

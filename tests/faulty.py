@@ -9,6 +9,7 @@ Faults, each at the n-th call, counted from 1, of a function that is named by it
 - `room:100000`: no file may grow beyond so many bytes
 - `timeout:3`: seconds that collectives may take
 - `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4
+- `memory:1:3`: rank 1 asks for more memory than there is in step 3
 - `worker:1:SIGKILL`: loader worker 1 sends itself that signal at its second batch
 - `wandb:init:hangs`: W&B's `init`, `log`, `log_artifact` or `finish` hangs, or `raises`
 """
@@ -56,6 +57,19 @@ def break_loss(rank: str, steps: str) -> None:
         wrap(
             "histocoder.engine.mixed_loss",
             lambda f, number, *args: f(*args) * (float("nan") if first <= number <= last else 1),
+        )
+
+
+def break_memory(rank: str, step: str) -> None:
+    """Have a rank ask for a petabyte."""
+    import torch
+
+    if os.environ.get("RANK", "0") == rank:
+        wrap(
+            "histocoder.engine.mixed_loss",
+            lambda f, number, *args: (
+                f(*args) + (torch.empty(10**15, dtype=torch.uint8)[0] if number == int(step) else 0)
+            ),
         )
 
 
@@ -122,8 +136,9 @@ def install(fault: str) -> None:
         for name in ("init_process_group", "new_group"):
             wrap(f"torch.distributed.{name}", lambda f, _, *args, **kw: f(*args, **{**kw, "timeout": limit}))
         return
-    if kind in ("nan", "worker", "wandb"):
-        {"nan": break_loss, "worker": break_worker, "wandb": break_wandb}[kind](*rest)
+    breaks = {"nan": break_loss, "memory": break_memory, "worker": break_worker, "wandb": break_wandb}
+    if kind in breaks:
+        breaks[kind](*rest)
         return
     name, at = rest[0], int(rest[1])
 

@@ -24,7 +24,7 @@ from histocoder.model.layers import (
 if TYPE_CHECKING:
     from transformers import CanineModel, PreTrainedModel
 
-LayerFunction = Callable[[Any, Tensor, Tensor], Tensor]
+LayerFunction = Callable[..., Tensor]
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 """Of CANINE's hash functions (Clark et al. 2022, section 3.1)."""
 

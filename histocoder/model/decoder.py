@@ -6,6 +6,7 @@ Parameters carry the names that `torch.nn.TransformerDecoder` gives them, so pub
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -149,6 +150,11 @@ class Decoder(nn.Module):
         Sizes.
     dropout : float
         After attention and within the feed-forward network; never on logits.
+
+    Attributes
+    ----------
+    layer_function : callable
+        `DecoderLayer.forward`, or a compiled one, or the like.
     """
 
     def __init__(
@@ -168,6 +174,7 @@ class Decoder(nn.Module):
         self.decoder = DecoderStack(
             [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
         )
+        self.layer_function: Callable[..., Tensor] = DecoderLayer.forward
         self.head = nn.Linear(dim, vocab_size)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -193,5 +200,5 @@ class Decoder(nn.Module):
         x = self.dropout(self.positional_encoding(self.token_emb(tokens))).to(memory.dtype)
         mask = None if memory_mask is None else memory_mask[:, None, None, :]
         for layer in self.decoder.layers:
-            x = layer(x, memory, mask)
+            x = self.layer_function(layer, x, memory, mask)
         return linear(x.float(), self.head)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from histocoder.config import ModelConfig
 from histocoder.model.canine import LayerFunction, canine, encoder_layer
@@ -76,7 +79,7 @@ class MixerModel(nn.Module):
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
         self.encoder_is_frozen = False
         self.dtype = torch.float32
-        self._encoder_layer: LayerFunction | None = None
+        self._encoder_layer: LayerFunction | None = encoder_layer if self._is_canine else None
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
@@ -99,10 +102,39 @@ class MixerModel(nn.Module):
         """
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
-        self._encoder_layer = torch.compile(encoder_layer, dynamic=True)
-        encoder_layers = () if self._is_canine else transformer_layers(self.encoder)
-        for layer in (*encoder_layers, *self.decoder.decoder.layers):
-            layer.compile(dynamic=True)
+        if not self._is_canine:
+            for layer in transformer_layers(self.encoder):
+                layer.compile(dynamic=True)
+        self._wrap_layers(partial(torch.compile, dynamic=True))
+
+    def checkpoint_layers(self) -> None:
+        """Keep of each layer its input alone for the backward pass, which computes the rest once more, bit for bit."""
+        if not self._is_canine:
+            self.encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._wrap_layers(_checkpointed)
+
+    def _wrap_layers(self, wrapper: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        of_encoder, of_decoder = self.layer_functions
+        self.layer_functions = of_encoder and wrapper(of_encoder), wrapper(of_decoder)
+
+    @property
+    def layer_functions(self) -> tuple[LayerFunction | None, LayerFunction]:
+        """What computes a layer of the encoder, and one of the decoder; the layer is its first argument.
+
+        None for encoders other than CANINE, which call their layers themselves.
+        """
+        return self._encoder_layer, self.decoder.layer_function
+
+    @layer_functions.setter
+    def layer_functions(self, functions: tuple[LayerFunction | None, LayerFunction]) -> None:
+        self._encoder_layer, self.decoder.layer_function = functions
+
+    def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """The transformer layers of the encoder, and those of the decoder."""
+        if not self._is_canine:
+            return list(transformer_layers(self.encoder)), list(self.decoder.decoder.layers)
+        parts = (self.encoder.initial_char_encoder, self.encoder.encoder, self.encoder.final_char_encoder)
+        return [layer for part in parts for layer in part.layer], list(self.decoder.decoder.layers)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
@@ -160,3 +192,12 @@ class MixerModel(nn.Module):
         memory, pooled, memory_mask = self.encode(input_ids, encoded)
         seq2seq_logits = self.decoder(target_tokens, memory, memory_mask)
         return MixerOutput(seq2seq_logits, self.classify(pooled))
+
+
+def _checkpointed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(*args: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return function(*args)
+        return checkpoint(function, *args, use_reentrant=False)
+
+    return call

@@ -1,0 +1,115 @@
+"""Training states of which each process writes its part: the files of `torch.distributed.checkpoint`."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from histocoder import distributed
+from histocoder.errors import DamagedError, UserError
+
+_INDEX_FILE = ".metadata"
+_KNOWN = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+        *("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size", "float32", "float16", "bfloat16", "float64", "int64", "int32"),
+    "pathlib": ("PosixPath", "WindowsPath"),
+}
+"""What an index of tensors is made of."""
+
+
+def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
+    """Write weights and the optimizer's state, each process what it holds of them; all processes call this.
+
+    Parameters
+    ----------
+    folder : Path
+        To be made; all processes must see it.
+    weights : dict of str to Tensor
+        Distributed tensors, or plain ones, which are the same on all processes.
+    moments : dict of int to dict of str to Tensor
+        Likewise, by parameter.
+
+    Raises
+    ------
+    UserError
+        On all processes, where one of them can't write, or they see different folders.
+    """
+    state = {f"model.{name}": tensor for name, tensor in weights.items()}
+    state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}
+    distributed.run_on_primary(lambda: folder.mkdir(parents=True, exist_ok=True), doing="making a checkpoint's folder")
+    try:
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), process_group=distributed.control_group())
+    except (dcp.api.CheckpointException, OSError) as error:
+        reasons = error.failures.values() if isinstance(error, dcp.api.CheckpointException) else [(error, None)]
+        reason = "; ".join(sorted({str(failure) for failure, _ in reasons}))
+        raise UserError(
+            f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are untouched: make room, "
+            "or mend the folder, and start it again. With --fsdp-state-dict sharded all processes must see it."
+        ) from error
+
+
+def read_shards(folder: Path) -> dict[str, Tensor]:
+    """Read all tensors, whole, into the CPU's memory; each process by itself, however many have written them.
+
+    Raises
+    ------
+    UserError
+        Where anything but tensors is in the files, or some are missing.
+    """
+    reader = _Reader(folder)
+    found: dict[str, Any] = {}
+    for name, entry in reader.read_metadata().state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise UserError(f"{folder} holds other things than tensors, such as {name}.")
+        found[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    try:
+        dcp.load(found, storage_reader=reader, no_dist=True)
+    except (dcp.api.CheckpointException, OSError) as error:
+        raise DamagedError(f"The parts of a model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
+    return found
+
+
+def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """Weights by name, and the optimizer's state by parameter, as `write_shards` took them; see `read_shards`."""
+    weights: dict[str, Tensor] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in read_shards(folder).items():
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            weights[rest] = tensor
+        else:
+            number, _, moment = rest.partition(".")
+            moments.setdefault(int(number), {})[moment] = tensor
+    return weights, dict(sorted(moments.items()))
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads an index, which is a pickle, without running anything in it."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / _INDEX_FILE
+        try:
+            with path.open("rb") as file:
+                index = _Unpickler(file).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, OSError) as error:
+            raise DamagedError(f"{path} is no index of parts of a model ({error}).") from error
+        index.storage_meta.load_id = self.load_id
+        return index
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _KNOWN.get(module, ()):
+            raise pickle.UnpicklingError(f"it holds {module}.{name}")
+        return super().find_class(module, name)

@@ -1,0 +1,329 @@
+"""Ways to train in less memory, each of which comes to what training comes to."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run, write_table
+from jobs import end_of, faulty, finetune, leftovers, ranks, two_ranks
+from safetensors.torch import load_file
+from test_scripts import assert_same_weights, logs
+from test_speed import begin, dataset, losses
+
+from histocoder.checkpoint import list_checkpoints, step_of
+from histocoder.cli import Parser, add_strategy_arguments
+from histocoder.config import StrategyConfig
+from histocoder.engine import _Run
+from histocoder.errors import UserError
+from histocoder.shards import read_shards
+from histocoder.strategies import check_strategy
+
+STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
+SHARDED = ("--fsdp", "full_shard", "--fsdp-state-dict", "sharded")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("data") / "table.csv", two_codes=True)
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path) -> Path:
+    """A run of one process."""
+    run(*finetune(data, data.parent / "alone", *STEPS, "--batch-size", 12))
+    return data.parent / "alone"
+
+
+def begun(folder: Path, **options: Any) -> _Run:
+    """A run that draws random numbers in every layer."""
+    found = begin(
+        folder, dataset(folder, write_table(folder / "table.csv"), ("hisco_1",)), num_classes=8, batch_size=4, **options
+    )
+    found.model.encoder.config.hidden_dropout_prob = 0.1
+    for module in found.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "fp32"},
+        {"precision": "bf16"},
+        pytest.param({"precision": "fp32", "compile": True}, marks=pytest.mark.thorough),
+    ],
+)
+def test_checkpointing_keeps_less_and_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    found = []
+    for checkpointing in (False, True):
+        torch._dynamo.reset()
+        kept: list[int] = []
+        trained = begun(tmp_path, gradient_checkpointing=checkpointing, **options)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
+            found.append((losses(trained, 3, pad=False), [p.detach() for p in trained.model.parameters()], sum(kept)))
+    (before, weights, num_before), (after, others, num_after) = found
+    assert before == after and all(map(torch.equal, weights, others))
+    assert num_after < num_before / 2
+
+
+@pytest.mark.parametrize("frozen", [(), ("--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0)])
+def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, frozen: tuple[object, ...]):
+    args = (*STEPS, "--max-steps", 4, "--batch-size", 8, "--dropout", 0.1, *(frozen or ("--freeze-encoder",)))
+    for name, extra in (("one", ()), ("other", ("--gradient-checkpointing",))):
+        run(*finetune(data, tmp_path / name, *args, *extra))
+    assert_same_weights(tmp_path / "one", tmp_path / "other", tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "tolerance"),
+    [
+        (("--zero-optimizer",), 1e-6),
+        (("--ddp-comm-hook", "fp16"), 1e-3),
+        (("--fsdp", "full_shard", "--gradient-checkpointing"), 1e-6),
+        (("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6),
+        pytest.param(("--fsdp", "full_shard", "--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.thorough),
+        (("--fsdp", "full_shard", "--batch-size", 2, "--gradient-accumulation-steps", 3), 1e-6),
+    ],
+)
+def test_two_ranks_come_to_what_one_does(
+    alone: Path, data: Path, tmp_path: Path, flags: tuple[object, ...], tolerance: float
+):
+    two_ranks(finetune(data, tmp_path / "out", *STEPS, "--batch-size", 6, *flags))
+    for column in ("train_loss", "val_loss", "grad_norm"):
+        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=tolerance, rel=tolerance * 10)
+    assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
+
+
+COMPILED = """
+import functools, runpy, sys
+import torch
+from torch._dynamo.utils import counters
+torch.compile = functools.partial(torch.compile, backend="aot_eager")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print("graphs", counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
+"""
+
+
+@pytest.mark.thorough
+def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
+    flags = ("--fsdp", "full_shard", "--gradient-checkpointing", "--compile")
+    args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 6, *flags)
+    ended = two_ranks(["-c", COMPILED, *args])
+    assert all(" 0\n" in one.stdout.split("graphs")[1] for one in ended)
+    for column in ("train_loss", "val_loss"):
+        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=1e-5)
+
+
+def test_frozen_encoders_are_shared_out_too(data: Path, tmp_path: Path):
+    extra = (*STEPS, "--freeze-encoder", "--max-steps", 4)
+    for noise in (
+        (),
+        ("--augmentation-prob", 0, "--unk-lang-prob", 0),
+    ):  # without it, encoders run before training alone
+        run(*finetune(data, tmp_path / "one", *extra, *noise, "--batch-size", 12, "--overwrite"))
+        two_ranks(
+            finetune(data, tmp_path / "two", *extra, *noise, "--batch-size", 6, "--overwrite", "--fsdp", "full_shard")
+        )
+        assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-5)
+
+
+COUNTED = """
+import runpy, sys
+from histocoder.engine import _Run
+save = _Run.save_result
+def count(run):
+    save(run)
+    own = sum(p.numel() for p in run.learner.strategy.own_parameters(run.model))
+    optimizer = getattr(run.learner.optimizer, "optim", run.learner.optimizer)
+    moments = sum(t.numel() for state in optimizer.state.values() for t in state.values() if t.dim())
+    print("numbers", sum(t.numel() for t in run.learner.model.parameters()), own, moments)
+_Run.save_result = count
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "weights", "moments"), [((), 1, 1), (("--zero-optimizer",), 1, 0.5), (("--fsdp", "full_shard"), 0.5, 0.5)]
+)
+def test_each_of_two_ranks_holds_half(
+    data: Path, tmp_path: Path, flags: tuple[str, ...], weights: float, moments: float
+):
+    ended = two_ranks(
+        ["-c", COUNTED, *finetune(data, tmp_path / "out", *STEPS, "--max-steps", 2, "--batch-size", 6, *flags)]
+    )
+    for one in ended:
+        total, own, state = map(int, one.stdout.split("numbers ")[1].splitlines()[0].split())
+        assert own == pytest.approx(weights * total, rel=0.05) and state == pytest.approx(2 * moments * total, rel=0.05)
+
+
+def test_a_run_goes_on_under_any_strategy_and_number_of_processes(alone: Path, data: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    ways = ((3, SHARDED), (2, ("--zero-optimizer",)), (2, ("--fsdp", "shard_grad_op")), (1, ()))
+    for start, (processes, flags) in zip(range(0, 8, 2), ways, strict=True):
+        for checkpoint in list_checkpoints(out):
+            if step_of(checkpoint) > start:
+                shutil.rmtree(checkpoint)
+        args = (*STEPS, "--batch-size", 12 // processes, "--save-interval", 2, "--keep-checkpoints", 9, *flags)
+        with ranks(*[finetune(data, out, *args)] * processes) as started:
+            ended = [end_of(process) for process in started]
+        assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
+        assert start == 0 or f"Going on from step {start}" in ended[0].stdout
+        for column in ("train_loss", "val_loss", "grad_norm"):
+            assert logs(out, column) == pytest.approx(logs(alone, column), abs=1e-5)
+        assert (out / "checkpoints" / f"step-{start + 2:07d}" / "shards").is_dir() == (flags == SHARDED)
+
+
+@pytest.fixture(scope="module")
+def sharded(data: Path) -> Path:
+    """A run whose checkpoints, at steps 4 and 8, are in shares."""
+    out = data.parent / "sharded"
+    two_ranks(finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED))
+    return out
+
+
+def test_shares_are_put_together(sharded: Path, data: Path, tmp_path: Path):
+    checkpoint = list_checkpoints(sharded)[-1]
+    run("-m", "histocoder", "convert", "--from-shards", checkpoint, "--output", tmp_path / "whole")
+    assert load_file(tmp_path / "whole" / "model.safetensors").keys() == load_file(sharded / "model.safetensors").keys()
+    assert_same_weights(tmp_path / "whole", sharded, tolerance=0)
+    run("-m", "histocoder", "predict", "--model", tmp_path / "whole", "farmer")
+    refused = run("-m", "histocoder", "predict", "--model", checkpoint, "farmer", check=False)
+    assert refused.returncode == 2 and f"histocoder convert --from-shards {checkpoint}" in refused.stderr
+    four = list_checkpoints(sharded)[0]
+    run("-m", "histocoder", "convert", "--from-shards", four, "--output", tmp_path / "four")
+    args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, "--resume", tmp_path / "four")
+    assert "Going on from step 4" in run(*args).stdout
+    assert_same_weights(tmp_path / "out", sharded, tolerance=1e-5)
+
+
+def test_a_share_that_is_damaged_is_named(sharded: Path, data: Path, tmp_path: Path):
+    shutil.copytree(sharded, out := tmp_path / "out")
+    share = list_checkpoints(out)[-1] / "shards" / "__1_0.distcp"
+    share.write_bytes(share.read_bytes()[:-1])
+    output = run(*finetune(data, out, *STEPS, "--batch-size", 12)).stdout
+    assert f"{share} is missing or damaged" in output and "Going on from step 4" in output
+
+
+def test_an_index_that_would_run_something_is_refused(sharded: Path, tmp_path: Path):
+    shutil.copytree(list_checkpoints(sharded)[0] / "shards", tmp_path / "shards")
+    (tmp_path / "shards" / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "made")))
+    with pytest.raises(UserError, match="is no index of parts"):
+        read_shards(tmp_path / "shards")
+    assert not (tmp_path / "made").exists()
+
+
+class Evil:
+    """What makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_a_save_that_fails_leaves_the_checkpoints_before_it(data: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    args = finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED)
+    with ranks(args, faulty(args, "ENOSPC:torch.distributed.checkpoint.filesystem._write_item:600")) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [2, 2]
+    assert ended[0].stderr.count("Could not save the checkpoint") == 1 and "No space left" in ended[0].stderr
+    assert "Could not" not in ended[1].stderr
+    assert len(list_checkpoints(out)) == 1
+    assert "Going on from step" in two_ranks(args)[0].stdout and not leftovers(out)
+
+
+@pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), ("--zero-optimizer",)])
+def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(data: Path, tmp_path: Path, flags: tuple[str, ...]):
+    args = (*STEPS, "--max-steps", 6)
+    run(*faulty(finetune(data, tmp_path / "one", *args, "--batch-size", 12), "nan:0:3-4"))
+    two_ranks(faulty(finetune(data, tmp_path / "two", *args, "--batch-size", 6, *flags), "nan:1:3-4"))
+    assert logs(tmp_path / "two", "skipped_steps") == [0, 0, 1, 1, 0, 0]
+    assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
+
+
+OVERFLOWING = """
+import math, os, runpy, sys
+import torch
+from histocoder import learner, sharding
+learner.computing_dtype = lambda *_, **__: torch.float16
+take, step = sharding.ShareAdamW.take_gradients, learner.Learner.step
+taken = 0
+def overflow(optimizer):
+    global taken
+    take(optimizer)
+    taken += 1
+    if taken == 3 and os.environ["RANK"] == "1":
+        optimizer.pairs[0][0].grad[0] = math.inf
+def said(learner):
+    norm = step(learner)
+    print("scale", learner.scaler.get_scale(), float(norm) < math.inf)
+    return norm
+sharding.ShareAdamW.take_gradients, learner.Learner.step = overflow, said
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: Path, tmp_path: Path):
+    args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 4, "--batch-size", 6, "--fsdp", "full_shard")
+    for one in two_ranks(["-c", OVERFLOWING, *args]):
+        found = [line.split()[1:] for line in one.stdout.splitlines() if line.startswith("scale")]
+        assert found == [["65536.0", "True"]] * 2 + [["32768.0", "False"], ["32768.0", "True"]]
+    assert logs(tmp_path / "out", "skipped_steps") == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"fsdp": "full_shard", "zero_optimizer": True}, "leave --zero-optimizer away"),
+        ({"fsdp": "full_shard", "ddp_comm_hook": "fp16"}, "take --fsdp-reduce-dtype"),
+        ({"fsdp_state_dict": "sharded"}, "--fsdp-state-dict is for --fsdp"),
+        ({"fsdp_cpu_offload": True}, "--fsdp-cpu-offload is for --fsdp"),
+        ({"fsdp": "full_shard", "fsdp_min_num_params": 0}, "must be 1 or more"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_named(flags: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message):
+        StrategyConfig(**flags)
+
+
+def test_a_number_of_parameters_may_be_written_as_1e6():
+    parser = Parser("")
+    add_strategy_arguments(parser)
+    assert parser.parse_args(["--fsdp-min-num-params", "1e6"]).fsdp_min_num_params == 1_000_000
+    for wrong in ("1.5", "inf", "many"):
+        with pytest.raises(UserError, match="--fsdp-min-num-params"):
+            parser.parse_args(["--fsdp-min-num-params", wrong])
+
+
+def test_an_offload_without_a_gpu_is_refused_before_any_work(data: Path, tmp_path: Path):
+    args = finetune(data, tmp_path / "out", "--fsdp", "full_shard", "--fsdp-cpu-offload", "--device", "cpu")
+    ended = run(*args, check=False)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "there is no GPU" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_comm_hook_that_a_device_can_not_do_is_refused():
+    with pytest.raises(UserError, match="needs GPUs"):
+        check_strategy(StrategyConfig(ddp_comm_hook="bf16"), torch.device("cpu"))
+
+
+def test_one_process_says_what_has_no_effect(alone: Path, data: Path, tmp_path: Path):
+    flags = ("--zero-optimizer", "--ddp-comm-hook", "fp16")
+    output = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags)).stdout
+    assert "one process, which leaves --zero-optimizer and --ddp-comm-hook fp16 without effect" in output
+    assert_same_weights(tmp_path / "out", alone, tolerance=0)
