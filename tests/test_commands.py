@@ -56,7 +56,7 @@ def test_predict_prints_a_table(model: Path):
         (("forecast",), "invalid choice: 'forecast'"),
         ((), "required: COMMAND"),
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
-        (("convert", "--output", "o"), "ne of the arguments --from-occcanine --to-occcanine is required"),
+        (("convert", "--output", "o"), "ne of the arguments --from-occcanine --to-occcanine --from-shards is required"),
         (("evaluate", "--model", "nowhere", "--data", "a.csv"), "no model folder nowhere"),
         (("review", "--predictions", "nowhere.csv", "--output", "o.csv"), "no file nowhere.csv"),
     ],
