@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -59,11 +60,13 @@ class Sharded:
         reduce_dtype = _DTYPES[self._config.fsdp_reduce_dtype]
         param_dtype = None if model.dtype == torch.float32 else model.dtype
         policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-        for layer in (layer for layers in model.layers() for layer in layers):
-            if sum(p.numel() for p in layer.parameters()) >= (self._config.fsdp_min_num_params or 1):
-                fully_shard(layer, mp_policy=policy, **options)
-        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-        fully_shard(model, mp_policy=policy, **options)
+        in_fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+        for layers, function in zip(model.layers(), self._functions, strict=True):
+            for layer in layers:
+                if sum(p.numel() for p in layer.parameters()) >= (self._config.fsdp_min_num_params or 1):
+                    # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
+                    fully_shard(layer, mp_policy=policy if function is not None else in_fp32, **options)
+        fully_shard(model, mp_policy=in_fp32, **options)
         self._shares = dict(model.named_parameters())  # type: ignore[arg-type]
         # logits are a view, as of each linear layer; nothing changes them in place
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
@@ -99,7 +102,8 @@ class Sharded:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        with _replaced(model, {name: self._gathered(share) for name, share in self._shares.items()}):
+        whole = {name: self._gathered(share) for name, share in self._shares.items()}
+        with _replaced(model, whole), _unhooked([layer for layers in model.layers() for layer in layers]):
             model.layer_functions = self._functions
             try:
                 yield
@@ -222,6 +226,19 @@ def _replaced(model: MixerModel, tensors: Mapping[str, Tensor]) -> Iterator[None
     finally:
         for name, parameter in before.items():
             _set(model, name, parameter)
+
+
+@contextmanager
+def _unhooked(modules: list[nn.Module]) -> Iterator[None]:
+    """Have modules called without FSDP's hooks, where encoders call their layers themselves."""
+    before = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
+    for module in modules:
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        for module, (of_before, of_after) in zip(modules, before, strict=True):
+            module._forward_pre_hooks, module._forward_hooks = of_before, of_after
 
 
 def _set(model: MixerModel, name: str, parameter: nn.Parameter) -> None:

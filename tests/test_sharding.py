@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import run, write_table
 from jobs import end_of, faulty, finetune, leftovers, ranks, two_ranks
+from pretrained import save_pretrained
 from safetensors.torch import load_file
 from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset, losses
@@ -123,6 +124,29 @@ def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
     assert all(" 0\n" in one.stdout.split("graphs")[1] for one in ended)
     for column in ("train_loss", "val_loss"):
         assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("xlm-r", "bf16"), pytest.param("byt5", "fp32", marks=pytest.mark.thorough)]
+)
+def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: str, precision: str):
+    args = (
+        "--encoder",
+        save_pretrained(kind, tmp_path / kind),
+        "--max-len",
+        64,
+        "--max-steps",
+        4,
+        "--eval-interval",
+        2,
+    )
+    run(*finetune(table, tmp_path / "one", *args, "--batch-size", 8, "--precision", precision))
+    flags = ("--precision", precision, "--gradient-checkpointing", *SHARDED)
+    two_ranks(finetune(table, tmp_path / "two", *args, "--batch-size", 4, *flags))
+    for column in ("train_loss", "val_loss"):
+        tolerance = 1e-5 if precision == "fp32" else 1e-3
+        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=tolerance)
+    run("-m", "histocoder", "predict", "--model", tmp_path / "two", "farmer")
 
 
 def test_frozen_encoders_are_shared_out_too(data: Path, tmp_path: Path):
