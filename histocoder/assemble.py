@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import yaml
 from histocoder import distributed
 from histocoder.banner import RunFacts, banner
 from histocoder.batch_size import find_batch_size
+from histocoder.building import choose_tokenizer, seeded_model
 from histocoder.checkpoint import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -26,51 +26,33 @@ from histocoder.checkpoint import (
     checkpoint_bytes,
     clear_run,
     drop_checkpoints_after,
-    initial_weights,
-    is_own_model,
-    read_model_config,
-    read_tokenizer,
 )
-from histocoder.config import LoaderConfig, ModelConfig, StrategyConfig, TrainConfig
+from histocoder.config import LoaderConfig
 from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
-from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
-from histocoder.data.table import fingerprint
 from histocoder.deterministic import compute_deterministically
 from histocoder.devices import device_name
 from histocoder.engine import check_batch_size, fit
 from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
-from histocoder.formatters import MISSING, Formatter
+from histocoder.formatters import MISSING
 from histocoder.launch import node_name
 from histocoder.model import (
-    CHARACTERS,
-    PRESETS,
     MixerModel,
-    Tokenizer,
-    check_positions,
-    check_vocabulary,
-    load_encoder,
-    load_tokenizer,
 )
 from histocoder.nodes import refuse_differences
 from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.precision import computing_dtype, precision_name
+from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
-from histocoder.strategies import check_strategy
+from histocoder.settings import check_arguments, settings_of, train_config_of
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
 
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
-
-
-def say(text: str) -> None:
-    """Print a line, on rank 0."""
-    if distributed.is_primary():
-        print(text, flush=True)
 
 
 def start(args: argparse.Namespace) -> torch.device:
@@ -117,20 +99,20 @@ def train(
     train_config = train_config_of(args)
     anew = args.overwrite and args.resume == "auto"
     checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
-    tokenizer = _tokenizer(args, checkpoint)
+    tokenizer = choose_tokenizer(args, checkpoint)
     train_arrays, val_arrays = open_data(args, [train_files, val_files], folder, tokenizer)
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
-    build = partial(_seeded_model, args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
+    build = partial(seeded_model, args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
     if args.auto_batch_size:
         args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
         args.auto_batch_size = False  # in args.yaml stands what was found
         train_config = train_config_of(args)
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config, len(train_arrays))
-    settings = _settings(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
+    settings = settings_of(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
     shared = {f"--{name.replace('_', '-')}": value for name, value in asdict(train_config).items()}
     refuse_differences(settings | shared)
     if checkpoint is not None:
@@ -207,27 +189,6 @@ def _fitting_batch_size(
     return size
 
 
-def _seeded_model(
-    args: argparse.Namespace,
-    files: ExampleFiles,
-    checkpoint: Checkpoint | None,
-    *,
-    tokenizer: Tokenizer,
-    key: Key,
-    languages: tuple[str, ...],
-) -> MixerModel:
-    """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
-    torch.manual_seed(args.seed)
-    if checkpoint is not None:
-        model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
-    else:
-        model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
-    if args.freeze_encoder:
-        model.freeze_encoder()
-    torch.manual_seed(args.seed + 1 + distributed.rank())
-    return model
-
-
 def report(
     folder: Path,
     train_files: ExampleFiles,
@@ -250,192 +211,6 @@ def report(
     for line in summary(found.metrics)[:2]:
         say(line)
     say(f"The report is {path}.")
-
-
-def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
-    """Raise a UserError where training can't be as the arguments say, before any work is done."""
-    strategy = train_config_of(args).strategy
-    check_strategy(strategy, device)
-    if distributed.world_size() == 1 and (flags := strategy.flags()):
-        say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
-
-
-def train_config_of(args: argparse.Namespace) -> TrainConfig:
-    """The training configuration that the arguments describe; raises UserError where it makes no sense."""
-    if args.tokens_per_batch is not None and args.tokens_per_batch < args.max_len:
-        raise UserError(
-            f"--tokens-per-batch is {args.tokens_per_batch}; a single row takes up to {args.max_len} positions "
-            "(--max-len)."
-        )
-    if args.auto_batch_size and args.tokens_per_batch is not None:
-        raise UserError("--auto-batch-size finds a number of rows, which --tokens-per-batch replaces; choose one.")
-    if args.scale_lr and args.tokens_per_batch is not None:
-        raise UserError("--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.")
-    if args.base_batch_size < 1:
-        raise UserError(f"--base-batch-size is {args.base_batch_size}; it must be 1 or more.")
-    scale = _rows_of_a_step(args) / args.base_batch_size if args.scale_lr else 1
-    return TrainConfig(
-        batch_size=args.batch_size,
-        num_epochs=args.num_epochs,
-        learning_rate=args.learning_rate * scale,
-        seq2seq_weight=args.seq2seq_weight,
-        weight_decay=args.weight_decay,
-        warmup_pct=args.warmup_pct,
-        max_grad_norm=args.max_grad_norm,
-        precision=args.precision,
-        use_amp=args.use_amp,
-        compile=args.compile,
-        max_skipped_steps=args.max_skipped_steps,
-        max_steps=args.max_steps,
-        tokens_per_batch=args.tokens_per_batch,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
-        gradient_checkpointing=args.gradient_checkpointing,
-        strategy=StrategyConfig(**{f.name: getattr(args, f.name) for f in fields(StrategyConfig)}),
-        seed=args.seed,
-        log_interval=args.log_interval,
-        eval_interval=args.eval_interval,
-        save_interval=args.save_interval,
-        save_each_epoch=args.save_each_epoch,
-        keep_checkpoints=args.keep_checkpoints,
-        save_format=args.save_format,
-        profile_steps=args.profile,
-    )
-
-
-def _rows_of_a_step(args: argparse.Namespace) -> int:
-    """The effective batch: of all processes together, and over all batches that accumulate."""
-    return args.batch_size * args.gradient_accumulation_steps * distributed.world_size()
-
-
-def _tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) -> Tokenizer:
-    """That of the model to go on with or to begin with, else that of `--encoder`."""
-    if checkpoint is not None:
-        found = checkpoint.tokenizer
-    elif args.initial_checkpoint is not None:
-        path = Path(args.initial_checkpoint)
-        found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
-    else:  # on rank 0 first, so that one process alone downloads
-        found = distributed.run_on_primary(lambda: load_tokenizer(args.encoder), doing="loading") or load_tokenizer(
-            args.encoder
-        )
-    if args.save_format == "occcanine" and not found.reads_characters:
-        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
-    return found
-
-
-def build_model(
-    args: argparse.Namespace, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
-) -> MixerModel:
-    """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
-    config = ModelConfig(
-        encoder={},
-        formatter=files.formatter.to_config(),
-        vocab_size=files.formatter.vocab_size
-        + 1,  # one to spare, as in published models, so that weights can be exchanged
-        codes=key.codes,
-        target_cols=files.target_cols,
-        descriptions=key.descriptions,
-        languages=languages,
-        decoder_dim_feedforward=args.decoder_dim_feedforward,
-        dropout=args.dropout,
-        max_len=args.max_len,
-        text_normalization=args.text_normalization,
-    )
-    if args.initial_checkpoint is None:
-        if args.only_encoder:
-            raise UserError("--only-encoder says what to take of --initial-checkpoint; give that as well.")
-        # on rank 0 first, so that one process alone downloads
-        encoder = distributed.run_on_primary(lambda: load_encoder(args.encoder, max_len=args.max_len), doing="loading")
-        encoder = encoder or load_encoder(args.encoder, max_len=args.max_len)
-        check_vocabulary(encoder, tokenizer, name=args.encoder)
-        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
-    return _from_initial_checkpoint(args, config, tokenizer)
-
-
-def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
-    path = Path(args.initial_checkpoint)
-    weights, codes = initial_weights(path)
-    if is_own_model(path):
-        encoder_config = read_model_config(path).encoder
-    elif args.encoder in PRESETS or Path(args.encoder).exists():
-        encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()
-    else:
-        encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
-    if not args.only_encoder:
-        if codes is not None and codes != config.codes:
-            raise UserError(_describe_other_codes(path, codes, config.codes))
-        head = weights.get("decoder.head.weight")
-        others = read_model_config(path).formatter if is_own_model(path) else config.formatter
-        if head is None or len(head) < config.vocab_size - 1 or others != config.formatter:
-            raise UserError(
-                f"--initial-checkpoint: the decoder of {path} writes codes of another form ({others['name']}, "
-                f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
-            )
-        config = replace(config, vocab_size=len(head))
-    model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
-    check_positions(model.encoder, args.max_len, name=str(path))
-    try:
-        if args.only_encoder:
-            prefix = "encoder."
-            model.encoder.load_state_dict({k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)})
-        else:
-            model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[1:2] or [str(error)]
-        raise UserError(
-            f"--initial-checkpoint: the weights in {path} do not fit this model ({reason[0].strip()}). "
-            "Check --encoder, or take the encoder alone with --only-encoder."
-        ) from error
-    return model
-
-
-def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> str:
-    missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
-    parts = [
-        f"{len(codes):,} {what} ({', '.join(codes[:3])}{', …' if len(codes) > 3 else ''})"
-        for codes, what in ((missing, "are only in these data"), (extra, "only in the checkpoint"))
-        if codes
-    ]
-    return (
-        f"--initial-checkpoint: the codes of {path} are others than these data's: "
-        f"{'; '.join(parts) or 'the same ones in another order'}. Name its key with --key, or "
-        "take the encoder alone with --only-encoder."
-    )
-
-
-def _settings(
-    args: argparse.Namespace,
-    config: TrainConfig,
-    train_arrays: ExampleArrays,
-    val_arrays: ExampleArrays,
-    formatter: Formatter,
-    key: Key,
-) -> dict[str, Any]:
-    """What a resumed run must agree on: all that decides batches, sizes, and the state of the optimizer."""
-    num_tokens, num_parts = args.tokens_per_batch, args.gradient_accumulation_steps * distributed.world_size()
-    return {
-        "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
-        "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
-        "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
-        "formatter": ", ".join(f"{name} {value}" for name, value in formatter.to_config().items()),
-        "--encoder": args.encoder,
-        "--freeze-encoder": args.freeze_encoder,
-        "--max-len": args.max_len,
-        "--text-normalization": args.text_normalization,
-        "--seed": args.seed,
-        "--learning-rate": config.learning_rate,
-        "--weight-decay": args.weight_decay,
-        "--seq2seq-weight": args.seq2seq_weight,
-        "--precision": args.precision,
-        "--dropout": args.dropout,
-        "--decoder-dim-feedforward": args.decoder_dim_feedforward,
-        "--augmentation-prob": args.augmentation_prob,
-        "--num-transformations": args.num_transformations,
-        "--unk-lang-prob": args.unk_lang_prob,
-        "--fn-word-freq": args.fn_word_freq and str(fingerprint(args.fn_word_freq)["sha256"])[:8],
-        BATCH_SETTINGS["--batch-size"]: _rows_of_a_step(args) if num_tokens is None else None,
-        BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * num_parts,
-    }
 
 
 def _tracker(args: argparse.Namespace, folder: Path, start_step: int, system: str) -> Tracker:

@@ -7,6 +7,8 @@ import time
 
 from tqdm import tqdm
 
+from histocoder import distributed
+
 ESTIMATE_AFTER = 20
 """Steps, after which is said how long all will take."""
 _FIRST_STEPS = 5
@@ -80,3 +82,9 @@ def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def say(text: str) -> None:
+    """Print a line, on rank 0."""
+    if distributed.is_primary():
+        print(text, flush=True)

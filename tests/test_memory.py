@@ -147,7 +147,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_all_ranks_take_what_fits_on_each(table: Path, tmp_path: Path):
     ended = two_ranks(["-c", UNEQUAL, *finetune(table, tmp_path / "out", "--max-steps", 2, "--auto-batch-size")])
-    assert "Batches of 4 rows fit" in ended[0].stdout and "4 × 1 × 2 = 8 rows a step" in ended[0].stdout
+    assert "Batches of 4 rows fit" in ended[0].stdout and "4 × 2 processes = 8 rows a step" in ended[0].stdout
 
 
 def test_rows_are_not_sought_where_positions_are_given(table: Path, tmp_path: Path):

@@ -1,0 +1,150 @@
+"""A model to train, from arguments: with new weights, or those of an encoder, a checkpoint or another model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from histocoder import distributed
+from histocoder.checkpoint import (
+    Checkpoint,
+    initial_weights,
+    is_own_model,
+    read_model_config,
+    read_tokenizer,
+)
+from histocoder.config import ModelConfig
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import Key
+from histocoder.errors import UserError
+from histocoder.model import (
+    CHARACTERS,
+    PRESETS,
+    MixerModel,
+    Tokenizer,
+    check_positions,
+    check_vocabulary,
+    load_encoder,
+    load_tokenizer,
+)
+
+
+def seeded_model(
+    args: argparse.Namespace,
+    files: ExampleFiles,
+    checkpoint: Checkpoint | None,
+    *,
+    tokenizer: Tokenizer,
+    key: Key,
+    languages: tuple[str, ...],
+) -> MixerModel:
+    """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
+    torch.manual_seed(args.seed)
+    if checkpoint is not None:
+        model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
+    else:
+        model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
+    if args.freeze_encoder:
+        model.freeze_encoder()
+    torch.manual_seed(args.seed + 1 + distributed.rank())
+    return model
+
+
+def choose_tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) -> Tokenizer:
+    """That of the model to go on with or to begin with, else that of `--encoder`."""
+    if checkpoint is not None:
+        found = checkpoint.tokenizer
+    elif args.initial_checkpoint is not None:
+        path = Path(args.initial_checkpoint)
+        found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
+    else:  # on rank 0 first, so that one process alone downloads
+        found = distributed.run_on_primary(lambda: load_tokenizer(args.encoder), doing="loading") or load_tokenizer(
+            args.encoder
+        )
+    if args.save_format == "occcanine" and not found.reads_characters:
+        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
+    return found
+
+
+def build_model(
+    args: argparse.Namespace, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
+) -> MixerModel:
+    """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
+    config = ModelConfig(
+        encoder={},
+        formatter=files.formatter.to_config(),
+        vocab_size=files.formatter.vocab_size
+        + 1,  # one to spare, as in published models, so that weights can be exchanged
+        codes=key.codes,
+        target_cols=files.target_cols,
+        descriptions=key.descriptions,
+        languages=languages,
+        decoder_dim_feedforward=args.decoder_dim_feedforward,
+        dropout=args.dropout,
+        max_len=args.max_len,
+        text_normalization=args.text_normalization,
+    )
+    if args.initial_checkpoint is None:
+        if args.only_encoder:
+            raise UserError("--only-encoder says what to take of --initial-checkpoint; give that as well.")
+        # on rank 0 first, so that one process alone downloads
+        encoder = distributed.run_on_primary(lambda: load_encoder(args.encoder, max_len=args.max_len), doing="loading")
+        encoder = encoder or load_encoder(args.encoder, max_len=args.max_len)
+        check_vocabulary(encoder, tokenizer, name=args.encoder)
+        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
+    return _from_initial_checkpoint(args, config, tokenizer)
+
+
+def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
+    path = Path(args.initial_checkpoint)
+    weights, codes = initial_weights(path)
+    if is_own_model(path):
+        encoder_config = read_model_config(path).encoder
+    elif args.encoder in PRESETS or Path(args.encoder).exists():
+        encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()
+    else:
+        encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
+    if not args.only_encoder:
+        if codes is not None and codes != config.codes:
+            raise UserError(_describe_other_codes(path, codes, config.codes))
+        head = weights.get("decoder.head.weight")
+        others = read_model_config(path).formatter if is_own_model(path) else config.formatter
+        if head is None or len(head) < config.vocab_size - 1 or others != config.formatter:
+            raise UserError(
+                f"--initial-checkpoint: the decoder of {path} writes codes of another form ({others['name']}, "
+                f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
+            )
+        config = replace(config, vocab_size=len(head))
+    model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
+    check_positions(model.encoder, args.max_len, name=str(path))
+    try:
+        if args.only_encoder:
+            prefix = "encoder."
+            model.encoder.load_state_dict({k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)})
+        else:
+            model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[1:2] or [str(error)]
+        raise UserError(
+            f"--initial-checkpoint: the weights in {path} do not fit this model ({reason[0].strip()}). "
+            "Check --encoder, or take the encoder alone with --only-encoder."
+        ) from error
+    return model
+
+
+def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> str:
+    missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    parts = [
+        f"{len(codes):,} {what} ({', '.join(codes[:3])}{', …' if len(codes) > 3 else ''})"
+        for codes, what in ((missing, "are only in these data"), (extra, "only in the checkpoint"))
+        if codes
+    ]
+    return (
+        f"--initial-checkpoint: the codes of {path} are others than these data's: "
+        f"{'; '.join(parts) or 'the same ones in another order'}. Name its key with --key, or "
+        "take the encoder alone with --only-encoder."
+    )

@@ -1,0 +1,111 @@
+"""What the arguments of a run mean for training, and which of them a resumed run must agree on."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from histocoder import distributed
+from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.data.cache import ExampleArrays
+from histocoder.data.key import Key
+from histocoder.data.table import fingerprint
+from histocoder.errors import UserError
+from histocoder.formatters import Formatter
+from histocoder.progress import say
+from histocoder.resume import BATCH_SETTINGS
+from histocoder.strategies import check_strategy
+
+
+def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
+    """Raise a UserError where training can't be as the arguments say, before any work is done."""
+    strategy = train_config_of(args).strategy
+    check_strategy(strategy, device)
+    if distributed.world_size() == 1 and (flags := strategy.flags()):
+        say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
+
+
+def train_config_of(args: argparse.Namespace) -> TrainConfig:
+    """The training configuration that the arguments describe; raises UserError where it makes no sense."""
+    if args.tokens_per_batch is not None and args.tokens_per_batch < args.max_len:
+        raise UserError(
+            f"--tokens-per-batch is {args.tokens_per_batch}; a single row takes up to {args.max_len} positions "
+            "(--max-len)."
+        )
+    if args.auto_batch_size and args.tokens_per_batch is not None:
+        raise UserError("--auto-batch-size finds a number of rows, which --tokens-per-batch replaces; choose one.")
+    if args.scale_lr and args.tokens_per_batch is not None:
+        raise UserError("--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.")
+    if args.base_batch_size < 1:
+        raise UserError(f"--base-batch-size is {args.base_batch_size}; it must be 1 or more.")
+    scale = rows_of_a_step(args) / args.base_batch_size if args.scale_lr else 1
+    return TrainConfig(
+        batch_size=args.batch_size,
+        num_epochs=args.num_epochs,
+        learning_rate=args.learning_rate * scale,
+        seq2seq_weight=args.seq2seq_weight,
+        weight_decay=args.weight_decay,
+        warmup_pct=args.warmup_pct,
+        max_grad_norm=args.max_grad_norm,
+        precision=args.precision,
+        use_amp=args.use_amp,
+        compile=args.compile,
+        max_skipped_steps=args.max_skipped_steps,
+        max_steps=args.max_steps,
+        tokens_per_batch=args.tokens_per_batch,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        gradient_checkpointing=args.gradient_checkpointing,
+        strategy=StrategyConfig(**{f.name: getattr(args, f.name) for f in fields(StrategyConfig)}),
+        seed=args.seed,
+        log_interval=args.log_interval,
+        eval_interval=args.eval_interval,
+        save_interval=args.save_interval,
+        save_each_epoch=args.save_each_epoch,
+        keep_checkpoints=args.keep_checkpoints,
+        save_format=args.save_format,
+        profile_steps=args.profile,
+    )
+
+
+def rows_of_a_step(args: argparse.Namespace) -> int:
+    """The effective batch: of all processes together, and over all batches that accumulate."""
+    return args.batch_size * args.gradient_accumulation_steps * distributed.world_size()
+
+
+def settings_of(
+    args: argparse.Namespace,
+    config: TrainConfig,
+    train_arrays: ExampleArrays,
+    val_arrays: ExampleArrays,
+    formatter: Formatter,
+    key: Key,
+) -> dict[str, Any]:
+    """What a resumed run must agree on: all that decides batches, sizes, and the state of the optimizer."""
+    num_tokens, num_parts = args.tokens_per_batch, args.gradient_accumulation_steps * distributed.world_size()
+    return {
+        "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
+        "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
+        "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
+        "formatter": ", ".join(f"{name} {value}" for name, value in formatter.to_config().items()),
+        "--encoder": args.encoder,
+        "--freeze-encoder": args.freeze_encoder,
+        "--max-len": args.max_len,
+        "--text-normalization": args.text_normalization,
+        "--seed": args.seed,
+        "--learning-rate": config.learning_rate,
+        "--weight-decay": args.weight_decay,
+        "--seq2seq-weight": args.seq2seq_weight,
+        "--precision": args.precision,
+        "--dropout": args.dropout,
+        "--decoder-dim-feedforward": args.decoder_dim_feedforward,
+        "--augmentation-prob": args.augmentation_prob,
+        "--num-transformations": args.num_transformations,
+        "--unk-lang-prob": args.unk_lang_prob,
+        "--fn-word-freq": args.fn_word_freq and str(fingerprint(args.fn_word_freq)["sha256"])[:8],
+        BATCH_SETTINGS["--batch-size"]: rows_of_a_step(args) if num_tokens is None else None,
+        BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * num_parts,
+    }
