@@ -106,6 +106,7 @@ def train(
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
     build = partial(seeded_model, args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
+    refuse_differences({"--auto-batch-size": args.auto_batch_size})  # which processes look for together
     if args.auto_batch_size:
         args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
         args.auto_batch_size = False  # in args.yaml stands what was found

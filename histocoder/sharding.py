@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from histocoder import distributed
 from histocoder.checkpoint import SHARDS_FOLDER
 from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.errors import UserError
 from histocoder.model import MixerModel
 from histocoder.optimizer import AdamW
 from histocoder.shards import write_shards
@@ -138,7 +140,12 @@ class Sharded:
             i: {name: _like(share, value) if value.dim() else value for name, value in optimizer.state[own].items()}
             for i, (own, share) in enumerate(optimizer.pairs)
         }
-        write_shards(into / SHARDS_FOLDER, self._shared_weights(), moments)
+        try:
+            write_shards(into / SHARDS_FOLDER, self._shared_weights(), moments)
+        except UserError:
+            if distributed.is_primary():
+                shutil.rmtree(into, ignore_errors=True)
+            raise
         return {}, {**optimizer.state_dict(), "state": {}}
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:

@@ -55,8 +55,19 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
         reason = "; ".join(sorted({str(failure) for failure, _ in reasons}))
         raise UserError(
             f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are untouched: make room, "
-            "or mend the folder, and start it again. With --fsdp-state-dict sharded all processes must see it."
+            "or mend the folder, and start it again."
         ) from error
+    distributed.run_on_primary(lambda: _check_whole(folder), doing="looking for all parts of a checkpoint")
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise a UserError where rank 0 does not see what others have written."""
+    parts = {entry.relative_path for entry in _Reader(folder).read_metadata().storage_data.values()}
+    if missing := sorted(part for part in parts if not (folder / part).is_file()):
+        raise UserError(
+            f"--fsdp-state-dict sharded needs a folder that all processes see; the first one does not find "
+            f"{', '.join(missing)} in {folder.parent}. Take --fsdp-state-dict full."
+        )
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:

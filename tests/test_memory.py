@@ -127,7 +127,7 @@ def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Pat
     checkpoint = list_checkpoints(tmp_path / "auto")[-1]
     checkpoint.rename(tmp_path / "last")
     again = run(*finetune(table, tmp_path / "auto", *args, "--auto-batch-size")).stdout
-    assert "fit:" not in again and "Going on from step 3" in again and "32 × 1 × 1" in again
+    assert "fit:" not in again and "Going on from step 3" in again and "32 × 1 process" in again
     assert_same_weights(tmp_path / "auto", tmp_path / "set", tolerance=0)
 
 

@@ -266,8 +266,28 @@ def test_a_save_that_fails_leaves_the_checkpoints_before_it(data: Path, tmp_path
     assert [one.returncode for one in ended] == [2, 2]
     assert ended[0].stderr.count("Could not save the checkpoint") == 1 and "No space left" in ended[0].stderr
     assert "Could not" not in ended[1].stderr
-    assert len(list_checkpoints(out)) == 1
+    assert len(list_checkpoints(out)) == 1 and not leftovers(out)
     assert "Going on from step" in two_ranks(args)[0].stdout and not leftovers(out)
+
+
+ELSEWHERE = """
+import os, runpy, sys
+import torch.distributed.checkpoint as dcp
+if os.environ["RANK"] == "1":
+    write = dcp.FileSystemWriter
+    dcp.FileSystemWriter = lambda path: write(os.path.join(os.environ["ELSEWHERE"], "shards"))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_folder_that_not_all_processes_see_is_refused_for_shares(data: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("ELSEWHERE", str(tmp_path))
+    out = tmp_path / "out"
+    ended = two_ranks(["-c", ELSEWHERE, *finetune(data, out, *STEPS, "--batch-size", 6, *SHARDED)], check=False)
+    assert [one.returncode for one in ended] == [2, 2]
+    assert ended[0].stderr.count("needs a folder that all processes see; the first one does not find __1_0.distcp") == 1
+    assert not list_checkpoints(out) and not leftovers(out)
 
 
 @pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), ("--zero-optimizer",)])
