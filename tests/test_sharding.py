@@ -26,6 +26,7 @@ from histocoder.shards import read_shards
 from histocoder.strategies import check_strategy
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
+STEPS += ("--share-val", 0.08)  # five rows, so that ranks may have different numbers of batches to validate on
 SHARDED = ("--fsdp", "full_shard", "--fsdp-state-dict", "sharded")
 
 
@@ -130,19 +131,10 @@ def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
     ("kind", "precision"), [("xlm-r", "bf16"), pytest.param("byt5", "fp32", marks=pytest.mark.thorough)]
 )
 def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: str, precision: str):
-    args = (
-        "--encoder",
-        save_pretrained(kind, tmp_path / kind),
-        "--max-len",
-        64,
-        "--max-steps",
-        4,
-        "--eval-interval",
-        2,
-    )
-    run(*finetune(table, tmp_path / "one", *args, "--batch-size", 8, "--precision", precision))
-    flags = ("--precision", precision, "--gradient-checkpointing", *SHARDED)
-    two_ranks(finetune(table, tmp_path / "two", *args, "--batch-size", 4, *flags))
+    encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
+    args = (*encoder, "--max-len", 64, "--max-steps", 4, "--eval-interval", 2, "--share-val", 0.08)
+    run(*finetune(table, tmp_path / "one", *args, "--batch-size", 4))
+    two_ranks(finetune(table, tmp_path / "two", *args, "--batch-size", 2, "--gradient-checkpointing", *SHARDED))
     for column in ("train_loss", "val_loss"):
         tolerance = 1e-5 if precision == "fp32" else 1e-3
         assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=tolerance)
@@ -371,3 +363,15 @@ def test_one_process_says_what_has_no_effect(alone: Path, data: Path, tmp_path: 
     output = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags)).stdout
     assert "one process, which leaves --zero-optimizer and --ddp-comm-hook fp16 without effect" in output
     assert_same_weights(tmp_path / "out", alone, tolerance=0)
+
+
+@pytest.mark.thorough
+def test_a_run_killed_while_it_writes_shares_goes_on(alone: Path, data: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    args = finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED)
+    with ranks(args, faulty(args, "kill:torch.distributed.checkpoint.filesystem._write_item:600")) as started:
+        ended = [end_of(process) for process in started]
+    assert ended[0].returncode > 0 and ended[1].returncode == -9
+    assert [path.name for path in list_checkpoints(out)] == ["step-0000004"] and leftovers(out)
+    assert "Going on from step 4" in two_ranks(args)[0].stdout and not leftovers(out)
+    assert_same_weights(out, alone, tolerance=1e-4)
