@@ -8,7 +8,7 @@ from torch import Tensor
 
 from histocoder.formatters.tokens import BOS
 
-_BIN_SIZE = 48
+_BIN_SIZE = 64
 """Of less, more is taken up by ancestors that several bins need; of more, attention within bins costs more."""
 
 
