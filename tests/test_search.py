@@ -86,6 +86,12 @@ def test_what_rows_share_is_computed_once_for_all_batches():
     assert counts[0] < 1.15 * sum(len(level) for level in trie.children)  # nodes that stand in several bins
 
 
+@pytest.mark.parametrize("bin_size", [61, 64])
+def test_bins_are_of_a_size_that_vectors_hold(bin_size: int):
+    layout = TreeLayout(CodeTrie([f"{i:05}" for i in range(0, 100_000, 61)], HISCO).blocks, bin_size)
+    assert layout.tokens.shape[1] == 64
+
+
 @given(st.sets(st.integers(0, 99_999), min_size=1), st.integers(1, 40))
 def test_each_node_of_a_layout_sees_its_ancestors_and_nothing_else(numbers: set[int], bin_size: int):
     trie = CodeTrie([f"{i:05}" for i in sorted(numbers)], HISCO)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS
 
-_BIN_SIZE = 48
+_VECTOR = 32
+"""Numbers in bf16 that a CPU takes at once: attention to other numbers of nodes than multiples costs up to twice."""
+_BIN_SIZE = 2 * _VECTOR
 """Of less, more is taken up by ancestors that several bins need; of more, attention within bins costs more."""
 
 
@@ -47,6 +51,8 @@ class TreeLayout:
         device = blocks.device
         bins, places = _pack(blocks.cpu().numpy(), max(bin_size, 4 * blocks.shape[1]))
         size = max(len(nodes) for nodes in bins)
+        if len(bins) > 1:
+            size = _VECTOR * math.ceil(size / _VECTOR)
         tokens, depths = np.full((2, len(bins), size), BOS)  # a bin's rest repeats the root, unseen by others
         depths[:] = 0
         visible = np.tile(np.eye(size, dtype=bool), (len(bins), 1, 1))

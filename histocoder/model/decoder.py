@@ -28,19 +28,21 @@ class Attention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor) -> Tensor:
+        """Share `x` (B, L, dim) among the heads."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
 
-    def queries(self, x: Tensor) -> Tensor:
-        """Queries of `x` (B, L, dim), of shape (B, heads, L, dim / heads)."""
-        weight, bias = self._projections(x.dtype)[0]
-        return self._heads(affine(x, weight, bias))
+    @property
+    def query_projection(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias."""
+        dim = self.out_proj.in_features
+        return self.in_proj_weight[:dim], self.in_proj_bias[:dim]
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
         weight, bias = self._projections(x.dtype)[1]
         keys, values = affine(x, weight, bias).chunk(2, dim=-1)
-        return self._heads(keys), self._heads(values)
+        return self.heads(keys), self.heads(values)
 
     def _projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Weight and bias of queries, and of keys and values."""
@@ -61,7 +63,7 @@ class Attention(nn.Module):
             of_queries, of_sources = self._projections(x.dtype)
             queries = affine(x, *of_queries)
             keys, values = affine(source, *of_sources).chunk(2, dim=-1)
-        mixed = attention(self._heads(queries), self._heads(keys), self._heads(values), mask)
+        mixed = attention(self.heads(queries), self.heads(keys), self.heads(values), mask)
         return linear(mixed, self.out_proj)
 
 

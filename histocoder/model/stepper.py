@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
+from histocoder.model.packed import PackedLayer
 
 
 class Stepper:
@@ -116,6 +116,7 @@ class _Layer:
 
     def __init__(self, layer: DecoderLayer, memory: Tensor, room: int) -> None:
         self._layer = layer
+        self._products = PackedLayer(layer)
         self._keys, self._values = layer.multihead_attn.keys_values(memory)  # (B, heads, S, dim / heads)
         heads, head_dim = layer.self_attn.num_heads, memory.shape[2] // layer.self_attn.num_heads
         self._own = memory.new_empty(len(memory), room, 2, heads, head_dim)  # keys and values, with room behind them
@@ -132,16 +133,15 @@ class _Layer:
             What the new nodes attend to; everything by default.
         memory_mask : Tensor of bool, of shape (B, 1, 1, S), or None
         """
-        layer, attention = self._layer, self._layer.self_attn
-        projected = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
-        projected = nodes.spread(projected.view(len(x), 3, attention.num_heads, -1))
+        layer, products, attention = self._layer, self._products, self._layer.self_attn
+        projected = nodes.spread(products.own(x).view(len(x), 3, attention.num_heads, -1))
         keys, values = self._append(projected[:, :, 1:])
         mixed = attention.mix(projected[:, :, 0].transpose(1, 2), keys, values, attn_mask=visible)
-        x = layer.norm1(x + attention.out_proj(nodes.collect(mixed)))
-        queries = nodes.spread(layer.multihead_attn.queries(x[:, None])[:, :, 0]).transpose(1, 2)
+        x = layer.norm1(products.own_out.add_to(x, nodes.collect(mixed)))
+        queries = nodes.spread(products.queries(x).view(len(x), attention.num_heads, -1)).transpose(1, 2)
         mixed = layer.multihead_attn.mix(queries, self._keys, self._values, attn_mask=memory_mask)
-        x = layer.norm2(x + layer.multihead_attn.out_proj(nodes.collect(mixed)))
-        return layer.norm3(x + layer.linear2(layer.linear1(x).relu_()))
+        x = layer.norm2(products.out.add_to(x, nodes.collect(mixed)))
+        return layer.norm3(products.outer.add_to(x, products.inner.relu(x)))
 
     def keep(self, rows: Tensor) -> None:
         """See `Stepper.keep`."""

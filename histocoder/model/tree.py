@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, seen_memory
+from histocoder.model.packed import PackedLayer
 
 
 class TreeDecoder:
@@ -29,13 +29,14 @@ class TreeDecoder:
 
     def __init__(self, decoder: Decoder, tokens: Tensor, positions: Tensor, visible: Tensor) -> None:
         self._layers: list[DecoderLayer] = list(decoder.decoder.layers)  # type: ignore[arg-type]
+        self._products = [PackedLayer(layer) for layer in self._layers]
         self._head = decoder.head
         self._num_bins = len(tokens)
         x = decoder.token_emb(tokens) + decoder.positional_encoding.pos_embedding[positions, 0]
         hidden = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill_(~visible, -torch.inf)
         self._mask = hidden[:, None]  # (num_bins, 1, bin_size, bin_size)
         x = x.flatten(0, 1)[None]
-        self._shared = self._after_own_nodes(self._layers[0], x)  # (1, N, dim)
+        self._shared = self._after_own_nodes(0, x)  # (1, N, dim)
 
     @property
     def num_nodes(self) -> int:
@@ -58,36 +59,32 @@ class TreeDecoder:
             Logits.
         """
         memory, memory_mask = seen_memory(memory, memory_mask)
-        memories = [_Memory(layer.multihead_attn, memory, memory_mask) for layer in self._layers]
+        memories = [
+            _Memory(layer.multihead_attn, products, memory, memory_mask)
+            for layer, products in zip(self._layers, self._products, strict=True)
+        ]
         step = max(1, nodes_at_once // self.num_nodes)
         starts = range(0, len(memory), step)
         return torch.cat([self._some_rows(memories, slice(start, start + step)) for start in starts])
 
     def _some_rows(self, memories: list[_Memory], rows: slice) -> Tensor:
         x = self._shared.repeat(memories[0].num_rows(rows), 1, 1)
-        for i, (layer, memory) in enumerate(zip(self._layers, memories, strict=True)):
+        for i, (layer, products, memory) in enumerate(zip(self._layers, self._products, memories, strict=True)):
             if i:
-                x = self._after_own_nodes(layer, x)
+                x = self._after_own_nodes(i, x)
             x = layer.norm2(memory.add_to(x, rows))
-            x = layer.norm3(_add_linear(x, layer.linear1(x).relu_(), layer.linear2))
+            x = layer.norm3(products.outer.add_to(x, products.inner.relu(x)))
         return self._head(x)
 
-    def _after_own_nodes(self, layer: DecoderLayer, x: Tensor) -> Tensor:
-        """Self-attention within bins and its norm; `x` (B, N, dim) is overwritten."""
-        attention = layer.self_attn
-        heads, dim = attention.num_heads, x.shape[2]
-        projected = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
-        projected = projected.view(len(x) * self._num_bins, -1, 3, heads, dim // heads)
+    def _after_own_nodes(self, place: int, x: Tensor) -> Tensor:
+        """Self-attention within bins and its norm, of the layer at `place`; `x` (B, N, dim) may be overwritten."""
+        layer, products = self._layers[place], self._products[place]
+        heads, dim = layer.self_attn.num_heads, x.shape[2]
+        projected = products.own(x).view(len(x) * self._num_bins, -1, 3, heads, dim // heads)
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)  # each (B * num_bins, heads, bin_size, dim / heads)
         mask = self._mask.expand(len(x), *self._mask.shape).flatten(0, 1)
-        mixed = attention.mix(queries, keys, values, attn_mask=mask).view_as(x)
-        return layer.norm1(_add_linear(x, mixed, attention.out_proj))
-
-
-def _add_linear(x: Tensor, inner: Tensor, linear: nn.Linear) -> Tensor:
-    """Add `linear(inner)` to `x`, both (B, N, …), in place."""
-    x.add_(linear.bias).flatten(0, 1).addmm_(inner.flatten(0, 1), linear.weight.t())
-    return x
+        mixed = layer.self_attn.mix(queries, keys, values, attn_mask=mask).view_as(x)
+        return layer.norm1(products.own_out.add_to(x, mixed))
 
 
 class _Memory:
@@ -100,12 +97,15 @@ class _Memory:
     Parameters
     ----------
     attention : Attention
+    products : PackedLayer
+        Of its layer.
     memory : Tensor of shape (B, S, dim)
     memory_mask : Tensor of bool, of shape (B, S), or None
     """
 
-    def __init__(self, attention: Attention, memory: Tensor, memory_mask: Tensor | None) -> None:
+    def __init__(self, attention: Attention, products: PackedLayer, memory: Tensor, memory_mask: Tensor | None) -> None:
         self._attention = attention
+        self._products = products
         self._keys, self._values = attention.keys_values(memory)
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
         self._folded = attention.num_heads * memory.shape[1] <= memory.shape[2]
@@ -132,11 +132,11 @@ class _Memory:
         return len(self._keys[rows])
 
     def add_to(self, x: Tensor, rows: slice) -> Tensor:
-        """Add to `x` (B, N, dim), of some rows of memory, its attention to that, in place."""
+        """Add to `x` (B, N, dim), of some rows of memory, its attention to that; `x` may be overwritten."""
         keys, values, mask = self._keys[rows], self._values[rows], None if self._mask is None else self._mask[rows]
         if not self._folded or mask is None:
-            mixed = self._attention.mix(self._attention.queries(x), keys, values, attn_mask=mask)
-            return _add_linear(x, mixed, self._attention.out_proj)
+            queries = self._attention.heads(self._products.queries(x))
+            return self._products.out.add_to(x, self._attention.mix(queries, keys, values, attn_mask=mask))
         scores = torch.bmm(x, keys.transpose(1, 2)).add_(mask)
         weights = scores.unflatten(-1, (self._attention.num_heads, -1)).softmax(-1).flatten(-2)  # (B, N, heads * S)
         return x.baddbmm_(weights, values)

@@ -1,0 +1,91 @@
+"""Linear layers for inference, their weights laid out once as a CPU's matrix units read them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from histocoder.model.decoder import Attention, DecoderLayer
+
+
+class PackedLinear:
+    """A linear layer as its weights are now, with what follows it done in the same pass where that is possible.
+
+    torch lays out a weight anew for each product of a CPU in bf16, and copies the bias to each row of the result first:
+    with few rows that takes as long as the product. The operators that do neither are those that `torch.compile` writes
+    into its graphs; where there are none, and in all other precisions, the layer is computed as it always is.
+
+    Parameters
+    ----------
+    weight : Tensor of shape (out, in)
+    bias : Tensor of shape (out,)
+
+    Examples
+    --------
+    >>> layer = PackedLinear(torch.tensor([[1.0, 0.0], [-1.0, 1.0]]), torch.tensor([0.0, -9.0]))
+    >>> layer(torch.tensor([[2.0, 3.0]])), layer.relu(torch.tensor([[2.0, 3.0]]))
+    (tensor([[ 2., -8.]]), tensor([[2., 0.]]))
+    >>> layer.add_to(torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 3.0]]))
+    tensor([[ 3., -7.]])
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.is_packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _can_pack()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
+        self._bias = bias
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> PackedLinear:
+        """A module's."""
+        return cls(layer.weight, layer.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The layer of `x` (…, in), of shape (…, out)."""
+        return self._packed(x, "none") if self.is_packed else F.linear(x, self._weight, self._bias)
+
+    def relu(self, x: Tensor) -> Tensor:
+        """What of it is positive, 0 in place of the rest."""
+        return self._packed(x, "relu") if self.is_packed else F.linear(x, self._weight, self._bias).relu_()
+
+    def add_to(self, x: Tensor, inner: Tensor) -> Tensor:
+        """Add the layer of `inner` (…, in) to `x` (…, out), which may be overwritten."""
+        if self.is_packed:
+            return torch.ops.mkldnn._linear_pointwise.binary(inner, x, self._weight, self._bias, "add")
+        x.add_(self._bias).view(-1, x.shape[-1]).addmm_(inner.reshape(-1, inner.shape[-1]), self._weight.t())
+        return x
+
+    def _packed(self, x: Tensor, function: str) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, function, [], "")
+
+
+@cache
+def _can_pack() -> bool:
+    """Whether this torch and this CPU multiply packed weights in bf16."""
+    operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+    known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
+    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+class PackedLayer:
+    """The linear layers of a decoder layer.
+
+    Attributes
+    ----------
+    own, own_out : PackedLinear
+        Of self-attention: queries, keys and values together; the output.
+    queries, out : PackedLinear
+        Of attention to memory.
+    inner, outer : PackedLinear
+        Of the feed-forward network.
+    """
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        own: Attention = layer.self_attn
+        self.own = PackedLinear(own.in_proj_weight, own.in_proj_bias)
+        self.own_out = PackedLinear.of(own.out_proj)
+        self.queries = PackedLinear(*layer.multihead_attn.query_projection)
+        self.out = PackedLinear.of(layer.multihead_attn.out_proj)
+        self.inner, self.outer = PackedLinear.of(layer.linear1), PackedLinear.of(layer.linear2)
