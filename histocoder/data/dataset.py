@@ -18,6 +18,8 @@ from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 
 _ROWS_AT_ONCE = 1 << 18
+_ROWS_MULTIPLE = 16
+"""See `Batch.merged`."""
 
 
 @dataclass
@@ -44,19 +46,24 @@ class Batch:
     def merged(self) -> Batch:
         """The same with rows that are alike, in text and codes, once, and counted as often as they occur.
 
-        Loss and gradients are the same but for dropout, which such rows then share.
+        Loss and gradients are the same but for dropout, which such rows then share. Some stay as they are, so that a
+        multiple of 16 rows remains: processors prepare themselves for each shape of a batch.
         """
         columns = (self.input_ids.numpy(), self.class_ids.numpy().astype(np.int32))
         table = np.ascontiguousarray(np.concatenate(columns, axis=1))
         alike = table.view(np.dtype((np.void, table.strides[0])))[:, 0]
         _, first, group = np.unique(alike, return_index=True, return_inverse=True)
-        if len(first) == len(table):
+        is_repeat = np.ones(len(table), dtype=bool)
+        is_repeat[first] = False
+        num_kept = -(-len(first) // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
+        dropped = np.flatnonzero(is_repeat)[max(num_kept - len(first), 0) :]
+        if not len(dropped):
             return self
-        counts = torch.from_numpy(np.bincount(group, self.counts.numpy()).astype(np.float32))
-        order = np.argsort(first)
-        kept = torch.from_numpy(first[order])
-        merged = self._mapped(lambda tensor: tensor[kept])
-        return replace(merged, rows=self.rows[first[order]], counts=counts[torch.from_numpy(order)])
+        counts = self.counts.numpy().copy()
+        np.add.at(counts, first[group[dropped]], counts[dropped])
+        kept = np.setdiff1d(np.arange(len(table)), dropped)
+        merged = replace(self, counts=torch.from_numpy(counts), rows=self.rows[kept])
+        return merged._mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""

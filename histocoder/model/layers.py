@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ class _Affine(torch.autograd.Function):
         of_x = torch.mm(grad, weight).view(x.shape) if needs_x else None
         of_weight = None
         if needs_weight:
-            count = max(round(len(grad) / _PIECE), 1)
+            count = 1 << max(round(math.log2(len(grad) / _PIECE)), 0)  # a power of two: pieces of one size, if any
             pieces = zip(grad.chunk(count), x.flatten(0, -2).chunk(count), strict=True)
             for grad_piece, x_piece in pieces:
                 if of_weight is None:
