@@ -143,7 +143,6 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     device = distributed.start(device=args.device)
 
-    from histocoder.checkpoint import save_config
     from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import TRAIN_FILE
@@ -151,6 +150,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.hub import local_folder
     from histocoder.predict import Coder
     from histocoder.report import write_report
+    from histocoder.saved_model import save_config
     from histocoder.summary import summary
     from histocoder.tracking import LOG_FILE
 
@@ -284,13 +284,8 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _put_together(path: Path, output: Path) -> None:
-    from histocoder.checkpoint import (
-        MANIFEST_FILE,
-        SHARDS_FOLDER,
-        load_checkpoint,
-        save_whole,
-        verify_checkpoint,
-    )
+    from histocoder.checkpoint import load_checkpoint, save_whole, verify_checkpoint
+    from histocoder.saved_model import MANIFEST_FILE, SHARDS_FOLDER
 
     if not (path / SHARDS_FOLDER).is_dir() or not (path / MANIFEST_FILE).is_file():
         raise UserError(f"{path} is no checkpoint in shares; name a folder checkpoints/step-….")

@@ -21,7 +21,6 @@ from histocoder.building import choose_tokenizer, seeded_model
 from histocoder.checkpoint import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
-    CONFIG_FILE,
     Checkpoint,
     checkpoint_bytes,
     clear_run,
@@ -47,6 +46,7 @@ from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.precision import computing_dtype, precision_name
 from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
+from histocoder.saved_model import CONFIG_FILE
 from histocoder.settings import check_arguments, settings_of, train_config_of
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker
 from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data

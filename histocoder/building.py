@@ -10,13 +10,7 @@ from pathlib import Path
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoint import (
-    Checkpoint,
-    initial_weights,
-    is_own_model,
-    read_model_config,
-    read_tokenizer,
-)
+from histocoder.checkpoint import Checkpoint
 from histocoder.config import ModelConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
@@ -31,6 +25,7 @@ from histocoder.model import (
     load_encoder,
     load_tokenizer,
 )
+from histocoder.saved_model import initial_weights, is_own_model, read_model_config, read_tokenizer
 
 
 def seeded_model(

@@ -1,11 +1,9 @@
-"""Models and training states on disk: written aside and renamed, checked when read."""
+"""Training states on disk: written aside and renamed, checked when read."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import pickle
 import re
 import shutil
 from contextlib import suppress
@@ -18,18 +16,29 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from histocoder.config import MODEL_TYPE, ModelConfig
+from histocoder.config import ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing, sync
-from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, is_canine
+from histocoder.model import MixerModel, Tokenizer
+from histocoder.saved_model import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    SHARDS_FOLDER,
+    TOKENIZER_FOLDER,
+    WEIGHTS_FILE,
+    load_tensors,
+    read_json,
+    read_model_config,
+    read_tokenizer,
+    read_weights,
+    save_config,
+    save_model,
+    sha256,
+)
 
-SHARDS_FOLDER = "shards"
-"""Of a checkpoint: weights and optimizer state, each process's part in a file; see `histocoder.shards`."""
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
-MANIFEST_FILE = "manifest.json"
 LAST_BIN_FILE = "last.bin"
-CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER = "checkpoints", "best", "tokenizer"
+CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
 CHECKPOINT_VERSION = 2
 """Of the files of a checkpoint; another one is refused by name."""
 _STEP_NAME = re.compile(r"step-(\d+)")
@@ -65,83 +74,6 @@ class LearnerState:
     scheduler: dict[str, Any]
     scaler: dict[str, Any]
     """Empty but in fp16."""
-
-
-def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """Write `config.json` and `model.safetensors` into a folder, and `tokenizer/` where the encoder has one of its own;
-    each whole or not at all.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder / TOKENIZER_FOLDER)
-    with replacing(folder / WEIGHTS_FILE) as temporary:
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
-        except SafetensorError as error:
-            raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
-    save_config(folder, config)
-
-
-def save_config(folder: Path, config: ModelConfig) -> None:
-    """Write `config.json` into a folder, whole or not at all."""
-    with replacing(folder / CONFIG_FILE) as temporary:
-        text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def read_model_config(folder: Path) -> ModelConfig:
-    """Read `config.json` of a model's folder; raises UserError where it is none."""
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise UserError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
-    return ModelConfig.from_dict(_read_json(path))
-
-
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder; raises UserError where it is missing or damaged."""
-    if is_canine(read_model_config(folder).encoder):
-        return CHARACTERS
-    return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read `model.safetensors` of a model's folder; raises UserError where it is missing or damaged.
-
-    In a checkpoint's folder it is compared with its checksum.
-    """
-    path = folder / WEIGHTS_FILE
-    if (folder / SHARDS_FOLDER).is_dir():
-        raise UserError(
-            f"{folder} holds a model in shares. Put it together: histocoder convert --from-shards {folder} "
-            "--output DIR."
-        )
-    if not path.is_file():
-        raise UserError(f"{folder} holds no model: it has no {WEIGHTS_FILE}.")
-    if (folder / MANIFEST_FILE).is_file() and _read_json(folder / MANIFEST_FILE).get(WEIGHTS_FILE) != _sha256(path):
-        raise DamagedError(f"{path} is damaged: it is not as it was written. Take another checkpoint.")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged ({error}).") from error
-
-
-def load_model(folder: Path) -> MixerModel:
-    """Load a model, on the CPU and in evaluation mode.
-
-    Parameters
-    ----------
-    folder : Path
-        What `save_model` wrote: a run's, a checkpoint's, or one's own copy of its files.
-
-    Raises
-    ------
-    UserError
-        Where it holds no model, a damaged one, or one of a newer format version.
-    """
-    if not folder.is_dir():
-        raise UserError(f"There is no model folder {folder}.")
-    model = MixerModel(read_model_config(folder), tokenizer=read_tokenizer(folder))
-    model.load_state_dict(read_weights(folder))
-    return model.eval()
 
 
 def save_checkpoint(
@@ -223,7 +155,7 @@ def _write_files(
     record = {"format_version": CHECKPOINT_VERSION, **asdict(state), "settings": settings}
     (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     written = sorted(path for path in folder.rglob("*") if path.is_file())
-    sums = {path.relative_to(folder).as_posix(): _sha256(path) for path in written}
+    sums = {path.relative_to(folder).as_posix(): sha256(path) for path in written}
     (folder / MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
     for path in (*folder.rglob("*"), folder):
         sync(path)
@@ -295,12 +227,12 @@ def verify_checkpoint(path: Path) -> None:
         Where it was written in another form than this program's.
     """
     try:
-        for name, digest in _read_json(path / MANIFEST_FILE).items():
-            if not (path / name).is_file() or _sha256(path / name) != digest:
+        for name, digest in read_json(path / MANIFEST_FILE).items():
+            if not (path / name).is_file() or sha256(path / name) != digest:
                 raise DamagedError(f"The checkpoint file {path / name} is missing or damaged.")
     except OSError as error:
         raise DamagedError(f"The checkpoint {path} can't be read ({error}).") from error
-    version = _read_json(path / STATE_FILE)["format_version"]
+    version = read_json(path / STATE_FILE)["format_version"]
     if version > CHECKPOINT_VERSION:
         raise UserError(
             f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Update "
@@ -315,10 +247,10 @@ def verify_checkpoint(path: Path) -> None:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint, after `verify_checkpoint`; raises UserError where anything but tensors is in its files."""
-    record = _read_json(path / STATE_FILE)
+    record = read_json(path / STATE_FILE)
     del record["format_version"]
     settings = record.pop("settings")
-    saved = _load_tensors(path / OPTIMIZER_FILE)
+    saved = load_tensors(path / OPTIMIZER_FILE)
     optimizer = saved["optimizer"]
     if (path / SHARDS_FOLDER).is_dir():
         from histocoder.shards import read_state  # here, since it takes a while to import
@@ -359,102 +291,9 @@ def checkpoint_bytes(model: MixerModel) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained
 
 
-def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
-    """Weights to begin with, and the code of each of their classes where it is known.
-
-    Parameters
-    ----------
-    path : Path
-        A run's or a model's folder, a checkpoint's, or what OccCANINE's own scripts save: see `published_weights`.
-
-    Raises
-    ------
-    UserError
-        Where there are no weights, or anything but tensors is in the file.
-    """
-    if is_own_model(path):
-        return read_weights(path), read_model_config(path).codes
-    return published_weights(path)
-
-
-def is_own_model(path: Path) -> bool:
-    """Whether a path is a folder with a model of this program's."""
-    return (path / CONFIG_FILE).is_file() and _read_json(path / CONFIG_FILE).get("model_type") == MODEL_TYPE
-
-
-def published_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
-    """Weights of an OccCANINE model, under this program's names, and the codes of its key where it holds one.
-
-    Parameters
-    ----------
-    path : Path
-        A file `last.bin` (a dict with `model` and `key`), or a folder as on the Hugging Face hub, with
-        `model.safetensors` or `pytorch_model.bin`. Of OccCANINE's first version, which has no decoder, encoder and
-        flat head are found.
-
-    Raises
-    ------
-    UserError
-        Where there are no weights, or anything but tensors is in the file.
-    """
-    if not path.exists():
-        raise UserError(f"There is no {path} to take weights from.")
-    if path.is_dir():
-        found = [path / name for name in (WEIGHTS_FILE, "pytorch_model.bin") if (path / name).is_file()]
-        if not found:
-            raise UserError(f"{path} holds no model: it has neither {WEIGHTS_FILE} nor pytorch_model.bin.")
-        if found[0].name == WEIGHTS_FILE:
-            return _own_names(read_weights(path)), None
-        path = found[0]
-    saved = _load_tensors(path)
-    weights = saved.get("model", saved) if isinstance(saved, dict) else {}
-    if not weights or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
-        raise UserError(f"{path} holds no weights that can be read: it is no model's.")
-    key = saved.get("key")
-    return _own_names(weights), tuple(sorted(key, key=key.__getitem__)) if isinstance(key, dict) else None
-
-
-def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of OccCANINE's first version in this one's; without buffers that old transformers saved."""
-    renamed = {}
-    for name, tensor in weights.items():
-        for theirs, ours in (("basemodel.", "encoder."), ("out.", "linear_decoder.")):
-            if name.startswith(theirs):
-                name = ours + name.removeprefix(theirs)  # noqa: PLW2901
-        if not name.endswith("position_ids"):
-            renamed[name] = tensor
-    return renamed
-
-
 def clear_run(folder: Path) -> None:
     """Delete what training has left in a run's folder; prepared data and other files stay."""
     for name in (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, "report", "tensorboard", "profile"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in _RUN_FILES:
         (folder / name).unlink(missing_ok=True)
-
-
-def _load_tensors(path: Path) -> Any:
-    """Read what `torch.save` wrote; nothing in the file is executed."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = (
-            "it holds other things than tensors" if "unsupported" in str(error).lower() else "it is no file of torch's"
-        )
-        raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise DamagedError(f"{path} can't be read ({error}).") from error
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from histocoder.background import InBackground
-from histocoder.checkpoint import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.hub import CARD_FILE
+from histocoder.saved_model import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.tracking import NullRun, Tracker, dashboard_values
 
 WANDB_ID_FILE = "wandb_run_id"

@@ -20,7 +20,6 @@ from histocoder.checkpoint import (
     list_checkpoints,
     save_checkpoint,
     save_last_bin,
-    save_model,
     unfinished,
 )
 from histocoder.config import LoaderConfig, TrainConfig
@@ -37,6 +36,7 @@ from histocoder.model import MixerModel, MixerOutput
 from histocoder.profiling import NullProfiler, Profiler, open_profiler
 from histocoder.progress import Progress
 from histocoder.resume import mark_interrupted
+from histocoder.saved_model import save_model
 from histocoder.signals import StopSignals
 from histocoder.tracking import NullRun, Tracker
 from histocoder.validation import validate

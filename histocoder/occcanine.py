@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from histocoder.checkpoint import load_model, published_weights
 from histocoder.config import ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError
@@ -16,6 +15,7 @@ from histocoder.files import replacing
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, is_canine
 from histocoder.predict import Coder
+from histocoder.saved_model import load_model, published_weights
 
 NUM_BLOCKS = {"hisco": 5, "occ1950": 2}
 PAD_TO = 128

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from histocoder.checkpoint import load_model, save_model
 from histocoder.compiling import check_compiler
 from histocoder.data.normalize import normalize
 from histocoder.data.tokens import join_language, tokenize
@@ -29,6 +28,7 @@ from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
 from histocoder.precision import computing_dtype
+from histocoder.saved_model import load_model, save_model
 
 MODES = ("greedy", "flat", "topk", "full")
 _ENCODED_AT_ONCE = {"cpu": 64}

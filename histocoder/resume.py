@@ -12,18 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from histocoder import distributed
-from histocoder.checkpoint import (
-    MANIFEST_FILE,
-    Checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-    step_of,
-    verify_checkpoint,
-)
+from histocoder.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, step_of, verify_checkpoint
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing
 from histocoder.lock import LOCK_FILE
 from histocoder.nodes import on_each_node
+from histocoder.saved_model import MANIFEST_FILE
 from histocoder.signals import STOP_SIGNALS
 
 INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from histocoder import distributed
+from histocoder.distributed import control_group, run_on_primary
 from histocoder.errors import DamagedError, UserError
 
 _INDEX_FILE = ".metadata"
@@ -47,9 +47,9 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
     """
     state = {f"model.{name}": tensor for name, tensor in weights.items()}
     state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}
-    distributed.run_on_primary(lambda: folder.mkdir(parents=True, exist_ok=True), doing="making a checkpoint's folder")
+    run_on_primary(lambda: folder.mkdir(parents=True, exist_ok=True), doing="making a checkpoint's folder")
     try:
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), process_group=distributed.control_group())
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), process_group=control_group())
     except (dcp.api.CheckpointException, OSError) as error:
         reasons = error.failures.values() if isinstance(error, dcp.api.CheckpointException) else [(error, None)]
         reason = "; ".join(sorted({str(failure) for failure, _ in reasons}))
@@ -57,7 +57,7 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
             f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are untouched: make room, "
             "or mend the folder, and start it again."
         ) from error
-    distributed.run_on_primary(lambda: _check_whole(folder), doing="looking for all parts of a checkpoint")
+    run_on_primary(lambda: _check_whole(folder), doing="looking for all parts of a checkpoint")
 
 
 def _check_whole(folder: Path) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from histocoder.checkpoint import save_model
 from histocoder.config import ModelConfig
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
+from histocoder.saved_model import save_model
 
 CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
 

@@ -11,9 +11,9 @@ import torch
 from conftest import run, shared
 from models import CODES, save_tiny_model
 
-from histocoder.checkpoint import published_weights
 from histocoder.errors import UserError
 from histocoder.review import review
+from histocoder.saved_model import published_weights
 
 
 @pytest.fixture(scope="module")

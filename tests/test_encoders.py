@@ -19,7 +19,7 @@ from pretrained import KINDS, TEXTS, save_pretrained
 from safetensors.torch import load_file, save_file
 
 from histocoder import Coder
-from histocoder.checkpoint import list_checkpoints, load_model, save_model, verify_checkpoint
+from histocoder.checkpoint import list_checkpoints, verify_checkpoint
 from histocoder.config import ModelConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import ExampleArrays, build_cache, open_cache
@@ -32,6 +32,7 @@ from histocoder.formatters import build_formatter
 from histocoder.frozen import use_encodings
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
 from histocoder.occcanine import save_occcanine
+from histocoder.saved_model import load_model, save_model
 
 CODES = ("58340", "61110", "71105", "75400", "77610", "79100", "80110", "95410")
 FORMATTER = build_formatter("hisco", num_blocks=1)

@@ -26,9 +26,10 @@ from jobs import (
 )
 from models import save_tiny_model, tiny_model
 
-from histocoder.checkpoint import initial_weights, list_checkpoints, load_model, verify_checkpoint
+from histocoder.checkpoint import list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 from histocoder.resume import find_checkpoint
+from histocoder.saved_model import initial_weights, load_model
 
 # Saves
 

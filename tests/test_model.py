@@ -5,12 +5,12 @@ import torch
 from conftest import shared
 from torch import nn
 
-from histocoder.checkpoint import initial_weights
 from histocoder.config import ModelConfig
 from histocoder.decoding.greedy import greedy
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, build_formatter
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
+from histocoder.saved_model import initial_weights
 
 FORMATTER = build_formatter("hisco", num_blocks=2)
 

@@ -9,13 +9,13 @@ from conftest import shared
 from models import CODES, tiny_model
 
 from histocoder import Coder, load_occcanine
-from histocoder.checkpoint import published_weights
 from histocoder.data.normalize import normalize
 from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
 from histocoder.model import MixerModel, Stepper, load_encoder
 from histocoder.occcanine import save_occcanine
+from histocoder.saved_model import published_weights
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
 

@@ -17,10 +17,10 @@ import pytest
 from conftest import DEADLINE, ROOT, environment, run, torchrun
 from models import save_tiny_model
 
-from histocoder.checkpoint import load_model
 from histocoder.errors import UserError
 from histocoder.predict import Coder
 from histocoder.predict_file import PredictConfig, predict_file
+from histocoder.saved_model import load_model
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 
