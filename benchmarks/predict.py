@@ -144,7 +144,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256, help="descriptions of a round (default: 256)")
     parser.add_argument("--full-rows", type=int, default=2, help="of the reference's full search (default: 2)")
-    parser.add_argument("--repeating-rows", type=int, default=12_000, help="rows with repeats, of ours (default: 12,000, all)")
+    parser.add_argument(
+        "--repeating-rows", type=int, default=12_000, help="rows with repeats, of ours (default: 12,000, all)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of both sides (default: 3)")
     parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"), help="ours (default: bf16)")
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
