@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,9 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
             raise UserError(f"{folder} holds other things than tensors, such as {name}.")
         found[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     try:
-        dcp.load(found, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():  # it is meant so, also where processes train together
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            dcp.load(found, storage_reader=reader, no_dist=True)
     except (dcp.api.CheckpointException, OSError) as error:
         raise DamagedError(f"The parts of a model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
     return found
