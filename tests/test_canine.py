@@ -110,8 +110,10 @@ def test_dropout_zeroes_its_share_keeps_the_mean_and_sends_gradients_where_it_ke
     torch.manual_seed(0)
     x = torch.ones(301, 1001, requires_grad=True)
     dropped = dropout(x, p)
-    assert dropped.eq(0).float().mean() == pytest.approx(p, abs=0.003)
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.005)
+    assert dropped.eq(0).float().mean() == pytest.approx(p, abs=0.006)
+    shares = [dropout(torch.ones(20_000), p).eq(0).float().mean().item() for _ in range(100)]
+    assert sum(shares) / 100 == pytest.approx(p, abs=0.001)
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.01)
     dropped.sum().backward()
     torch.testing.assert_close(x.grad, dropped.detach())
     base, update = torch.full((3, 5), 2.0, requires_grad=True), torch.ones(3, 5, requires_grad=True)

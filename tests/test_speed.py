@@ -20,6 +20,7 @@ from histocoder.engine import _Run, mixed_loss, train_step
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
+from histocoder.model.layers import knows_linear
 from histocoder.precision import computing_dtype
 from histocoder.tracking import NullRun
 
@@ -95,6 +96,23 @@ def test_a_step_waits_for_no_number(tmp_path: Path):
         assert counter.reads == 0
         loss.item()
         assert counter.reads == 1
+
+
+@pytest.mark.skipif(not knows_linear(), reason="this CPU or this torch has no such operator")
+def test_a_step_copies_no_bias_to_the_rows_of_a_product(tmp_path: Path):
+    class Counter(TorchDispatchMode):
+        copying = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.addmm.default and args[0].dtype == torch.bfloat16:
+                self.copying += 1
+            return func(*args, **(kwargs or {}))
+
+    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
+    run = begin(tmp_path, data, precision="bf16", num_classes=8)
+    with Counter() as counter:
+        run.learner.forward(next(iter(run.train_loader)))
+    assert counter.copying == 0
 
 
 def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path: Path):

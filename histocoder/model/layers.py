@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,14 +41,17 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Affine(torch.autograd.Function):
-    """`affine` in bf16 on a CPU, whose matrix unit loses a third of its speed in sums over more than some 600 rows.
+    """`affine` in bf16 on a CPU, without the copies that torch makes of the bias for each row where that is possible.
 
-    The gradient of the weight is such a sum, over all tokens of a batch: here it is taken piece by piece.
+    A CPU's matrix unit loses a third of its speed in sums over more than some 600 rows. The gradient of the weight is
+    such a sum, over all tokens of a batch: here it is taken piece by piece.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        if knows_linear():
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -66,6 +70,14 @@ class _Affine(torch.autograd.Function):
                 else:
                     torch.addmm(of_weight, grad_piece.t(), x_piece, out=of_weight)
         return of_x, of_weight, grad.sum(0) if needs_bias else None
+
+
+@cache
+def knows_linear() -> bool:
+    """Whether this torch and this CPU have the operators for linear layers in bf16 that `torch.compile` uses."""
+    operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+    known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
+    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -215,7 +227,8 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero a share `p` of `x`, and scale the rest to keep the mean.
 
-    On a CPU torch draws a random number of 53 bits for each element; 16 bits are enough, with `p` exact to 1/65536.
+    On a CPU torch draws a random number of 53 bits for each element. Here it is one of 8 bits, and `p` a multiple of
+    1/256 in each call: the one above or the one below, at random, so that it is as asked for in the mean.
     """
     if p == 0.0:
         return x
@@ -237,12 +250,12 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor | None, update: Tensor, p: float) -> Tensor:
         """`x + dropout(update, p)`; without `x`, the latter alone."""
-        share = round(p * 65536)
-        draws = torch.empty(-(-update.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        draws = draws.view(torch.int16)[: update.numel()].view(update.shape)
-        kept = torch.ge(draws, share - 32768, out=torch.empty_like(update))  # in one pass, unlike a cast of bools
+        draws = torch.empty(-(-update.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
+        draws = draws.view(torch.int8)[: update.numel()].view(update.shape)
+        first_kept = (256 * p - 128 + torch.rand(())).floor().clamp(max=127).to(torch.int8)
+        kept = torch.ge(draws, first_kept, out=torch.empty_like(update))  # in one pass, unlike a cast of bools
         ctx.save_for_backward(kept)
-        ctx.scale = 65536 / (65536 - share)
+        ctx.scale = 1 / (1 - p)
         if x is None:
             return (update * kept).mul_(ctx.scale)
         return torch.addcmul(x, update, kept, value=ctx.scale)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.model.decoder import Attention, DecoderLayer
+from histocoder.model.layers import knows_linear
 
 
 class PackedLinear:
@@ -33,7 +32,7 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.is_packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _can_pack()
+        self.is_packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and knows_linear()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
         self._bias = bias
 
@@ -59,14 +58,6 @@ class PackedLinear:
 
     def _packed(self, x: Tensor, function: str) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, function, [], "")
-
-
-@cache
-def _can_pack() -> bool:
-    """Whether this torch and this CPU multiply packed weights in bf16."""
-    operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
-    known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
-    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class PackedLayer:
