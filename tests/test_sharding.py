@@ -22,6 +22,7 @@ from histocoder.cli import Parser, add_strategy_arguments
 from histocoder.config import StrategyConfig
 from histocoder.engine import _Run
 from histocoder.errors import UserError
+from histocoder.saved_model import load_tensors
 from histocoder.shards import read_shards
 from histocoder.strategies import check_strategy
 
@@ -186,19 +187,28 @@ def test_each_of_two_ranks_holds_half(
 
 def test_a_run_goes_on_under_any_strategy_and_number_of_processes(alone: Path, data: Path, tmp_path: Path):
     out = tmp_path / "out"
-    ways = ((3, SHARDED), (2, ("--zero-optimizer",)), (2, ("--fsdp", "shard_grad_op")), (1, ()))
-    for start, (processes, flags) in zip(range(0, 8, 2), ways, strict=True):
+    zero = ("--zero-optimizer",)
+    ways = ((2, zero), (3, zero), (3, SHARDED), (2, zero), (2, ("--fsdp", "shard_grad_op")), (1, ()))
+    groups = groups_of(alone, 8)
+    for start, (processes, flags) in enumerate(ways):
         for checkpoint in list_checkpoints(out):
             if step_of(checkpoint) > start:
                 shutil.rmtree(checkpoint)
-        args = (*STEPS, "--batch-size", 12 // processes, "--save-interval", 2, "--keep-checkpoints", 9, *flags)
+        args = (*STEPS, "--batch-size", 12 // processes, "--save-interval", 1, "--keep-checkpoints", 9, *flags)
         with ranks(*[finetune(data, out, *args)] * processes) as started:
             ended = [end_of(process) for process in started]
         assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
         assert start == 0 or f"Going on from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
             assert logs(out, column) == pytest.approx(logs(alone, column), abs=1e-5)
-        assert (out / "checkpoints" / f"step-{start + 2:07d}" / "shards").is_dir() == (flags == SHARDED)
+        assert (out / "checkpoints" / f"step-{start + 1:07d}" / "shards").is_dir() == (flags == SHARDED)
+        assert groups_of(out, start + 1).keys() == groups_of(out, 8).keys() == groups.keys()
+
+
+def groups_of(out: Path, step: int) -> dict[str, Any]:
+    """The optimizer's settings in a checkpoint."""
+    (group,) = load_tensors(out / "checkpoints" / f"step-{step:07d}" / "optimizer.pt")["optimizer"]["param_groups"]
+    return group
 
 
 @pytest.fixture(scope="module")
