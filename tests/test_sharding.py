@@ -283,7 +283,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_folder_that_not_all_processes_see_is_refused_for_shares(data: Path, tmp_path: Path, monkeypatch):
+def test_folders_apart_are_refused_for_shares_before_training(data: Path, tmp_path: Path):
+    outs = [tmp_path / name / "out" for name in "ab"]
+    for out in outs:
+        out.parent.mkdir()
+    with ranks(*(finetune(data, out, *STEPS, *SHARDED) for out in outs), each_a_node=True) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [2, 2]
+    assert ended[0].stderr.count("needs a folder that all processes see; process 1 does not find") == 1
+    assert "step" not in ended[0].stdout and not list(outs[0].glob(".*")) and not outs[1].exists()
+
+
+def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("ELSEWHERE", str(tmp_path))
     out = tmp_path / "out"
     ended = two_ranks(["-c", ELSEWHERE, *finetune(data, out, *STEPS, "--batch-size", 6, *SHARDED)], check=False)
