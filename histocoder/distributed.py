@@ -1,6 +1,7 @@
 """Processes that train together.
 
-The only importer of `torch.distributed` besides `meeting` and the strategies `sharding`, `shards` and `zero`.
+The only importer of `torch.distributed` besides `meeting`, `comm_hook`, and the strategies `sharding`, `shards` and
+`zero`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from histocoder.comm_hook import fp16_hook
 from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, read_launch, slurm_address
 from histocoder.meeting import connect, meet
@@ -215,10 +217,12 @@ def wrap(model: nn.Module, device: torch.device, *, comm_hook: str = "none") -> 
     with warnings.catch_warnings():  # the argument's next name means another thing, and older torch does not know it
         warnings.simplefilter("ignore", FutureWarning)
         wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
-    if comm_hook != "none":
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    if comm_hook == "fp16":
+        wrapped.register_comm_hook(torch.cuda.Stream(device) if device.type == "cuda" else None, fp16_hook)
+    elif comm_hook == "bf16":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-        wrapped.register_comm_hook(None, getattr(default_hooks, f"{comm_hook}_compress_hook"))
+        wrapped.register_comm_hook(None, bf16_compress_hook)
     return wrapped
 
 

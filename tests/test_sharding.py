@@ -91,7 +91,7 @@ def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, fr
     ("flags", "tolerance"),
     [
         (("--zero-optimizer",), 1e-6),
-        (("--ddp-comm-hook", "fp16"), 1e-3),
+        (("--ddp-comm-hook", "fp16"), 1e-4),
         (("--fsdp", "full_shard", "--gradient-checkpointing"), 1e-6),
         (("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6),
         pytest.param(("--fsdp", "full_shard", "--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.thorough),
@@ -105,6 +105,39 @@ def test_two_ranks_come_to_what_one_does(
     for column in ("train_loss", "val_loss", "grad_norm"):
         assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=tolerance, rel=tolerance * 10)
     assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
+
+
+MANY_CLASSES = """
+import math
+import torch
+from histocoder import distributed
+device = distributed.start(device="cpu")
+torch.manual_seed(0)
+head, rank = torch.nn.Linear(64, 2000), distributed.rank()
+torch.nn.init.constant_(head.bias, -math.log(2000))
+rows, targets = torch.randn(2, 16, 64), torch.zeros(2, 16, 2000)
+targets.scatter_(2, torch.randint(0, 50, (2, 16, 1)), 1.0)
+found = []
+for hook, factor in (("none", 1.0), ("fp16", 1.0), ("none", 1e9), ("fp16", 1e9), ("fp16", math.inf)):
+    model = distributed.wrap(head, device, comm_hook=hook)
+    head.zero_grad()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(model(rows[rank]), targets[rank])
+    (loss * (factor if rank == 1 or factor < math.inf else 1.0)).backward()
+    found.append(torch.cat([p.grad.flatten() for p in head.parameters()]))
+for plain, halved in (found[:2], found[2:4]):
+    lost = float(((halved == 0) & (plain != 0)).float().mean())
+    print("lost", lost, float((halved - plain).norm() / plain.norm()))
+print("finite", bool(found[4].isfinite().any()))
+distributed.stop()
+"""
+
+
+def test_gradients_that_are_too_small_or_large_for_fp16_are_not_lost_in_it():
+    for one in two_ranks(["-c", MANY_CLASSES]):
+        *losses, (_, finite) = [line.split() for line in one.stdout.splitlines()]
+        for _, lost, error in losses:
+            assert float(lost) < 1e-4 and float(error) < 1e-3
+        assert len(losses) == 2 and finite == "False"
 
 
 COMPILED = """
