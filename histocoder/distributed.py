@@ -83,7 +83,11 @@ def start(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
             f"{os.path.basename(sys.argv[0])} --distributed …, with the number of GPUs in place of 2."
         )
-    if not _launch.launched and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ):
+    if (
+        _launch.world_size == 1
+        and "RANK" not in os.environ
+        and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ)
+    ):
         raise UserError(
             "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
             "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."

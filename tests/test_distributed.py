@@ -27,6 +27,12 @@ from histocoder.launch import Launch, node_name, read_launch, slurm_address
             None,
             Launch(rank=4, world_size=6, local_rank=1, local_world_size=2, launched=True),
         ),
+        # srun with one task
+        (
+            {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"},
+            None,
+            Launch(launched=True),
+        ),
         # plain python in an allocation of several tasks, without srun
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None, Launch()),
     ],
