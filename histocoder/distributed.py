@@ -148,8 +148,8 @@ def _choose_device(name: str) -> torch.device:
         raise UserError("--device mps is for one process on a Mac. Leave --device away.")
     if name != "cuda":
         return torch.device(name)
-    if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ:
-        return torch.device("cuda", 0)  # each task was given a GPU of its own
+    if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ and "LOCAL_WORLD_SIZE" not in os.environ:
+        return torch.device("cuda", 0)  # each task was given a GPU of its own; torchrun's processes share a task's
     if _launch.local_world_size > torch.cuda.device_count():
         raise UserError(
             f"{_launch.local_world_size} processes were started here, but there are {torch.cuda.device_count()} GPUs. "
