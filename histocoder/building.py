@@ -43,6 +43,10 @@ def seeded_model(
         model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
     else:
         model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
+    if args.gradient_checkpointing and not model.can_checkpoint_layers:
+        raise UserError(
+            f"--gradient-checkpointing: transformers has none for {type(model.encoder).__name__}; leave it away."
+        )
     if args.freeze_encoder:
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())

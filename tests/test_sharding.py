@@ -79,6 +79,23 @@ def test_checkpointing_keeps_less_and_changes_no_bit(
     assert num_after < num_before / 2
 
 
+UNSUPPORTED = """
+import runpy, sys
+from transformers import BertModel
+BertModel.supports_gradient_checkpointing = False
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_encoders_that_checkpointing_does_not_go_with_are_named(table: Path, tmp_path: Path):
+    encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 64)
+    args = finetune(table, tmp_path / "out", *encoder, "--batch-size", 8, "--gradient-checkpointing")
+    ended = run("-c", UNSUPPORTED, *args, check=False)
+    assert ended.returncode == 2 and "--gradient-checkpointing: transformers has none for BertModel" in ended.stderr
+    assert "Traceback" not in ended.stderr and not (tmp_path / "out" / "args.yaml").exists()
+
+
 @pytest.mark.parametrize("frozen", [(), ("--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0)])
 def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, frozen: tuple[object, ...]):
     args = (*STEPS, "--max-steps", 4, "--batch-size", 8, "--dropout", 0.1, *(frozen or ("--freeze-encoder",)))
@@ -168,7 +185,9 @@ def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: st
     encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
     args = (*encoder, "--max-len", 64, "--max-steps", 4, "--eval-interval", 2, "--share-val", 0.08)
     run(*finetune(table, tmp_path / "one", *args, "--batch-size", 4))
-    two_ranks(finetune(table, tmp_path / "two", *args, "--batch-size", 2, "--gradient-checkpointing", *SHARDED))
+    flags = ("--batch-size", 2, "--gradient-checkpointing", *SHARDED)
+    ended = two_ranks(finetune(table, tmp_path / "two", *args, *flags))
+    assert all("deprecated" not in one.stderr for one in ended)
     for column in ("train_loss", "val_loss"):
         tolerance = 1e-5 if precision == "fp32" else 1e-3
         assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=tolerance)
