@@ -187,7 +187,7 @@ def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: st
     run(*finetune(table, tmp_path / "one", *args, "--batch-size", 4))
     flags = ("--batch-size", 2, "--gradient-checkpointing", *SHARDED)
     ended = two_ranks(finetune(table, tmp_path / "two", *args, *flags))
-    assert all("deprecated" not in one.stderr for one in ended)
+    assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
         tolerance = 1e-5 if precision == "fp32" else 1e-3
         assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=tolerance)
