@@ -114,8 +114,9 @@ def train(
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config, len(train_arrays))
     settings = settings_of(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
-    shared = {f"--{name.replace('_', '-')}": value for name, value in asdict(train_config).items()}
-    refuse_differences(settings | shared)
+    shared = asdict(train_config)
+    shared |= shared.pop("strategy")
+    refuse_differences(settings | {f"--{name.replace('_', '-')}": value for name, value in shared.items()})
     if checkpoint is not None:
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
