@@ -6,7 +6,7 @@ SAVE := out
 ARGS :=
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-faults lint format docs bench finetune-ddp clean
+.PHONY: demo test test-thorough test-faults lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough'
+
+# What make test leaves out since it takes long.
+test-thorough: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PYTEST) -m thorough
 
 # All that may happen to a run, each in many places: some twenty minutes.
 test-faults: $(VENV)/.installed

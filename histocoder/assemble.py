@@ -97,6 +97,7 @@ def train(
     """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
     stay_interrupted(folder)
     train_config = train_config_of(args)
+    _check_together(args, folder)
     anew = args.overwrite and args.resume == "auto"
     checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
     tokenizer = choose_tokenizer(args, checkpoint)
@@ -106,7 +107,6 @@ def train(
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
     build = partial(seeded_model, args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
-    refuse_differences({"--auto-batch-size": args.auto_batch_size})  # which processes look for together
     if args.auto_batch_size:
         args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
         args.auto_batch_size = False  # in args.yaml stands what was found
@@ -114,8 +114,9 @@ def train(
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config, len(train_arrays))
     settings = settings_of(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
-    shared = {f"--{name.replace('_', '-')}": value for name, value in asdict(train_config).items()}
-    refuse_differences(settings | shared)
+    shared = asdict(train_config)
+    shared |= shared.pop("strategy")
+    refuse_differences(settings | {f"--{name.replace('_', '-')}": value for name, value in shared.items()})
     if checkpoint is not None:
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
@@ -170,6 +171,15 @@ def train(
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def _check_together(args: argparse.Namespace, folder: Path) -> None:
+    """Raise a UserError where processes can't do together what they do before all settings are known, and after."""
+    refuse_differences({"--auto-batch-size": args.auto_batch_size, "--fsdp-state-dict": args.fsdp_state_dict})
+    if args.fsdp_state_dict == "sharded" and distributed.world_size() > 1:
+        from histocoder.shards import check_folder  # here, since it takes a while to import
+
+        check_folder(folder)
 
 
 def _fitting_batch_size(

@@ -70,6 +70,8 @@ def find_batch_size(
     max_len = trial.max_len
     del trial
     _release()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the run's peak is its own
     if size == 0 and limit > 0:
         raise UserError(advice(replace(config, batch_size=1), device, max_len=max_len))
     return max(size, 1), used

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +28,9 @@ from histocoder.model import (
 )
 from histocoder.saved_model import initial_weights, is_own_model, read_model_config, read_tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def seeded_model(
     args: argparse.Namespace,
@@ -43,6 +47,10 @@ def seeded_model(
         model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
     else:
         model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
+    if args.gradient_checkpointing and not model.can_checkpoint_layers:
+        raise UserError(
+            f"--gradient-checkpointing: transformers has none for {type(model.encoder).__name__}; leave it away."
+        )
     if args.freeze_encoder:
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())
@@ -86,12 +94,24 @@ def build_model(
     if args.initial_checkpoint is None:
         if args.only_encoder:
             raise UserError("--only-encoder says what to take of --initial-checkpoint; give that as well.")
-        # on rank 0 first, so that one process alone downloads
-        encoder = distributed.run_on_primary(lambda: load_encoder(args.encoder, max_len=args.max_len), doing="loading")
-        encoder = encoder or load_encoder(args.encoder, max_len=args.max_len)
+        encoder = _load_encoder(args)
         check_vocabulary(encoder, tokenizer, name=args.encoder)
         return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
     return _from_initial_checkpoint(args, config, tokenizer)
+
+
+def _load_encoder(args: argparse.Namespace) -> PreTrainedModel:
+    """On rank 0 first, so that one process alone downloads, and shows how far it is."""
+
+    def load() -> PreTrainedModel:
+        return load_encoder(args.encoder, max_len=args.max_len)
+
+    if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
+        return encoder
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return load()
 
 
 def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
@@ -100,7 +120,7 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
     if is_own_model(path):
         encoder_config = read_model_config(path).encoder
     elif args.encoder in PRESETS or Path(args.encoder).exists():
-        encoder_config = load_encoder(args.encoder, max_len=args.max_len).config.to_diff_dict()
+        encoder_config = _load_encoder(args).config.to_diff_dict()
     else:
         encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
     if not args.only_encoder:

@@ -1,6 +1,7 @@
 """Processes that train together.
 
-The only importer of `torch.distributed` besides `meeting` and the strategies `sharding`, `shards` and `zero`.
+The only importer of `torch.distributed` besides `meeting`, `comm_hook`, and the strategies `sharding`, `shards` and
+`zero`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from histocoder.comm_hook import fp16_hook
 from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, read_launch, slurm_address
 from histocoder.meeting import connect, meet
@@ -81,7 +83,11 @@ def start(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
             f"{os.path.basename(sys.argv[0])} --distributed …, with the number of GPUs in place of 2."
         )
-    if not _launch.launched and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ):
+    if (
+        _launch.world_size == 1
+        and "RANK" not in os.environ
+        and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ)
+    ):
         raise UserError(
             "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
             "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
@@ -142,8 +148,8 @@ def _choose_device(name: str) -> torch.device:
         raise UserError("--device mps is for one process on a Mac. Leave --device away.")
     if name != "cuda":
         return torch.device(name)
-    if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ:
-        return torch.device("cuda", 0)  # each task was given a GPU of its own
+    if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ and "LOCAL_WORLD_SIZE" not in os.environ:
+        return torch.device("cuda", 0)  # each task was given a GPU of its own; torchrun's processes share a task's
     if _launch.local_world_size > torch.cuda.device_count():
         raise UserError(
             f"{_launch.local_world_size} processes were started here, but there are {torch.cuda.device_count()} GPUs. "
@@ -215,10 +221,12 @@ def wrap(model: nn.Module, device: torch.device, *, comm_hook: str = "none") -> 
     with warnings.catch_warnings():  # the argument's next name means another thing, and older torch does not know it
         warnings.simplefilter("ignore", FutureWarning)
         wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
-    if comm_hook != "none":
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    if comm_hook == "fp16":
+        wrapped.register_comm_hook(torch.cuda.Stream(device) if device.type == "cuda" else None, fp16_hook)
+    elif comm_hook == "bf16":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-        wrapped.register_comm_hook(None, getattr(default_hooks, f"{comm_hook}_compress_hook"))
+        wrapped.register_comm_hook(None, bf16_compress_hook)
     return wrapped
 
 

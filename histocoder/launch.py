@@ -47,7 +47,7 @@ def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | N
             local_world_size=int(env.get("LOCAL_WORLD_SIZE", 1)),
             launched=True,
         )
-    if int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    if "SLURM_STEP_NUM_TASKS" in env:  # which srun sets, also where it has started one task
         return Launch(
             rank=int(env["SLURM_PROCID"]),
             world_size=int(env["SLURM_STEP_NUM_TASKS"]),

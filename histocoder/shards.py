@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from histocoder.distributed import control_group, run_on_primary
+from histocoder.distributed import control_group, from_primary, gather, run_on_primary
 from histocoder.errors import DamagedError, UserError
 
 _INDEX_FILE = ".metadata"
@@ -61,14 +62,28 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
     run_on_primary(lambda: _check_whole(folder), doing="looking for all parts of a checkpoint")
 
 
+def check_folder(folder: Path) -> None:
+    """Raise a UserError, on all processes, where one does not see what rank 0 writes into a folder that is there."""
+    probe = folder / from_primary(f".seen.{uuid.uuid4().hex}.tmp")
+    run_on_primary(probe.touch, doing="looking at the run's folder")
+    blind = [rank for rank, seen in enumerate(gather(torch.tensor(probe.exists()))) if not seen]
+    run_on_primary(probe.unlink, doing="looking at the run's folder")
+    if blind:
+        raise _not_seen(f"process {blind[0]} does not find what the first one writes", folder)
+
+
 def _check_whole(folder: Path) -> None:
     """Raise a UserError where rank 0 does not see what others have written."""
     parts = {entry.relative_path for entry in _Reader(folder).read_metadata().storage_data.values()}
     if missing := sorted(part for part in parts if not (folder / part).is_file()):
-        raise UserError(
-            f"--fsdp-state-dict sharded needs a folder that all processes see; the first one does not find "
-            f"{', '.join(missing)} in {folder.parent}. Take --fsdp-state-dict full."
-        )
+        raise _not_seen(f"the first one does not find {', '.join(missing)}", folder.parent)
+
+
+def _not_seen(what: str, folder: Path) -> UserError:
+    return UserError(
+        f"--fsdp-state-dict sharded needs a folder that all processes see; {what} in {folder}. Take --fsdp-state-dict "
+        "full."
+    )
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,14 +37,9 @@ class ZeroAdamW(ZeroRedundancyOptimizer):
         max_grad_norm: float,
         norm_of_all: Callable[[Tensor], Tensor],
     ) -> None:
-        super().__init__(
-            parameters,
-            _AdamW,
-            lr=lr,
-            weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm,
-            norm_of_all=norm_of_all,
-        )
+        # what is given to it by name becomes a part of the groups, and of checkpoints
+        shares = partial(_AdamW, max_grad_norm=max_grad_norm, norm_of_all=norm_of_all)
+        super().__init__(parameters, shares, lr=lr, weight_decay=weight_decay)  # type: ignore[arg-type]
         self._step_supports_amp_scaling = True  # AdamW finds out by itself whether to leave a step out
 
     @property

@@ -6,7 +6,7 @@ usage() {
   cat <<'HELP'
 usage: launch_training.sh [NUM_GPUS] [SCRIPT] [ARGS ...]
 
-Start a training script under torchrun, with a process on each GPU of this machine.
+Start a training script with a process on each GPU of this machine; several under torchrun.
 
   NUM_GPUS  how many GPUs (default: all, or those of CUDA_VISIBLE_DEVICES); with 0, or where there are none, one process
             on the CPU; with --device cpu among ARGS so many processes on the CPU
@@ -43,7 +43,7 @@ count_gpus() {
   if listed=$(nvidia-smi -L 2>/dev/null); then
     count=$(grep -c '^GPU ' <<<"$listed" || true)
   fi
-  if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+  if ((count > 0)) && [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
     IFS=, read -r -a visible <<<"$CUDA_VISIBLE_DEVICES"
     if [[ ${visible[0]:-} == -* || ${visible[0]:-} == NoDevFiles ]]; then
       visible=()
@@ -106,8 +106,8 @@ fi
 processes=$((processes > 0 ? processes : 1))
 
 python=${PYTHON:-$(find_python)}
-if ((processes == 1)); then
-  command=("$python" "$script" "$@")
+if ((processes == 1)); then # which needs no torchrun, but counts as launched
+  command=(env RANK=0 WORLD_SIZE=1 "$python" "$script" "$@")
 else
   command=("$python" -m torch.distributed.run --standalone "--nproc_per_node=$processes" "$script" --distributed "$@")
   cores=$(getconf _NPROCESSORS_ONLN)

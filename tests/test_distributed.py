@@ -1,7 +1,10 @@
 import socket
 
 import pytest
+import torch
 
+from histocoder import distributed
+from histocoder.errors import UserError
 from histocoder.launch import Launch, node_name, read_launch, slurm_address
 
 
@@ -26,6 +29,12 @@ from histocoder.launch import Launch, node_name, read_launch, slurm_address
             },
             None,
             Launch(rank=4, world_size=6, local_rank=1, local_world_size=2, launched=True),
+        ),
+        # srun with one task
+        (
+            {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"},
+            None,
+            Launch(launched=True),
         ),
         # plain python in an allocation of several tasks, without srun
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None, Launch()),
@@ -55,3 +64,14 @@ def test_what_tells_nodes_apart():
     assert node_name({"GROUP_RANK": "1", "SLURM_NODEID": "0"}) == "1"  # torchrun's, within an allocation
     assert node_name({"SLURM_NODEID": "3"}) == "3"
     assert node_name({}) == socket.gethostname()
+
+
+def test_more_processes_than_gpus_are_named_in_a_slurm_step_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(distributed, "_launch", Launch(rank=1, world_size=2, local_rank=1, local_world_size=2))
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert distributed._choose_device("auto") == torch.device("cuda", 0)  # srun's own tasks, with a GPU each
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # torchrun's
+    with pytest.raises(UserError, match="2 processes were started here, but there are 1 GPUs"):
+        distributed._choose_device("auto")

@@ -15,3 +15,15 @@ def test_the_tables_of_flags_are_those_of_the_programs():
     page = PAGE.read_text(encoding="utf-8")
     assert with_tables(page) == page, "run make docs"
     assert page.count("| `--") > 80 and with_tables(page.replace("| `--seed N` |", "| `--sed N` |")) == page
+
+
+def test_what_takes_long_is_run_by_the_target_that_is_named():
+    (target,) = re.findall(r"thorough: takes long; make (\S+) runs it", (ROOT / "pyproject.toml").read_text())
+    (command,) = re.findall(rf"^{target}:.*\n\t(.*)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert command.endswith("-m thorough") and f"`make {target}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_srun_ends_all_processes_with_the_first():
+    text = "".join((ROOT / path).read_text(encoding="utf-8") for path in ("docs/multi-gpu.md", "scripts/slurm.sbatch"))
+    commands = re.findall(r"^(?:.*`)?srun (-.*)", text, flags=re.MULTILINE)
+    assert len(commands) == 2 and all(command.startswith("--kill-on-bad-exit=1 ") for command in commands)

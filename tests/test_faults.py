@@ -334,3 +334,4 @@ def test_a_port_that_another_run_has_is_named(tmp_path: Path, launcher: dict[str
         env = {**environment(), **launcher, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ended = run(*training(tmp_path / "out"), check=False, env=env)
     assert ended.returncode == 2 and f"127.0.0.1:{port}" in ended.stderr and advice in ended.stderr
+    assert "Traceback" not in ended.stderr and not (tmp_path / "out").exists()

@@ -97,7 +97,9 @@ def programs(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "bin"
     folder.mkdir()
     write_program(folder / "nvidia-smi", 'for i in 0 1 2; do echo "GPU $i: NVIDIA H100 (UUID: GPU-$i)"; done')
-    write_program(folder / "python", 'echo "started by $PPID: $*"')
+    write_program(
+        folder / "python", 'echo "${OMP_NUM_THREADS:-all} threads, rank ${RANK:-none}"; echo "started by $PPID: $*"'
+    )
     return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(folder / "python"), "VIRTUAL_ENV": ""}
 
 
@@ -122,12 +124,28 @@ def test_launch_training_counts_gpus(
     programs: dict[str, str], args: str, visible: str | None, devices: str, launcher: str
 ):
     env = programs if visible is None else {**programs, "CUDA_VISIBLE_DEVICES": visible}
-    result = shell(LAUNCH, *args.split(), **env)
+    result = shell(LAUNCH, *args.split(), **env, OMP_NUM_THREADS="")
     assert result.returncode == 0 and f"processes  {devices}\n" in result.stdout
-    command = result.stdout.splitlines()[-1]  # what the stand-in for Python was given
+    launched, command = result.stdout.splitlines()[-2:]  # what the stand-in for Python was given
     assert command.startswith(f"started by {os.getpid()}: ")  # in the shell's place, so that signals reach it
     assert launcher in command and ("torch.distributed.run" in command) == ("nproc" in launcher)
     assert ("--distributed" in command) == ("nproc" in launcher)
+    if "nproc" not in launcher:
+        assert launched == "all threads, rank 0"
+
+
+def test_one_process_of_launch_training_counts_as_launched(tmp_path: Path):
+    args = finetune(tmp_path / "none.csv", tmp_path / "out", "--distributed", "--device", "cpu")
+    result = shell(LAUNCH, 1, *args, PYTHON=sys.executable)
+    assert result.returncode == 2 and "none.csv" in result.stderr and "launcher" not in result.stderr
+
+
+def test_gpus_that_are_named_but_not_there_are_not_counted(programs: dict[str, str], tmp_path: Path):
+    write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
+    result = shell(LAUNCH, "--dataset", "t.csv", **programs, CUDA_VISIBLE_DEVICES="0,1")
+    assert "processes  1 on the CPU (there is no NVIDIA GPU)\n" in result.stdout
+    refused = shell(LAUNCH, 2, "--dataset", "t.csv", **programs, CUDA_VISIBLE_DEVICES="0,1")
+    assert refused.returncode == 2 and "there are 0 GPUs, not 2" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from jobs import faulty, finetune, leftovers, two_ranks
 from models import tiny_model
 from test_scripts import assert_same_weights
 
-from histocoder.batch_size import _Trial, largest_that_fits
+from histocoder.batch_size import _Trial, find_batch_size, largest_that_fits
 from histocoder.checkpoint import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
@@ -106,6 +106,26 @@ def test_the_largest_size_that_fits(
 
     assert largest_that_fits(peak, room=60, limit=limit, reckons=reckons)[0] == size
     assert seen == tried
+
+
+class Steps:
+    """A trial of steps that take a byte for each row."""
+
+    room, max_len = 10.0, 8
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def peak(self, num_rows: int) -> float:
+        return float(num_rows)
+
+
+def test_the_peak_of_the_search_is_not_that_of_the_run(monkeypatch: pytest.MonkeyPatch):
+    reset: list[torch.device] = []
+    monkeypatch.setattr("histocoder.batch_size._Trial", Steps)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    gpu = torch.device("cuda", 0)
+    assert find_batch_size(tiny_model, CONFIG, gpu, num_rows=100)[0] == 8 and reset == [gpu]
 
 
 def test_memory_that_runs_out_in_a_trial_is_no_error(monkeypatch: pytest.MonkeyPatch):

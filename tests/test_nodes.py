@@ -150,11 +150,13 @@ def test_a_nodes_copy_that_is_damaged_is_sent_anew(apart: list[Path]):
 
 
 def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
-    commands = [training(apart[0]), training(apart[1], "--learning-rate", "2e-3", "--eval-interval", 9)]
+    others = ("--learning-rate", "2e-3", "--eval-interval", 9, "--zero-optimizer")
+    commands = [training(apart[0]), training(apart[1], *others)]
     with ranks(*commands, each_a_node=True) as started:
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
-    assert "Process 1 was started otherwise than process 0: --learning-rate, --eval-interval." in ended[0].stderr
+    named = "--learning-rate, --eval-interval, --zero-optimizer"
+    assert f"Process 1 was started otherwise than process 0: {named}." in ended[0].stderr
     assert not (apart[0] / "args.yaml").exists()
 
 

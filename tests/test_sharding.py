@@ -22,6 +22,7 @@ from histocoder.cli import Parser, add_strategy_arguments
 from histocoder.config import StrategyConfig
 from histocoder.engine import _Run
 from histocoder.errors import UserError
+from histocoder.saved_model import load_tensors
 from histocoder.shards import read_shards
 from histocoder.strategies import check_strategy
 
@@ -78,6 +79,23 @@ def test_checkpointing_keeps_less_and_changes_no_bit(
     assert num_after < num_before / 2
 
 
+UNSUPPORTED = """
+import runpy, sys
+from transformers import BertModel
+BertModel.supports_gradient_checkpointing = False
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_encoders_that_checkpointing_does_not_go_with_are_named(table: Path, tmp_path: Path):
+    encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 64)
+    args = finetune(table, tmp_path / "out", *encoder, "--batch-size", 8, "--gradient-checkpointing")
+    ended = run("-c", UNSUPPORTED, *args, check=False)
+    assert ended.returncode == 2 and "--gradient-checkpointing: transformers has none for BertModel" in ended.stderr
+    assert "Traceback" not in ended.stderr and not (tmp_path / "out" / "args.yaml").exists()
+
+
 @pytest.mark.parametrize("frozen", [(), ("--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0)])
 def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, frozen: tuple[object, ...]):
     args = (*STEPS, "--max-steps", 4, "--batch-size", 8, "--dropout", 0.1, *(frozen or ("--freeze-encoder",)))
@@ -90,7 +108,7 @@ def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, fr
     ("flags", "tolerance"),
     [
         (("--zero-optimizer",), 1e-6),
-        (("--ddp-comm-hook", "fp16"), 1e-3),
+        (("--ddp-comm-hook", "fp16"), 1e-4),
         (("--fsdp", "full_shard", "--gradient-checkpointing"), 1e-6),
         (("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6),
         pytest.param(("--fsdp", "full_shard", "--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.thorough),
@@ -104,6 +122,39 @@ def test_two_ranks_come_to_what_one_does(
     for column in ("train_loss", "val_loss", "grad_norm"):
         assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=tolerance, rel=tolerance * 10)
     assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
+
+
+MANY_CLASSES = """
+import math
+import torch
+from histocoder import distributed
+device = distributed.start(device="cpu")
+torch.manual_seed(0)
+head, rank = torch.nn.Linear(64, 2000), distributed.rank()
+torch.nn.init.constant_(head.bias, -math.log(2000))
+rows, targets = torch.randn(2, 16, 64), torch.zeros(2, 16, 2000)
+targets.scatter_(2, torch.randint(0, 50, (2, 16, 1)), 1.0)
+found = []
+for hook, factor in (("none", 1.0), ("fp16", 1.0), ("none", 1e9), ("fp16", 1e9), ("fp16", math.inf)):
+    model = distributed.wrap(head, device, comm_hook=hook)
+    head.zero_grad()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(model(rows[rank]), targets[rank])
+    (loss * (factor if rank == 1 or factor < math.inf else 1.0)).backward()
+    found.append(torch.cat([p.grad.flatten() for p in head.parameters()]))
+for plain, halved in (found[:2], found[2:4]):
+    lost = float(((halved == 0) & (plain != 0)).float().mean())
+    print("lost", lost, float((halved - plain).norm() / plain.norm()))
+print("finite", bool(found[4].isfinite().any()))
+distributed.stop()
+"""
+
+
+def test_gradients_that_are_too_small_or_large_for_fp16_are_not_lost_in_it():
+    for one in two_ranks(["-c", MANY_CLASSES]):
+        *losses, (_, finite) = [line.split() for line in one.stdout.splitlines()]
+        for _, lost, error in losses:
+            assert float(lost) < 1e-4 and float(error) < 1e-3
+        assert len(losses) == 2 and finite == "False"
 
 
 COMPILED = """
@@ -134,7 +185,9 @@ def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: st
     encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
     args = (*encoder, "--max-len", 64, "--max-steps", 4, "--eval-interval", 2, "--share-val", 0.08)
     run(*finetune(table, tmp_path / "one", *args, "--batch-size", 4))
-    two_ranks(finetune(table, tmp_path / "two", *args, "--batch-size", 2, "--gradient-checkpointing", *SHARDED))
+    flags = ("--batch-size", 2, "--gradient-checkpointing", *SHARDED)
+    ended = two_ranks(finetune(table, tmp_path / "two", *args, *flags))
+    assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
         tolerance = 1e-5 if precision == "fp32" else 1e-3
         assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=tolerance)
@@ -186,19 +239,28 @@ def test_each_of_two_ranks_holds_half(
 
 def test_a_run_goes_on_under_any_strategy_and_number_of_processes(alone: Path, data: Path, tmp_path: Path):
     out = tmp_path / "out"
-    ways = ((3, SHARDED), (2, ("--zero-optimizer",)), (2, ("--fsdp", "shard_grad_op")), (1, ()))
-    for start, (processes, flags) in zip(range(0, 8, 2), ways, strict=True):
+    zero = ("--zero-optimizer",)
+    ways = ((2, zero), (3, zero), (3, SHARDED), (2, zero), (2, ("--fsdp", "shard_grad_op")), (1, ()))
+    groups = groups_of(alone, 8)
+    for start, (processes, flags) in enumerate(ways):
         for checkpoint in list_checkpoints(out):
             if step_of(checkpoint) > start:
                 shutil.rmtree(checkpoint)
-        args = (*STEPS, "--batch-size", 12 // processes, "--save-interval", 2, "--keep-checkpoints", 9, *flags)
+        args = (*STEPS, "--batch-size", 12 // processes, "--save-interval", 1, "--keep-checkpoints", 9, *flags)
         with ranks(*[finetune(data, out, *args)] * processes) as started:
             ended = [end_of(process) for process in started]
         assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
         assert start == 0 or f"Going on from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
             assert logs(out, column) == pytest.approx(logs(alone, column), abs=1e-5)
-        assert (out / "checkpoints" / f"step-{start + 2:07d}" / "shards").is_dir() == (flags == SHARDED)
+        assert (out / "checkpoints" / f"step-{start + 1:07d}" / "shards").is_dir() == (flags == SHARDED)
+        assert groups_of(out, start + 1).keys() == groups_of(out, 8).keys() == groups.keys()
+
+
+def groups_of(out: Path, step: int) -> dict[str, Any]:
+    """The optimizer's settings in a checkpoint."""
+    (group,) = load_tensors(out / "checkpoints" / f"step-{step:07d}" / "optimizer.pt")["optimizer"]["param_groups"]
+    return group
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +335,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_folder_that_not_all_processes_see_is_refused_for_shares(data: Path, tmp_path: Path, monkeypatch):
+def test_folders_apart_are_refused_for_shares_before_training(data: Path, tmp_path: Path):
+    outs = [tmp_path / name / "out" for name in "ab"]
+    for out in outs:
+        out.parent.mkdir()
+    with ranks(*(finetune(data, out, *STEPS, *SHARDED) for out in outs), each_a_node=True) as started:
+        ended = [end_of(process) for process in started]
+    assert [one.returncode for one in ended] == [2, 2]
+    assert ended[0].stderr.count("needs a folder that all processes see; process 1 does not find") == 1
+    assert "step" not in ended[0].stdout and not list(outs[0].glob(".*")) and not outs[1].exists()
+
+
+def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("ELSEWHERE", str(tmp_path))
     out = tmp_path / "out"
     ended = two_ranks(["-c", ELSEWHERE, *finetune(data, out, *STEPS, "--batch-size", 6, *SHARDED)], check=False)

@@ -107,10 +107,19 @@ class MixerModel(nn.Module):
                 layer.compile(dynamic=True)
         self._wrap_layers(partial(torch.compile, dynamic=True))
 
+    @property
+    def can_checkpoint_layers(self) -> bool:
+        """Whether the encoder is one of those that `checkpoint_layers` is for."""
+        return self._is_canine or bool(self.encoder.supports_gradient_checkpointing)
+
     def checkpoint_layers(self) -> None:
         """Keep of each layer its input alone for the backward pass, which computes the rest once more, bit for bit."""
         if not self._is_canine:
-            self.encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            options = {"use_reentrant": False}
+            if hasattr(self.encoder, "activation_checkpointing_enable"):
+                self.encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+            else:  # its name in older transformers
+                self.encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         self._wrap_layers(_checkpointed)
 
     def _wrap_layers(self, wrapper: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
