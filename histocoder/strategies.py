@@ -65,11 +65,9 @@ class Strategy(Protocol):
 
 
 def strategy_of(config: StrategyConfig) -> Strategy:
-    """The strategy that is asked for; that of one process where there is but one."""
-    if distributed.world_size() == 1:
-        return Replicated(StrategyConfig())
+    """The strategy that is asked for; of one process FSDP, or none."""
     if config.fsdp is None:
-        return Replicated(config)
+        return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
     from histocoder.sharding import Sharded  # here, since it takes a while to import
 
     return Sharded(config)
@@ -77,6 +75,8 @@ def strategy_of(config: StrategyConfig) -> Strategy:
 
 def check_strategy(config: StrategyConfig, device: torch.device) -> None:
     """Raise a UserError where a device can't do what is asked for."""
+    if config.fsdp is not None and device.type == "mps":
+        raise UserError("--fsdp is for NVIDIA GPUs and CPUs; leave it away, or add --device cpu.")
     if config.fsdp_cpu_offload and device.type != "cuda":
         raise UserError("--fsdp-cpu-offload keeps shares out of a GPU's memory, and there is no GPU; leave it away.")
     if config.ddp_comm_hook == "bf16" and device.type != "cuda":

@@ -106,6 +106,17 @@ def test_two_ranks_come_to_what_one_does(
     assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
 
 
+def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
+    flags = ("--fsdp", "full_shard", "--fsdp-state-dict", "sharded", "--gradient-checkpointing")
+    ended = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags))
+    assert "FSDP full_shard, gloo, fp32" in ended.stdout and "without effect" not in ended.stdout
+    for column in ("train_loss", "val_loss", "grad_norm"):
+        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=1e-6)
+    assert_same_weights(tmp_path / "out", alone, tolerance=1e-5)
+    refused = run(*finetune(data, tmp_path / "bad", "--fsdp", "full_shard", "--input-col", "nosuch"), check=False)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+
+
 COMPILED = """
 import functools, runpy, sys
 import torch
@@ -184,9 +195,17 @@ def test_each_of_two_ranks_holds_half(
         assert own == pytest.approx(weights * total, rel=0.05) and state == pytest.approx(2 * moments * total, rel=0.05)
 
 
-def test_a_run_goes_on_under_any_strategy_and_number_of_processes(alone: Path, data: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "ways",
+    [
+        ((3, SHARDED), (2, ("--zero-optimizer",)), (2, ("--fsdp", "shard_grad_op")), (1, ())),
+        ((1, SHARDED), (1, ()), (1, ("--fsdp", "shard_grad_op")), (2, SHARDED)),
+    ],
+)
+def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
+    alone: Path, data: Path, tmp_path: Path, ways: tuple[tuple[int, tuple[str, ...]], ...]
+):
     out = tmp_path / "out"
-    ways = ((3, SHARDED), (2, ("--zero-optimizer",)), (2, ("--fsdp", "shard_grad_op")), (1, ()))
     for start, (processes, flags) in zip(range(0, 8, 2), ways, strict=True):
         for checkpoint in list_checkpoints(out):
             if step_of(checkpoint) > start:
@@ -353,9 +372,16 @@ def test_an_offload_without_a_gpu_is_refused_before_any_work(data: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_comm_hook_that_a_device_can_not_do_is_refused():
-    with pytest.raises(UserError, match="needs GPUs"):
-        check_strategy(StrategyConfig(ddp_comm_hook="bf16"), torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("flags", "device", "message"),
+    [
+        ({"ddp_comm_hook": "bf16"}, "cpu", "needs GPUs"),
+        ({"fsdp": "full_shard"}, "mps", "add --device cpu"),
+    ],
+)
+def test_what_a_device_can_not_do_is_refused(flags: dict[str, Any], device: str, message: str):
+    with pytest.raises(UserError, match=message):
+        check_strategy(StrategyConfig(**flags), torch.device(device))
 
 
 def test_one_process_says_what_has_no_effect(alone: Path, data: Path, tmp_path: Path):
