@@ -94,6 +94,8 @@ def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.Ar
     """A value from a file, as the flag itself would take it."""
     if value is None and action.default is None:
         return None
+    if value is None or (isinstance(value, list) and None in value):
+        raise UserError(f"--config {path}: {action.dest} has no value; give it one, or leave the line away.")
     is_flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
     items = value if isinstance(value, list) and action.nargs else [value]
     is_word = any(isinstance(item, bool) for item in items)
