@@ -61,8 +61,10 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
     except RuntimeError as error:
         if launch.world_size == 1:
             raise
+        names = ["GLOO"] if backend == "gloo" else ["NCCL", "GLOO"]
+        exports = " ".join(f"{name}_SOCKET_IFNAME=eth0" for name in names)
         raise UserError(
             f"The processes have met at {os.environ['MASTER_ADDR']}, but can't connect to one another "
             f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
-            f"node, as in export {backend.upper()}_SOCKET_IFNAME=eth0."
+            f"node, as in export {exports}."
         ) from error
