@@ -117,6 +117,15 @@ def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
 
 
+def test_shares_in_bf16_come_near_what_one_process_does_in_bf16(alone: Path, data: Path, tmp_path: Path):
+    args = (*STEPS, "--precision", "bf16")
+    run(*finetune(data, tmp_path / "one", *args, "--batch-size", 12))
+    two_ranks(finetune(data, tmp_path / "two", *args, "--batch-size", 6, "--fsdp", "full_shard"))
+    for column in ("train_loss", "val_loss"):
+        one, two, exact = (logs(out, column) for out in (tmp_path / "one", tmp_path / "two", alone))
+        assert two == pytest.approx(one, abs=1e-3) and two != pytest.approx(exact, abs=1e-6)
+
+
 COMPILED = """
 import functools, runpy, sys
 import torch
