@@ -93,7 +93,7 @@ def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
 def test_an_artifact_predicts_without_the_folder_that_it_comes_from(table: Path, tmp_path: Path):
     encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 32)
     extra = ("--batch-size", 8, "--max-steps", 1, "--log-wandb", "--wandb-artifact")
-    run(*finetune(table, tmp_path / "out", *extra, *encoder), fresh=True)
+    run(*finetune(table, tmp_path / "out", *extra, *encoder))
     for entry in artifact_of(wandb_records(tmp_path / "out")).manifest.contents:
         file = tmp_path / "downloaded" / entry.path
         file.parent.mkdir(parents=True, exist_ok=True)
