@@ -34,7 +34,8 @@ def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     Raises
     ------
     UserError
-        Where the file can't be read, a flag or a section is unknown or stands twice, or a value is none of its flag's.
+        Where the file can't be read, a flag or a section is unknown or stands twice, or a value is missing, or none of
+        its flag's.
     """
     actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
     values: dict[str, Any] = {}
