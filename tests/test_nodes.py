@@ -47,6 +47,7 @@ def nodes() -> Iterator[list[str]]:
             hosts = Path("/etc/netns", name, "hosts")  # which stands in for /etc/hosts there
             hosts.parent.mkdir(parents=True)
             hosts.write_text(f"127.0.0.1 localhost\n{('127.0.1.1', '192.168.98.1')[i]} node0\n")
+            hosts.with_name("resolv.conf").write_text("nameserver 127.0.0.1\n")  # where nothing is, so that none waits
         yield names
     finally:
         for name in names:
