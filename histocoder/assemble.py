@@ -60,7 +60,11 @@ def start(args: argparse.Namespace) -> torch.device:
     if args.deterministic:
         compute_deterministically()
     device = distributed.start(
-        device=args.device, required=args.distributed, local_rank=args.local_rank, rank_timeout=args.rank_timeout
+        device=args.device,
+        required=args.distributed,
+        grouped=args.fsdp is not None,
+        local_rank=args.local_rank,
+        rank_timeout=args.rank_timeout,
     )
     check_arguments(args, device)
     check_dashboards(wandb=args.log_wandb, tensorboard=args.log_tensorboard)

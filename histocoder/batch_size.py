@@ -131,7 +131,7 @@ class _Trial:
         self.room = _SHARE_OF_MEMORY[device.type] * free_bytes(device)
         if self._is_alone and distributed.world_size() > 1:
             self.room -= gradients  # DDP's buckets hold them in the forward pass, too
-        strategy = _Unconnected(StrategyConfig()) if self._is_alone else None
+        strategy = _Unconnected(StrategyConfig()) if config.strategy.fsdp is None else None
         self._learner = Learner(model, config, device, total_steps=1 << 30, strategy=strategy)
         model.train()
 

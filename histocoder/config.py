@@ -230,7 +230,7 @@ class StrategyConfig:
         """Those that need several processes, as they are given."""
         hook = [f"--ddp-comm-hook {self.ddp_comm_hook}"] if self.ddp_comm_hook != "none" else []
         zero = ["--zero-optimizer"] if self.zero_optimizer else []
-        return ([f"--fsdp {self.fsdp}"] if self.fsdp else []) + zero + hook
+        return zero + hook
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     Raises
     ------
     UserError
-        Where the file can't be read, a flag or a section is unknown or stands twice, or a value is none of its flag's.
+        Where the file can't be read, a flag or a section is unknown or stands twice, or a value is missing, or none of
+        its flag's.
     """
     actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
     values: dict[str, Any] = {}
@@ -94,6 +95,8 @@ def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.Ar
     """A value from a file, as the flag itself would take it."""
     if value is None and action.default is None:
         return None
+    if value is None or (isinstance(value, list) and None in value):
+        raise UserError(f"--config {path}: {action.dest} has no value; give it one, or leave the line away.")
     is_flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
     items = value if isinstance(value, list) and action.nargs else [value]
     is_word = any(isinstance(item, bool) for item in items)

@@ -4,8 +4,8 @@ The only importer of `torch.distributed` besides `meeting`, `comm_hook`, and the
 `zero`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
-is a no-op for one. Launchers known: torchrun, `python -m torch.distributed.launch` (with or without `--local_rank`),
-`accelerate launch`, and `srun`.
+is a no-op for one that has no process group. Launchers known: torchrun, `python -m torch.distributed.launch` (with or
+without `--local_rank`), `accelerate launch`, and `srun`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,12 @@ _watch: Watch | None = None
 
 
 def start(
-    *, device: str = "auto", required: bool = False, local_rank: int | None = None, rank_timeout: float = RANK_TIMEOUT
+    *,
+    device: str = "auto",
+    required: bool = False,
+    grouped: bool = False,
+    local_rank: int | None = None,
+    rank_timeout: float = RANK_TIMEOUT,
 ) -> torch.device:
     """Join the other processes, where a launcher started several, and choose this one's device.
 
@@ -64,6 +69,8 @@ def start(
         "auto", "cpu", "cuda" or "mps".
     required : bool
         Whether there must be a launcher (`--distributed`).
+    grouped : bool
+        Whether one process, too, is to have a process group, as FSDP needs it.
     local_rank : int, optional
         See `read_launch`.
     rank_timeout : float
@@ -93,11 +100,14 @@ def start(
             "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
         )
     chosen = _choose_device(device)
+    if chosen.type == "cuda" and (grouped or _launch.world_size > 1):
+        torch.cuda.set_device(chosen)
     if _launch.world_size == 1:
         _start_watch(None, rank_timeout)
+        if grouped:
+            alone = dist.HashStore()
+            _group = _Group(dist.PrefixStore("histocoder", alone), connect(alone, chosen, _launch))
         return chosen
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
     if "RANK" not in os.environ:  # srun sets neither ranks nor address as torch reads them
         host, port = slurm_address(os.environ)
         os.environ.setdefault("MASTER_ADDR", host)
@@ -181,7 +191,7 @@ def world_size() -> int:
 
 
 def backend() -> str | None:
-    """What gradients are exchanged over: "nccl" or "gloo"; None for a process that is alone."""
+    """What gradients are exchanged over: "nccl" or "gloo"; None where there is no process group."""
     return dist.get_backend() if _group is not None else None
 
 
@@ -231,7 +241,7 @@ def wrap(model: nn.Module, device: torch.device, *, comm_hook: str = "none") -> 
 
 
 def control_group() -> Any:
-    """The processes, for collectives of what is in their CPUs' memory; None for one process."""
+    """The processes, for collectives of what is in their CPUs' memory; None where there is no process group."""
     return None if _group is None else _group.control
 
 
@@ -420,7 +430,7 @@ def leave(message: str, status: int) -> None:
     if launch.is_primary or not _is_said_within(_GRACE_SECONDS, f"rank {launch.rank}: {message}", status):
         print(message if launch.is_primary else f"rank {launch.rank}: {message}", file=sys.stderr, flush=True)
         _announce("", status)
-    if launch.world_size > 1:
+    if launch.world_size > 1 or _group is not None:
         sys.stdout.flush()
         os._exit(status)  # no clean-up may wait here for processes that are gone
     sys.exit(status)

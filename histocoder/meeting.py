@@ -34,7 +34,9 @@ def meet() -> dist.Store:
 
 
 def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.ProcessGroup:
-    """Join the processes that have met: gradients go over NCCL between GPUs, all else over the group that is returned.
+    """Join the processes that have met, or a single one.
+
+    Gradients go over NCCL between GPUs, all else over the group that is returned.
 
     Raises
     ------
@@ -42,10 +44,11 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
         Where they can't reach one another.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    interface = interface_towards(os.environ["MASTER_ADDR"])
-    if launch.local_world_size < launch.world_size and interface is not None:
+    if launch.local_world_size < launch.world_size:
         # by itself gloo takes the address of the host's name, which others may not reach, such as 127.0.1.1
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        interface = interface_towards(os.environ["MASTER_ADDR"])
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     try:
         dist.init_process_group(
             backend,
@@ -56,8 +59,12 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
         )
         return dist.new_group(backend="gloo")
     except RuntimeError as error:
+        if launch.world_size == 1:
+            raise
+        names = ["GLOO"] if backend == "gloo" else ["NCCL", "GLOO"]
+        exports = " ".join(f"{name}_SOCKET_IFNAME=eth0" for name in names)
         raise UserError(
             f"The processes have met at {os.environ['MASTER_ADDR']}, but can't connect to one another "
             f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
-            f"node, as in export {backend.upper()}_SOCKET_IFNAME=eth0."
+            f"node, as in export {exports}."
         ) from error

@@ -29,8 +29,8 @@ class Meter:
 
     def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
         """One step more."""
-        is_skipped = ~grad_norm.isfinite()
-        self.loss = self.loss + loss.masked_fill(is_skipped, 0.0)
+        is_skipped = ~grad_norm.isfinite()  # in the CPU's memory with --fsdp-cpu-offload
+        self.loss = self.loss + loss.masked_fill(is_skipped.to(loss.device), 0.0)
         self.grad_norm = self.grad_norm + grad_norm.masked_fill(is_skipped, 0.0)
         self.skipped = self.skipped + is_skipped.int()
         self.skipped_in_a_row = (self.skipped_in_a_row + 1) * is_skipped.int()

@@ -86,7 +86,11 @@ def load_occcanine(
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = (str(error).strip().splitlines()[1:2] or [str(error)])[0].strip()
-        raise UserError(f"The weights in {path} are of other sizes ({reason}); give its encoder's config.") from error
+        reason = reason if len(reason) < 200 else f"{reason[:200]} …"  # it may be a list of all weights
+        raise UserError(
+            f"The weights in {path} are of other sizes ({reason}); give the sizes of its encoder, "
+            "with --encoder-config JSON."
+        ) from error
     return Coder(model)
 
 

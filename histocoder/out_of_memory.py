@@ -63,12 +63,14 @@ def _smaller_batches(config: TrainConfig, max_len: int) -> Iterator[str]:
 
 
 def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iterator[str]:
-    fsdp = config.strategy.fsdp if distributed.world_size() > 1 else None
+    fsdp, is_alone = config.strategy.fsdp, distributed.world_size() == 1
     if not config.gradient_checkpointing:
         yield "--gradient-checkpointing; the same results in more time"
     if max_len > _MIN_MAX_LEN:
         yield f"--max-len {max(max_len // 8 * 4, _MIN_MAX_LEN)}, which cuts longer descriptions, in a run begun anew"
-    if distributed.world_size() == 1:
+    if is_alone and fsdp is None and device.type == "cuda":
+        yield "--fsdp full_shard --fsdp-cpu-offload, which keep weights and optimizer state in the machine's memory"
+    if is_alone:
         yield "several processes with --fsdp full_shard, which share the model out among them"
     elif fsdp is None:
         yield "--fsdp full_shard, which shares the model out among the processes"

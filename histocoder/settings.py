@@ -16,6 +16,7 @@ from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.formatters import Formatter
+from histocoder.precision import computing_dtype
 from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS
 from histocoder.strategies import check_strategy
@@ -24,7 +25,7 @@ from histocoder.strategies import check_strategy
 def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
     """Raise a UserError where training can't be as the arguments say, before any work is done."""
     strategy = train_config_of(args).strategy
-    check_strategy(strategy, device)
+    check_strategy(strategy, device, computing_dtype(args.precision, device, use_amp=args.use_amp))
     if distributed.world_size() == 1 and (flags := strategy.flags()):
         say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
 

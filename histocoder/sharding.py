@@ -32,7 +32,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Sharded:
     """FSDP, by PyTorch's `fully_shard` (Zhao et al. 2023).
 
-    Layers are gathered one by one, in the precision of the run; what is no layer is gathered with the model, in fp32.
+    Layers are gathered one by one, in the precision of the run, but those of other encoders than CANINE in fp32; so is
+    what is no layer, which is gathered with the model.
     """
 
     def __init__(self, config: StrategyConfig) -> None:

@@ -65,20 +65,24 @@ class Strategy(Protocol):
 
 
 def strategy_of(config: StrategyConfig) -> Strategy:
-    """The strategy that is asked for; that of one process where there is but one."""
-    if distributed.world_size() == 1:
-        return Replicated(StrategyConfig())
+    """The strategy that is asked for; of one process FSDP, or none."""
     if config.fsdp is None:
-        return Replicated(config)
+        return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
     from histocoder.sharding import Sharded  # here, since it takes a while to import
 
     return Sharded(config)
 
 
-def check_strategy(config: StrategyConfig, device: torch.device) -> None:
-    """Raise a UserError where a device can't do what is asked for."""
+def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise a UserError where a device can't do what is asked for, or not in the precision of the run."""
+    if config.fsdp is not None and device.type == "mps":
+        raise UserError("--fsdp is for NVIDIA GPUs and CPUs; leave it away, or add --device cpu.")
     if config.fsdp_cpu_offload and device.type != "cuda":
         raise UserError("--fsdp-cpu-offload keeps shares out of a GPU's memory, and there is no GPU; leave it away.")
+    if config.fsdp_cpu_offload and dtype == torch.float16:  # torch's GradScaler does not wait for copies from the GPU
+        raise UserError(
+            "--fsdp-cpu-offload does not go with fp16; take --precision bf16, or fp32 where the GPU has no bf16."
+        )
     if config.ddp_comm_hook == "bf16" and device.type != "cuda":
         raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; take fp16 on a CPU, or none.")
 

@@ -119,7 +119,7 @@ def test_finetune(folder: Path, changes: dict[str, str], message: str, monkeypat
         ("bach_size: 8", "no flag 'bach_size'. Did you mean 'batch_size'"),
         ("batch_size: many", "batch_size can't be 'many'"),
         ("batch_size: [1, 2]", "batch_size can't be"),
-        ("batch_size: null", "batch_size can't be None"),
+        ("batch_size: null", "batch_size has no value"),
         ("device: gpu", "device is 'gpu'; it must be of auto, cpu"),
         ("zero_pad_codes: yes please", "zero_pad_codes can't be"),
         ("- a list", "must hold lines of the form"),

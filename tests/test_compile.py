@@ -13,6 +13,7 @@ import torch
 from conftest import environment, run, write_table
 from jobs import finetune
 from models import save_tiny_model, tiny_model
+from test_scripts import logs
 from test_speed import begin, dataset, losses
 from torch._dynamo.utils import counters
 
@@ -84,6 +85,16 @@ def test_predicting_compiled_gives_what_predicting_gives():
     tables = [Coder(tiny_model(), "cpu", compile=compiled).predict(texts, "en", mode="full") for compiled in (0, 1)]
     assert num_graphs() == 2  # full search takes the decoder apart, so that its layers are not called
     np.testing.assert_allclose(*tables, atol=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_run_that_is_compiled_takes_the_steps_of_one_that_is_not(table: Path, tmp_path: Path):
+    extra = ("--batch-size", 8, "--max-steps", 4)
+    run(*finetune(table, tmp_path / "one", *extra))
+    run(*finetune(table, tmp_path / "two", *extra, "--compile"))
+    for column in ("train_loss", "val_loss"):
+        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-4)
 
 
 def test_without_a_compiler_a_sentence_says_so(tmp_path: Path):

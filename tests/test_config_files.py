@@ -64,6 +64,8 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("training: {seed: 8}\ntraining: {batch_size: 9}", "'training' stands twice"),
         ("config: other.yaml", "no flag 'config'"),
         ("language: no", "language can't be False. Put a word such as no or yes in quotation marks."),
+        ("language:", "language has no value; give it one, or leave the line away."),
+        ("target_cols: [a, null]", "target_cols has no value"),
         ("target_cols: [a, no]", "target_cols can't be ['a', False]. Put a word such as no"),
     ],
 )
@@ -71,6 +73,11 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tex
     with pytest.raises(UserError) as error:
         parsed(monkeypatch, tmp_path / "run.yaml", text)
     assert message in str(error.value)
+
+
+def test_a_blank_value_leaves_a_flag_without_a_default_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = "language_col:\nmax_steps: null\ntraining:\n"
+    assert parsed(monkeypatch, tmp_path / "run.yaml", text) == parsed(monkeypatch, tmp_path / "run.yaml", "{}")
 
 
 def example(path: Path) -> tuple[str, list[str]]:

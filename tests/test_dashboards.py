@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import run
 from jobs import finetune, two_ranks
+from pretrained import save_pretrained
 from test_faults_services import assert_complete
 from test_scripts import logs
 
@@ -54,6 +57,12 @@ def wandb_names(records: list) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
+def artifact_of(records: list) -> Any:
+    (artifact,) = (r.request.log_artifact.artifact if r.HasField("request") else r.artifact
+                   for r in records if r.HasField("artifact") or r.request.HasField("log_artifact"))  # fmt: skip
+    return artifact
+
+
 def test_every_column_has_a_name():
     assert set(DASHBOARD_NAMES) == set(COLUMNS) - {"step"}
 
@@ -73,13 +82,25 @@ def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     assert wandb_names(records) == ON_A_CPU
     names = {r.run.display_name for r in records if r.HasField("run")}
     assert names == {"tiny_hisco_gpu1"} and {r.run.project for r in records if r.HasField("run")} == {"histco-v2-mixer"}
-    (artifact,) = (r.request.log_artifact.artifact if r.HasField("request") else r.artifact
-                   for r in records if r.HasField("artifact") or r.request.HasField("log_artifact"))  # fmt: skip
+    artifact = artifact_of(records)
     assert (artifact.name, artifact.type) == ("tiny_hisco_gpu1", "model")
     files = {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
     assert set(files) == {"config.json", "model.safetensors", "README.md"}
     assert files["model.safetensors"].read_bytes() == (out / "model.safetensors").read_bytes()
     assert files["model.safetensors"].is_relative_to(out)  # not in the user's home
+
+
+def test_an_artifact_predicts_without_the_folder_that_it_comes_from(table: Path, tmp_path: Path):
+    encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 32)
+    extra = ("--batch-size", 8, "--max-steps", 1, "--log-wandb", "--wandb-artifact")
+    run(*finetune(table, tmp_path / "out", *extra, *encoder))
+    for entry in artifact_of(wandb_records(tmp_path / "out")).manifest.contents:
+        file = tmp_path / "downloaded" / entry.path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(entry.local_path, file)
+    for folder in ("bert", "out"):
+        shutil.rmtree(tmp_path / folder)
+    assert "farmer" in run("-m", "histocoder", "predict", "--model", tmp_path / "downloaded", "farmer").stdout
 
 
 def test_the_name_of_a_run():

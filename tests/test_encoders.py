@@ -97,6 +97,18 @@ def test_a_run_trains_all_of_it_and_its_folder_needs_no_other(encoder: Path, tab
     assert "2 deep layers of width 32" in card and "CANINE" not in card and f"{MAX_LEN} tokens" in card
 
 
+def test_a_canine_from_a_folder_is_trained(table: Path, tmp_path: Path):
+    torch.manual_seed(3)
+    load_encoder("tiny", max_len=MAX_LEN).save_pretrained(tmp_path / "canine")
+    extra = ("--encoder", tmp_path / "canine", "--batch-size", 8, "--max-steps", 2, "--max-len", MAX_LEN)
+    run(*finetune(table, tmp_path / "out", *extra, "--learning-rate", 1e-9))
+    trained = load_file(tmp_path / "out" / "model.safetensors")
+    for name, weight in load_file(tmp_path / "canine" / "model.safetensors").items():
+        torch.testing.assert_close(trained[f"encoder.{name}"][: len(weight)], weight[: len(trained[f"encoder.{name}"])])
+    shutil.rmtree(tmp_path / "canine")
+    assert "farmer" in run("-m", "histocoder", "predict", "--model", tmp_path / "out", "farmer").stdout
+
+
 def test_padding_changes_nothing(encoder: Path):
     model = model_of(encoder)
     texts = tokenize([f"en[SEP]{text}" for text in TEXTS], max_len=MAX_LEN, tokenizer=model.tokenizer)

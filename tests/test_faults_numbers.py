@@ -17,6 +17,7 @@ from histocoder import engine
 from histocoder.checkpoint import list_checkpoints
 from histocoder.engine import _Run, train_step
 from histocoder.errors import UserError
+from histocoder.meter import Meter
 
 
 @pytest.fixture
@@ -53,6 +54,21 @@ def test_a_step_that_is_not_finite_changes_nothing(started: _Run, monkeypatch, s
     found = started.meter.read()
     assert found["skipped_steps"] == 1 and math.isfinite(found["train_loss"] + found["grad_norm"])
     assert started.meter.skipped_in_a_row == 0
+
+
+def test_losses_may_lie_elsewhere_than_norms(monkeypatch: pytest.MonkeyPatch):
+    """As with --fsdp-cpu-offload; meta stands in for a GPU, which takes no mask from the CPU's memory."""
+    fill = torch.Tensor.masked_fill
+
+    def filled(tensor: torch.Tensor, mask: torch.Tensor, value: float) -> torch.Tensor:
+        assert tensor.device == mask.device
+        return fill(tensor, mask, value)
+
+    monkeypatch.setattr(torch.Tensor, "masked_fill", filled)
+    meter = Meter()
+    meter.add(torch.ones((), device="meta"), torch.tensor(math.nan), rows=2)
+    meter.add(torch.ones((), device="meta"), torch.tensor(2.0), rows=2)
+    assert meter.loss.device.type == "meta" and (int(meter.skipped), float(meter.grad_norm)) == (1, 2.0)
 
 
 def test_weights_that_are_not_finite_are_not_saved(started: _Run):

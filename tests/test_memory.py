@@ -71,6 +71,7 @@ def test_other_errors_stay_as_they_are():
 def test_what_is_in_use_is_not_advised(monkeypatch: pytest.MonkeyPatch):
     config = replace(CONFIG, batch_size=1, gradient_checkpointing=True)
     assert "--" not in advice(config, CPU, max_len=32).replace("--fsdp full_shard", "")
+    assert "1. --fsdp full_shard --fsdp-cpu-offload, which" in advice(config, torch.device("cuda", 0), max_len=32)
     monkeypatch.setattr("histocoder.distributed.world_size", lambda: 2)
     sharded = replace(config, strategy=StrategyConfig(fsdp="full_shard"))
     assert advice(sharded, CPU, max_len=32).endswith("no flag left that saves any.")

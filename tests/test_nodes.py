@@ -10,17 +10,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import DEADLINE, ROOT, environment, write_table
 from jobs import assert_same_end, end_of, ranks, training
 from models import save_tiny_model
+from torch.distributed import HashStore
 
-STATIC = ("--master_addr=10.9.8.1", "--master_port=29500")
-DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=10.9.8.1:29500", "--rdzv-id=7")
+from histocoder import network
+from histocoder.errors import UserError
+from histocoder.launch import Launch
+from histocoder.meeting import connect
+
+STATIC = ("--master_addr=192.168.98.1", "--master_port=29500")
+NAMED = ("--master_addr=node0", "--master_port=29500")
+DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-id=7")
 
 
 @pytest.fixture
 def nodes() -> Iterator[list[str]]:
-    """Two network namespaces of this machine, joined by a cable: each has a loopback and one address, no names."""
+    """Two network namespaces of this machine, joined by a cable: each has a loopback and one address.
+
+    The name of the first stands for that, but on itself for its loopback, as under Debian. Gloo connects from the
+    larger address to the smaller, so that 127.0.0.1 must be the smaller one for it to matter.
+    """
     names = [f"histocoder-{os.getpid()}-{i}" for i in range(2)]
     try:
         for name in names:
@@ -28,13 +40,19 @@ def nodes() -> Iterator[list[str]]:
             ip("netns", "exec", name, "true")
         ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
         for i, name in enumerate(names):
-            ip("-n", name, "address", "add", f"10.9.8.{i + 1}/24", "dev", "eth0")
+            ip("-n", name, "address", "add", f"192.168.98.{i + 1}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 ip("-n", name, "link", "set", interface, "up")
+            ip("-n", name, "route", "add", "default", "via", f"192.168.98.{2 - i}")
+            hosts = Path("/etc/netns", name, "hosts")  # which stands in for /etc/hosts there
+            hosts.parent.mkdir(parents=True)
+            hosts.write_text(f"127.0.0.1 localhost\n{('127.0.1.1', '192.168.98.1')[i]} node0\n")
+            hosts.with_name("resolv.conf").write_text("nameserver 127.0.0.1\n")  # where nothing is, so that none waits
         yield names
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns", name), ignore_errors=True)
 
 
 def ip(*args: str) -> None:
@@ -51,9 +69,9 @@ def on_two_nodes(nodes: list[str], outs: list[Path], rendezvous: tuple[str, ...]
     agents = []
     for i, (node, out) in enumerate(zip(nodes, outs, strict=True)):
         if rendezvous == DYNAMIC:  # which can't tell whose address it is where names are not known
-            options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=10.9.8.{i + 1}"]
+            options = [*DYNAMIC, f"--rdzv-conf=is_host={1 - i}", f"--local-addr=192.168.98.{i + 1}"]
         else:
-            options = [*STATIC, f"--node_rank={i}"]
+            options = [*rendezvous, f"--node_rank={i}"]
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *options]
         agents.append(
             subprocess.Popen(
@@ -87,9 +105,12 @@ def end_together(outs: list[Path], *extra: object, steps: int, each_a_node: bool
 
 
 @pytest.mark.thorough
-def test_two_nodes_that_share_a_folder_do_what_one_node_does(nodes: list[str], one_node: Path, tmp_path: Path):
+@pytest.mark.parametrize("rendezvous", [STATIC, NAMED])
+def test_two_nodes_that_share_a_folder_do_what_one_node_does(
+    nodes: list[str], one_node: Path, tmp_path: Path, rendezvous: tuple[str, ...]
+):
     out = tmp_path / "out"
-    printed = on_two_nodes(nodes, [out, out], STATIC)
+    printed = on_two_nodes(nodes, [out, out], rendezvous)
     assert_same_end(one_node, out)
     assert "step 8/8" in printed[0] and "step" not in printed[1]
     assert files_of(out) == files_of(one_node) | {".launcher"}
@@ -166,6 +187,23 @@ def test_processes_that_cannot_connect_say_which_network_to_name(tmp_path: Path,
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
     assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr
+
+
+def test_on_gpus_both_networks_are_named(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no way")
+
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setattr("torch.distributed.init_process_group", fail)
+    launch = Launch(world_size=2, local_world_size=2, launched=True)
+    with pytest.raises(UserError, match="export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0"):
+        connect(HashStore(), torch.device("cuda", 0), launch)
+
+
+def test_a_name_of_the_loopback_is_that_of_the_default_route(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(network, "_interface_to", lambda address: "lo" if address.startswith("127.") else "eth0")
+    monkeypatch.setattr("socket.gethostbyname", lambda host: "127.0.1.1" if host == "node0" else "127.0.0.1")
+    assert [network.interface_towards(host) for host in ("node0", "localhost", "127.0.0.1")] == ["eth0", "lo", "lo"]
 
 
 def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_path: Path):

@@ -238,12 +238,10 @@ def test_a_key_that_does_not_match_says_where(tmp_path):
             key=tmp_path / "key.csv",
             encoder_config=expected["canine_config"],
         )
-    with pytest.raises(UserError, match="other sizes"):
-        load_occcanine(
-            shared("reference/occcanine/last.bin"),
-            formatter="hisco",
-            encoder_config={"hidden_size": 96, "num_attention_heads": 8},
-        )
+    for others in ({"hidden_size": 96, "num_attention_heads": 8}, {}):
+        with pytest.raises(UserError, match="other sizes") as raised:
+            load_occcanine(shared("reference/occcanine/last.bin"), formatter="hisco", encoder_config=others)
+        assert len(str(raised.value)) < 600
 
 
 def test_anything_but_tensors_is_refused(tmp_path):

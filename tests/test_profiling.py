@@ -12,10 +12,13 @@ from jobs import assert_same_end, finetune, training, two_ranks
 from test_scripts import assert_same_weights
 
 
-def traced_steps(out: Path) -> list[str]:
+def traced(out: Path) -> list[str]:
     with gzip.open(out / "profile" / "trace.json.gz", "rt") as file:
-        events = json.load(file)["traceEvents"]
-    return sorted({event["name"] for event in events if event["name"].startswith("ProfilerStep#")})
+        return [event["name"] for event in json.load(file)["traceEvents"]]
+
+
+def traced_steps(out: Path) -> list[str]:
+    return sorted({name for name in traced(out) if name.startswith("ProfilerStep#")})
 
 
 def test_a_profile_of_some_steps_changes_nothing_else(alone: Path, tmp_path: Path):
@@ -35,6 +38,15 @@ def test_rank_0_is_profiled(together: Path, tmp_path: Path):
     assert traced_steps(tmp_path / "out") == ["ProfilerStep#5"]
     assert "The profile of 1 step is" in first.stdout and "profile" not in other.stdout
     assert_same_end(together, tmp_path / "out")
+
+
+def test_gradients_are_exchanged_once_a_step_however_many_batches_accumulate(tmp_path: Path):
+    counts = []
+    for parts in (1, 3):
+        accumulating = ("--gradient-accumulation-steps", parts, "--eval-interval", 99)
+        two_ranks(training(tmp_path / str(parts), "--profile", 2, *accumulating, steps=8))
+        counts.append(traced(tmp_path / str(parts)).count("c10d::allreduce_"))
+    assert counts[0] == counts[1] >= 4  # of gradients, and whether to stop
 
 
 @pytest.mark.parametrize(("steps", "said"), [(4, "no step was profiled"), (6, "The profile of 1 step is")])

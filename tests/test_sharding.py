@@ -29,6 +29,7 @@ from histocoder.strategies import check_strategy
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
 STEPS += ("--share-val", 0.08)  # five rows, so that ranks may have different numbers of batches to validate on
 SHARDED = ("--fsdp", "full_shard", "--fsdp-state-dict", "sharded")
+ZERO = ("--zero-optimizer",)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, fr
 @pytest.mark.parametrize(
     ("flags", "tolerance"),
     [
-        (("--zero-optimizer",), 1e-6),
+        (ZERO, 1e-6),
         (("--ddp-comm-hook", "fp16"), 1e-4),
         (("--fsdp", "full_shard", "--gradient-checkpointing"), 1e-6),
         (("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6),
@@ -155,6 +156,26 @@ def test_gradients_that_are_too_small_or_large_for_fp16_are_not_lost_in_it():
         for _, lost, error in losses:
             assert float(lost) < 1e-4 and float(error) < 1e-3
         assert len(losses) == 2 and finite == "False"
+
+
+def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
+    flags = ("--fsdp", "full_shard", "--fsdp-state-dict", "sharded", "--gradient-checkpointing")
+    ended = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags))
+    assert "FSDP full_shard, gloo, fp32" in ended.stdout and "without effect" not in ended.stdout
+    for column in ("train_loss", "val_loss", "grad_norm"):
+        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=1e-6)
+    assert_same_weights(tmp_path / "out", alone, tolerance=1e-5)
+    refused = run(*finetune(data, tmp_path / "bad", "--fsdp", "full_shard", "--input-col", "nosuch"), check=False)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+
+
+def test_shares_in_bf16_come_near_what_one_process_does_in_bf16(alone: Path, data: Path, tmp_path: Path):
+    args = (*STEPS, "--precision", "bf16")
+    run(*finetune(data, tmp_path / "one", *args, "--batch-size", 12))
+    two_ranks(finetune(data, tmp_path / "two", *args, "--batch-size", 6, "--fsdp", "full_shard"))
+    for column in ("train_loss", "val_loss"):
+        one, two, exact = (logs(out, column) for out in (tmp_path / "one", tmp_path / "two", alone))
+        assert two == pytest.approx(one, abs=1e-3) and two != pytest.approx(exact, abs=1e-6)
 
 
 COMPILED = """
@@ -224,7 +245,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("flags", "weights", "moments"), [((), 1, 1), (("--zero-optimizer",), 1, 0.5), (("--fsdp", "full_shard"), 0.5, 0.5)]
+    ("flags", "weights", "moments"), [((), 1, 1), (ZERO, 1, 0.5), (("--fsdp", "full_shard"), 0.5, 0.5)]
 )
 def test_each_of_two_ranks_holds_half(
     data: Path, tmp_path: Path, flags: tuple[str, ...], weights: float, moments: float
@@ -237,10 +258,17 @@ def test_each_of_two_ranks_holds_half(
         assert own == pytest.approx(weights * total, rel=0.05) and state == pytest.approx(2 * moments * total, rel=0.05)
 
 
-def test_a_run_goes_on_under_any_strategy_and_number_of_processes(alone: Path, data: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "ways",
+    [
+        ((2, ZERO), (3, ZERO), (3, SHARDED), (2, ZERO), (2, ("--fsdp", "shard_grad_op")), (1, ())),
+        ((1, SHARDED), (1, ()), (1, ("--fsdp", "shard_grad_op")), (2, SHARDED)),
+    ],
+)
+def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
+    alone: Path, data: Path, tmp_path: Path, ways: tuple[tuple[int, tuple[str, ...]], ...]
+):
     out = tmp_path / "out"
-    zero = ("--zero-optimizer",)
-    ways = ((2, zero), (3, zero), (3, SHARDED), (2, zero), (2, ("--fsdp", "shard_grad_op")), (1, ()))
     groups = groups_of(alone, 8)
     for start, (processes, flags) in enumerate(ways):
         for checkpoint in list_checkpoints(out):
@@ -355,7 +383,7 @@ def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, 
     assert not list_checkpoints(out) and not leftovers(out)
 
 
-@pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), ("--zero-optimizer",)])
+@pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), ZERO])
 def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(data: Path, tmp_path: Path, flags: tuple[str, ...]):
     args = (*STEPS, "--max-steps", 6)
     run(*faulty(finetune(data, tmp_path / "one", *args, "--batch-size", 12), "nan:0:3-4"))
@@ -426,9 +454,17 @@ def test_an_offload_without_a_gpu_is_refused_before_any_work(data: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_comm_hook_that_a_device_can_not_do_is_refused():
-    with pytest.raises(UserError, match="needs GPUs"):
-        check_strategy(StrategyConfig(ddp_comm_hook="bf16"), torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("flags", "device", "message"),
+    [
+        ({"ddp_comm_hook": "bf16"}, "cpu", "needs GPUs"),
+        ({"fsdp": "full_shard"}, "mps", "add --device cpu"),
+        ({"fsdp": "full_shard", "fsdp_cpu_offload": True}, "cuda", "does not go with fp16; take --precision bf16"),
+    ],
+)
+def test_what_a_device_can_not_do_is_refused(flags: dict[str, Any], device: str, message: str):
+    with pytest.raises(UserError, match=message):
+        check_strategy(StrategyConfig(**flags), torch.device(device), torch.float16)
 
 
 def test_one_process_says_what_has_no_effect(alone: Path, data: Path, tmp_path: Path):
