@@ -43,6 +43,7 @@ from histocoder.data.samplers import Share
 from histocoder.data.tokens import LANG_SEP, tokenize
 from histocoder.engine import _Run, mixed_loss, train_step
 from histocoder.model import MixerModel, MixerOutput
+from histocoder.model.layers import knows_linear
 from histocoder.tracking import NullRun
 
 ROOT = Path(__file__).parents[1]
@@ -114,9 +115,17 @@ class Ours:
 
     def flops_per_row(self, count: int) -> float:
         """Counted over some steps, forward and backward."""
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=_PRODUCTS) as counter:
             self.steps(count)
         return counter.get_total_flops() / (count * self.rows)
+
+
+def _flops_of_linear(x: torch.Size, weight: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    return 2 * weight[1] * out_shape.numel()
+
+
+_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _flops_of_linear} if knows_linear() else {}
+"""Products that torch has no count for."""
 
 
 class PlainModel(nn.Module):
