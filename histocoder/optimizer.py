@@ -51,6 +51,7 @@ class AdamW(torch.optim.AdamW):
         """Of shape (): the norm of all gradients at the last step, before they were scaled."""
         self._bundles: list[_Bundle] = []
         self._bundled: list[int] = []
+        self._tables: dict[nn.Parameter, _Table] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -74,47 +75,58 @@ class AdamW(torch.optim.AdamW):
                 copy.forget_gradient()
 
     def _step_in_pieces(self) -> None:
-        (group,) = self.param_groups
-        beta1, beta2 = group["betas"]
         gradients = {p: gradient for p in self._parameters if (gradient := _gradient(p)) is not None}
+        for parameter in gradients:
+            if not (state := self.state[parameter]):
+                state["step"] = torch.zeros(())
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        tables = [self._table(p).take(gradients.pop(p)) for p in list(gradients) if gradients[p].is_sparse]
         bundles = self._bundles_of(list(gradients))
         buffer = torch.empty(_PIECE)
         pieces = {p: gradient.view(-1).chunk(_num_pieces(p)) for p, gradient in gradients.items()}
         gathered = [[pieces[p][i] for p, i in bundle.places] for bundle in bundles]
-        self.grad_norm = self._norm_of_all(_norm(gathered, buffer))
+        of_tables = [[piece] for table in tables for piece in table.gradient.view(-1).split(_PIECE)]
+        self.grad_norm = self._norm_of_all(_norm(gathered + of_tables, buffer))
         shrink = ((self.grad_norm + 1e-6) / self._max_grad_norm).clamp(min=1.0)
         is_finite = self.grad_norm.isfinite().float()
-        torch._foreach_add_([self.state[p]["step"] for p in gradients], [is_finite] * len(gradients))
+        stepped = [*gradients, *(table.weight for table in tables)]
+        torch._foreach_add_([self.state[p]["step"] for p in stepped], [is_finite] * len(stepped))
         for bundle, sources in zip(bundles, gathered, strict=True):
-            torch._fused_adamw_(
-                bundle.values,
-                _gathered(sources, buffer),
-                bundle.means,
-                bundle.squares,
-                [],
-                bundle.steps,
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                grad_scale=shrink,  # what gradients are divided by
-                found_inf=1.0 - is_finite,
-            )
+            self._update(bundle, _gathered(sources, buffer), shrink, is_finite)
             for copy, values in bundle.copies:
                 copy.copy_(values)
         for parameter in gradients:
             if (copied := kept_copy(parameter)) is not None:
                 copied.is_fresh()
+        for table in tables:
+            bundle = table.rows()
+            self._update(bundle, [table.gradient], shrink, is_finite)
+            (group,) = self.param_groups
+            table.write(bundle, decay=(1.0 - group["lr"] * group["weight_decay"] * is_finite.double()).float())
+
+    def _update(self, bundle: _Bundle, gradients: list[Tensor], shrink: Tensor, is_finite: Tensor) -> None:
+        (group,) = self.param_groups
+        beta1, beta2 = group["betas"]
+        torch._fused_adamw_(
+            bundle.values,
+            gradients,
+            bundle.means,
+            bundle.squares,
+            [],
+            bundle.steps,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=shrink,  # what gradients are divided by
+            found_inf=1.0 - is_finite,
+        )
 
     def _bundles_of(self, parameters: list[nn.Parameter]) -> list[_Bundle]:
         """Bundles that make up these parameters: those of the step before, where it was of the same tensors."""
-        for parameter in parameters:
-            if not (state := self.state[parameter]):
-                state["step"] = torch.zeros(())
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         copies = [None if (copy := kept_copy(p)) is None else copy.tensor for p in parameters]
         tensors = [t for p in parameters for t in (p, *self.state[p].values())]
         tensors += [copy for copy in copies if copy is not None]
@@ -122,6 +134,13 @@ class AdamW(torch.optim.AdamW):
         if key != self._bundled:
             self._bundled, self._bundles = key, list(_bundles(parameters, [self.state[p] for p in parameters], copies))
         return self._bundles
+
+    def _table(self, weight: nn.Parameter) -> _Table:
+        """That of the step before, where its state is the same."""
+        table = self._tables.get(weight)
+        if table is None or table.state["exp_avg_sq"] is not self.state[weight]["exp_avg_sq"]:
+            table = self._tables[weight] = _Table(weight, self.state[weight])
+        return table
 
 
 class _Bundle(NamedTuple):
@@ -136,6 +155,42 @@ class _Bundle(NamedTuple):
     """Of shape ()."""
     copies: list[tuple[Tensor, Tensor]]
     """Where values are copied to, and these values."""
+
+
+class _Table:
+    """An embedding's weights of shape (rows, dim), few rows of which are ever looked up; its gradients are sparse.
+
+    Where no gradient has ever reached a row, both moments are 0, and all that a step does is to decay the weights. So
+    the result is that of a step of all rows.
+    """
+
+    def __init__(self, weight: nn.Parameter, state: dict[str, Tensor]) -> None:
+        self.weight, self.state = weight, state
+        self.gradient = torch.empty(0)
+        """Of the rows that were ever reached."""
+        self._reached = state["exp_avg_sq"].any(dim=1).nonzero()[:, 0]
+
+    def take(self, gradient: Tensor) -> _Table:
+        """Take a sparse gradient; returns itself."""
+        rows, values = gradient._indices()[0], gradient._values()
+        self._reached = torch.cat([self._reached, rows]).unique()
+        self.gradient = torch.zeros(len(self._reached), self.weight.shape[1])
+        self.gradient.index_add_(0, torch.searchsorted(self._reached, rows), values.float())
+        return self
+
+    def rows(self) -> _Bundle:
+        """Copies of those rows."""
+        values, means, squares = ([tensor.detach()[self._reached]] for tensor in self._tensors())
+        return _Bundle([], values, means, squares, [self.state["step"]], [])
+
+    def write(self, bundle: _Bundle, *, decay: Tensor) -> None:
+        """Put them back; all other rows decay."""
+        self.weight.mul_(decay)
+        for tensor, (rows,) in zip(self._tensors(), (bundle.values, bundle.means, bundle.squares), strict=True):
+            tensor.index_copy_(0, self._reached, rows)
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.weight, self.state["exp_avg"], self.state["exp_avg_sq"]
 
 
 def _bundles(

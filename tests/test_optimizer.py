@@ -59,6 +59,32 @@ def test_what_has_no_gradient_stays():
     assert torch.equal(model[1].weight, before)
 
 
+def test_a_table_with_sparse_gradients_steps_as_with_dense_ones():
+    tables = [nn.Embedding(40, 6, sparse=sparse) for sparse in (True, False)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5}
+    optimizers = [AdamW(table.parameters(), **settings) for table in tables]
+    for seed in range(8):
+        if seed == 4:  # resumed
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            optimizers = [AdamW(table.parameters(), **settings) for table in tables]
+            for optimizer, state in zip(optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+        for table, optimizer in zip(tables, optimizers, strict=True):
+            generator = torch.Generator().manual_seed(seed)
+            for _ in range(2):  # which accumulate
+                rows = torch.randint(0, 3 + 2 * seed, (3, 5), generator=generator)
+                loss = (table(rows) * torch.randn(3, 5, 6, generator=generator)).sum()
+                (loss * (float("nan") if seed == 2 else 1.0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert tables[0](torch.zeros(1, dtype=torch.long)).sum().backward() is None and tables[0].weight.grad.is_sparse
+    torch.testing.assert_close(tables[0].weight, tables[1].weight, atol=1e-7, rtol=0)
+    for one, other in zip(*(optimizer.state_dict()["state"][0].values() for optimizer in optimizers), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-8, rtol=1e-6)
+    assert torch.equal(tables[0].weight[30:], tables[1].weight[30:])  # never reached, and decayed
+
+
 def test_kept_copies_train_as_copies_made_at_each_use():
     kept, made = layers(), layers()
     keep_copies(kept)

@@ -118,6 +118,13 @@ def used_together(model: PreTrainedModel) -> Iterator[tuple[nn.Linear, ...]]:
             yield own.query, own.key, own.value
 
 
+def character_tables(model: PreTrainedModel) -> Iterator[nn.Embedding]:
+    """The tables that characters are looked up in by their hashes; none of another encoder than CANINE."""
+    if model.config.model_type == "canine":
+        for i in range(model.config.num_hash_functions):
+            yield getattr(model.char_embeddings, f"HashBucketCodepointEmbedder_{i}")
+
+
 def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
     own, output = layer.attention.self, layer.attention.output
