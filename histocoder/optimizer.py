@@ -168,7 +168,8 @@ class _Table:
         self.weight, self.state = weight, state
         self.gradient = torch.empty(0)
         """Of the rows that were ever reached."""
-        self._reached = state["exp_avg_sq"].any(dim=1).nonzero()[:, 0]
+        is_reached = state["exp_avg"].any(dim=1) | state["exp_avg_sq"].any(dim=1)
+        self._reached = is_reached.nonzero()[:, 0]
 
     def take(self, gradient: Tensor) -> _Table:
         """Take a sparse gradient; returns itself."""
