@@ -163,7 +163,7 @@ def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
     ended = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags))
     assert "FSDP full_shard, gloo, fp32" in ended.stdout and "without effect" not in ended.stdout
     for column in ("train_loss", "val_loss", "grad_norm"):
-        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=1e-6)
+        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=2e-6)
     assert_same_weights(tmp_path / "out", alone, tolerance=1e-5)
     refused = run(*finetune(data, tmp_path / "bad", "--fsdp", "full_shard", "--input-col", "nosuch"), check=False)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
@@ -261,8 +261,11 @@ def test_each_of_two_ranks_holds_half(
 @pytest.mark.parametrize(
     "ways",
     [
-        ((2, ZERO), (3, ZERO), (3, SHARDED), (2, ZERO), (2, ("--fsdp", "shard_grad_op")), (1, ())),
-        ((1, SHARDED), (1, ()), (1, ("--fsdp", "shard_grad_op")), (2, SHARDED)),
+        ((2, ZERO), (3, SHARDED), (2, ("--fsdp", "shard_grad_op")), (1, ())),
+        pytest.param(
+            ((2, ZERO), (3, ZERO), (3, SHARDED), (2, ZERO), (1, SHARDED), (1, ()), (1, ("--fsdp", "shard_grad_op"))),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
