@@ -15,7 +15,7 @@ from histocoder.checkpoint import Checkpoint
 from histocoder.config import ModelConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
-from histocoder.errors import UserError
+from histocoder.errors import UserError, misfit
 from histocoder.model import (
     CHARACTERS,
     PRESETS,
@@ -143,9 +143,8 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
         else:
             model.load_state_dict(weights)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[1:2] or [str(error)]
         raise UserError(
-            f"--initial-checkpoint: the weights in {path} do not fit this model ({reason[0].strip()}). "
+            f"--initial-checkpoint: the weights in {path} do not fit this model ({misfit(error)}). "
             "Check --encoder, or take the encoder alone with --only-encoder."
         ) from error
     return model

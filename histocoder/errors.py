@@ -18,6 +18,12 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
+def misfit(error: RuntimeError) -> str:
+    """The first of what `load_state_dict` says of weights that do not fit, and not all of a long list."""
+    first = (str(error).strip().splitlines()[1:2] or [str(error)])[0].strip()
+    return first if len(first) <= 200 else f"{first[:200]} ..."
+
+
 class Interrupted(Exception):
     """The run was asked to stop (Ctrl-C, SIGTERM, SIGUSR1) and has saved its state.
 

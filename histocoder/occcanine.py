@@ -10,7 +10,7 @@ import torch
 
 from histocoder.config import ModelConfig
 from histocoder.data.key import Key, read_key
-from histocoder.errors import UserError
+from histocoder.errors import UserError, misfit
 from histocoder.files import replacing
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, is_canine
@@ -85,10 +85,8 @@ def load_occcanine(
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        reason = (str(error).strip().splitlines()[1:2] or [str(error)])[0].strip()
-        reason = reason if len(reason) < 200 else f"{reason[:200]} …"  # it may be a list of all weights
         raise UserError(
-            f"The weights in {path} are of other sizes ({reason}); give the sizes of its encoder, "
+            f"The weights in {path} are of other sizes ({misfit(error)}); give the sizes of its encoder, "
             "with --encoder-config JSON."
         ) from error
     return Coder(model)

@@ -98,11 +98,12 @@ class AdamW(torch.optim.AdamW):
         for parameter in gradients:
             if (copied := kept_copy(parameter)) is not None:
                 copied.is_fresh()
+        (group,) = self.param_groups
+        decay = (1.0 - group["lr"] * group["weight_decay"] * is_finite.double()).float()
         for table in tables:
             bundle = table.rows()
             self._update(bundle, [table.gradient], shrink, is_finite)
-            (group,) = self.param_groups
-            table.write(bundle, decay=(1.0 - group["lr"] * group["weight_decay"] * is_finite.double()).float())
+            table.write(bundle, decay=decay)
 
     def _update(self, bundle: _Bundle, gradients: list[Tensor], shrink: Tensor, is_finite: Tensor) -> None:
         (group,) = self.param_groups
