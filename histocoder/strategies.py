@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
-from histocoder.model import MixerModel, character_tables, keep_copies, used_together
+from histocoder.model import MixerModel, keep_copies, used_together
 from histocoder.optimizer import AdamW
 
 Optimizer: TypeAlias = Any
@@ -104,12 +104,10 @@ class Replicated:
         return distributed.wrap(model, device, comm_hook=self._config.ddp_comm_hook)
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
-        """With copies of weights in the precision of the run, and sparse gradients, where that pays."""
+        """With copies of weights in the precision of the run where that pays."""
         trained = [p for p in model.parameters() if p.requires_grad]
         if trained[0].device.type == "cpu" and distributed.world_size() == 1 and not config.compile:
             keep_copies(model, together=used_together(model.encoder))
-            for table in character_tables(model.encoder):
-                table.sparse = True  # its gradients
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         if not self._config.zero_optimizer:
             return AdamW(trained, lr=config.learning_rate, **options)

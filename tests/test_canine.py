@@ -7,7 +7,6 @@ from transformers import CanineConfig, CanineModel
 
 from histocoder.model import trim_positions, trimmed_length
 from histocoder.model.canine import canine
-from histocoder.model.layers import add_dropout, dropout
 
 
 def small_canine() -> CanineModel:
@@ -103,24 +102,6 @@ def test_bf16_is_near_fp32_and_keeps_the_weights_precision():
     torch.testing.assert_close(rough_pooled.float(), pooled, atol=0.05, rtol=0)
     rough_memory.float().sum().backward()
     assert all(parameter.grad is None or parameter.grad.dtype == torch.float32 for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5])
-def test_dropout_zeroes_its_share_keeps_the_mean_and_sends_gradients_where_it_kept(p: float):
-    torch.manual_seed(0)
-    x = torch.ones(301, 1001, requires_grad=True)
-    dropped = dropout(x, p)
-    assert dropped.eq(0).float().mean() == pytest.approx(p, abs=0.006)
-    shares = [dropout(torch.ones(20_000), p).eq(0).float().mean().item() for _ in range(100)]
-    assert sum(shares) / 100 == pytest.approx(p, abs=0.001)
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.01)
-    dropped.sum().backward()
-    torch.testing.assert_close(x.grad, dropped.detach())
-    base, update = torch.full((3, 5), 2.0, requires_grad=True), torch.ones(3, 5, requires_grad=True)
-    total = add_dropout(base, update, p)
-    total.sum().backward()
-    torch.testing.assert_close(total - 2, update.grad)
-    torch.testing.assert_close(base.grad, torch.ones(3, 5))
 
 
 def test_positions_beyond_the_longest_input_are_saved_but_not_trained():

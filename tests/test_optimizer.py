@@ -2,20 +2,24 @@ import pytest
 import torch
 from torch import nn
 
-import histocoder.optimizer
+from histocoder import kernels
 from histocoder.model import keep_copies
 from histocoder.model.layers import in_precision, kept_copy
 from histocoder.optimizer import AdamW
 
 
-@pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histocoder.optimizer, "_PIECE", 10)
+@pytest.fixture(autouse=True, params=["in C", "in torch"])
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in torch":
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    elif kernels.library() is None:
+        pytest.skip("the kernels were not compiled")
 
 
 def layers() -> nn.Sequential:
+    """With weights that are more than one thread's at a time."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.LayerNorm(3))
+    return nn.Sequential(nn.Linear(7, 6000), nn.Linear(6000, 3), nn.LayerNorm(3))
 
 
 def stepped(model: nn.Module, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -33,19 +37,21 @@ def stepped(model: nn.Module, seed: int, dtype: torch.dtype = torch.float32) -> 
 @pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
 def test_it_clips_and_steps_as_torch_does(max_grad_norm: float):
     ours, theirs = layers(), layers()
-    mine = AdamW(ours.parameters(), lr=1e-2, weight_decay=0.1, max_grad_norm=max_grad_norm)
-    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1, fused=True)
+    mine = AdamW(ours.parameters(), lr=1e-3, weight_decay=0.1, max_grad_norm=max_grad_norm)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
     for seed in range(6):
-        stepped(ours, seed).backward()
+        generator = torch.Generator().manual_seed(seed)
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            one.grad = torch.randn(one.shape, generator=generator) * 10.0 ** (seed % 3 - 2)
+            other.grad = one.grad.clone()
         mine.step()
         mine.zero_grad()
-        stepped(theirs, seed).backward()
         norm = nn.utils.clip_grad_norm_(theirs.parameters(), max_grad_norm)
         reference.step()
         reference.zero_grad()
         torch.testing.assert_close(mine.grad_norm, norm, atol=0, rtol=1e-5)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
     reference.load_state_dict(mine.state_dict())  # the state is torch's, there and back
     mine.load_state_dict(reference.state_dict())
 
@@ -57,32 +63,6 @@ def test_what_has_no_gradient_stays():
     model[0](torch.ones(2, 7)).sum().backward()
     optimizer.step()
     assert torch.equal(model[1].weight, before)
-
-
-def test_a_table_with_sparse_gradients_steps_as_with_dense_ones():
-    tables = [nn.Embedding(40, 6, sparse=sparse) for sparse in (True, False)]
-    tables[1].load_state_dict(tables[0].state_dict())
-    settings = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5}
-    optimizers = [AdamW(table.parameters(), **settings) for table in tables]
-    for seed in range(8):
-        if seed == 4:  # resumed
-            states = [optimizer.state_dict() for optimizer in optimizers]
-            optimizers = [AdamW(table.parameters(), **settings) for table in tables]
-            for optimizer, state in zip(optimizers, states, strict=True):
-                optimizer.load_state_dict(state)
-        for table, optimizer in zip(tables, optimizers, strict=True):
-            generator = torch.Generator().manual_seed(seed)
-            for _ in range(2):  # which accumulate
-                rows = torch.randint(0, 3 + 2 * seed, (3, 5), generator=generator)
-                loss = (table(rows) * torch.randn(3, 5, 6, generator=generator)).sum()
-                (loss * (float("nan") if seed == 2 else 1.0)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert tables[0](torch.zeros(1, dtype=torch.long)).sum().backward() is None and tables[0].weight.grad.is_sparse
-    torch.testing.assert_close(tables[0].weight, tables[1].weight, atol=1e-7, rtol=0)
-    for one, other in zip(*(optimizer.state_dict()["state"][0].values() for optimizer in optimizers), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-8, rtol=1e-6)
-    assert torch.equal(tables[0].weight[30:], tables[1].weight[30:])  # never reached, and decayed
 
 
 def test_kept_copies_train_as_copies_made_at_each_use():

@@ -1,6 +1,6 @@
 """Encoder, decoder, and the model made of both."""
 
-from histocoder.model.canine import character_tables, used_together
+from histocoder.model.canine import used_together
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import PRESETS, check_positions, is_canine, load_encoder, trimmed_length
 from histocoder.model.layers import keep_copies
@@ -20,7 +20,6 @@ __all__ = [
     "Stepper",
     "Tokenizer",
     "TreeDecoder",
-    "character_tables",
     "check_positions",
     "check_vocabulary",
     "is_canine",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.model.layers import (
-    add_dropout,
+    add_norm,
     additive,
     affine,
     attention,
@@ -118,13 +118,6 @@ def used_together(model: PreTrainedModel) -> Iterator[tuple[nn.Linear, ...]]:
             yield own.query, own.key, own.value
 
 
-def character_tables(model: PreTrainedModel) -> Iterator[nn.Embedding]:
-    """The tables that characters are looked up in by their hashes; none of another encoder than CANINE."""
-    if model.config.model_type == "canine":
-        for i in range(model.config.num_hash_functions):
-            yield getattr(model.char_embeddings, f"HashBucketCodepointEmbedder_{i}")
-
-
 def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
     own, output = layer.attention.self, layer.attention.output
@@ -135,10 +128,10 @@ def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     )
     mixed = attention(queries, keys, values, mask, dropout_p=attention_p)
     update = linear(mixed, output.dense)
-    x = layer_norm(add_dropout(x, update, hidden_p), output.LayerNorm)
+    x = add_norm(x, update, output.LayerNorm, hidden_p)
     wide = layer.intermediate.intermediate_act_fn(linear(x, layer.intermediate.dense))
     update = linear(wide, layer.output.dense)
-    return layer_norm(add_dropout(x, update, hidden_p), layer.output.LayerNorm)
+    return add_norm(x, update, layer.output.LayerNorm, hidden_p)
 
 
 def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:

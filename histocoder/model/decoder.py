@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
-from histocoder.model.layers import affine, attention, in_precision, layer_norm, linear, product
+from histocoder.model.layers import add_norm, affine, attention, dropout, in_precision, linear, product
 
 
 class Attention(nn.Module):
@@ -84,10 +84,11 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
         """All positions at once: `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        x = layer_norm(x + self.dropout(self.self_attn(x, x, causal)), self.norm1)
-        x = layer_norm(x + self.dropout(self.multihead_attn(x, memory, memory_mask)), self.norm2)
-        update = linear(self.dropout(F.relu(linear(x, self.linear1))), self.linear2)
-        return layer_norm(x + self.dropout(update), self.norm3)
+        p = self.dropout.p if self.training else 0.0
+        x = add_norm(x, self.self_attn(x, x, causal), self.norm1, p)
+        x = add_norm(x, self.multihead_attn(x, memory, memory_mask), self.norm2, p)
+        update = linear(dropout(F.relu(linear(x, self.linear1)), p), self.linear2)
+        return add_norm(x, update, self.norm3, p)
 
 
 def seen_memory(memory: Tensor, memory_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocoder import kernels
+
 _PIECE = 576
 """Rows of a piece of a sum over tokens; see `_Affine`."""
 
@@ -225,42 +227,47 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Zero a share `p` of `x`, and scale the rest to keep the mean.
-
-    On a CPU torch draws a random number of 53 bits for each element. Here it is one of 8 bits, and `p` a multiple of
-    1/256 in each call: the one above or the one below, at random, so that it is as asked for in the mean.
-    """
+    """Zero a share `p` of `x`, and scale the rest to keep the mean."""
     if p == 0.0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, p)
-    return _Dropout.apply(None, x, p)
+    return _Dropout.apply(x, p) if kernels.can_do(x) else F.dropout(x, p)
 
 
-def add_dropout(x: Tensor, update: Tensor, p: float) -> Tensor:
-    """`x + dropout(update, p)`."""
-    if p == 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return x + dropout(update, p)
-    return _Dropout.apply(x, update, p)
+def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
+    """The layer norm of `x + dropout(update, p)`."""
+    if kernels.can_do(x) and x.dtype == update.dtype and norm.weight.dtype == torch.float32:
+        return _AddNorm.apply(x, update, norm.weight, norm.bias, norm.eps, p)
+    return layer_norm(x + dropout(update, p), norm)
 
 
 class _Dropout(torch.autograd.Function):
-    """`dropout` and `add_dropout` on a CPU."""
+    """`dropout` on a CPU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor | None, update: Tensor, p: float) -> Tensor:
-        """`x + dropout(update, p)`; without `x`, the latter alone."""
-        draws = torch.empty(-(-update.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
-        draws = draws.view(torch.int8)[: update.numel()].view(update.shape)
-        first_kept = (256 * p - 128 + torch.rand(())).floor().clamp(max=127).to(torch.int8)
-        kept = torch.ge(draws, first_kept, out=torch.empty_like(update))  # in one pass, unlike a cast of bools
-        ctx.save_for_backward(kept)
-        ctx.scale = 1 / (1 - p)
-        if x is None:
-            return (update * kept).mul_(ctx.scale)
-        return torch.addcmul(x, update, kept, value=ctx.scale)
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        ctx.how = p, _seed()
+        return kernels.dropout(x, *ctx.how)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        (kept,) = ctx.saved_tensors
-        return grad if ctx.needs_input_grad[0] else None, (grad * kept).mul_(ctx.scale), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return kernels.dropout(grad, *ctx.how), None
+
+
+class _AddNorm(torch.autograd.Function):
+    """`add_norm` on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:
+        ctx.noise = {"p": p, "seed": _seed() if p else 0}
+        out, total, moments = kernels.add_norm(x, update, weight, bias, eps=eps, **ctx.noise)
+        ctx.save_for_backward(total, moments, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *kernels.add_norm_backward(grad, *ctx.saved_tensors, **ctx.noise), None, None
+
+
+def _seed() -> int:
+    """64 random bits of torch's generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None).numpy())

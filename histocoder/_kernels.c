@@ -1,0 +1,283 @@
+/* What training on a CPU does between matrix products, each in one pass over memory: see histocoder/kernels.py.
+
+   An array of type void * holds floats where `wide` is true, else the upper halves of floats (bf16). Work is shared
+   among OpenMP's threads, which are torch's. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+#endif
+
+/* In as many forms as there are kinds of processors; which one is used is chosen when the library is loaded. */
+#if !defined(__x86_64__) || !defined(__GLIBC__) || defined(__clang__)
+#define FOR_EACH_CPU
+#elif __GNUC__ >= 12
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU __attribute__((target_clones("avx512bw", "avx2", "default")))
+#endif
+
+/* For functions with an argument `wide`, so that it is a constant in each of their forms. */
+#define IN_PLACE static inline __attribute__((always_inline))
+
+enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline int64_t num_pieces(int64_t count) { return (count + PIECE - 1) / PIECE; }
+
+IN_PLACE float get(const void *x, int64_t i, int wide) {
+    if (wide) return ((const float *)x)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
+}
+
+/* Rounds to the nearest, ties to even, as torch does. */
+IN_PLACE void put(void *x, int64_t i, float number, int wide) {
+    if (wide) {
+        ((float *)x)[i] = number;
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    ((uint16_t *)x)[i] = number == number ? rounded : 0x7fc0;
+}
+
+static inline void *at(const void *x, int64_t i, int wide) { return (char *)x + i * (wide ? 4 : 2); }
+
+/* ------------------------------------------------------------------------------------------------- optimizer */
+
+/* A parameter in an optimizer step; kernels.py has the same. */
+struct part {
+    float *weight, *mean, *square;
+    const void *gradient;
+    void *copy; /* in bf16; NULL where none is kept */
+    int64_t count;
+    int32_t wide;                /* of the gradient */
+    float step_size, correction; /* the learning rate over 1 - beta1^t, the root of 1 - beta2^t */
+};
+
+IN_PLACE float squares_in(const void *x, int64_t count, int wide) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) sum += get(x, i, wide) * get(x, i, wide);
+    return sum;
+}
+
+FOR_EACH_CPU static float squares_of(const void *x, int64_t count, int wide) {
+    return wide ? squares_in(x, count, 1) : squares_in(x, count, 0);
+}
+
+/* The sum of the squares of all gradients; the same for any number of threads. */
+double sum_of_squares(const struct part *parts, int64_t num_parts) {
+    double sum = 0;
+    for (const struct part *part = parts; part < parts + num_parts; part++) {
+        int64_t pieces = num_pieces(part->count);
+        float *sums = malloc(pieces * sizeof *sums);
+#pragma omp parallel for schedule(static) if (pieces > 1)
+        for (int64_t k = 0; k < pieces; k++) {
+            int64_t start = k * PIECE;
+            sums[k] = squares_of(at(part->gradient, start, part->wide), least(PIECE, part->count - start), part->wide);
+        }
+        for (int64_t k = 0; k < pieces; k++) sum += sums[k];
+        free(sums);
+    }
+    return sum;
+}
+
+/* What is common to all parameters. */
+struct settings {
+    float beta1, beta2, eps, decay, scale;
+};
+
+IN_PLACE void step(const struct part *part, int64_t start, int64_t count, struct settings s, int wide) {
+    float *restrict weight = part->weight + start, *restrict mean = part->mean + start;
+    float *restrict square = part->square + start;
+    const void *restrict gradient = at(part->gradient, start, wide);
+    const float step_size = part->step_size, correction = part->correction;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float g = get(gradient, i, wide) * s.scale;
+        mean[i] += (1 - s.beta1) * (g - mean[i]);
+        square[i] = s.beta2 * square[i] + (1 - s.beta2) * g * g;
+        weight[i] = s.decay * weight[i] - step_size * mean[i] / (sqrtf(square[i]) / correction + s.eps);
+    }
+}
+
+FOR_EACH_CPU static void step_piece(const struct part *part, int64_t start, int64_t count, struct settings s) {
+    if (part->wide)
+        step(part, start, count, s, 1);
+    else
+        step(part, start, count, s, 0);
+    if (!part->copy) return;
+    void *restrict copy = at(part->copy, start, 0);
+    const float *restrict weight = part->weight + start;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) put(copy, i, weight[i], 0);
+}
+
+/* A step of AdamW, gradients times `scale`; weights decay to `decay` times what they were. */
+void adamw(const struct part *parts, int64_t num_parts, float beta1, float beta2, float eps, float decay, float scale) {
+    const struct settings settings = {beta1, beta2, eps, decay, scale};
+    for (const struct part *part = parts; part < parts + num_parts; part++) {
+#pragma omp parallel for schedule(static) if (part->count > PIECE)
+        for (int64_t start = 0; start < part->count; start += PIECE)
+            step_piece(part, start, least(PIECE, part->count - start), settings);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- dropout */
+
+/* Drawn for each number from a seed and its place: once more backwards, instead of being kept. */
+struct noise {
+    uint32_t key, odd; /* of the seed */
+    uint32_t bound;    /* 2^32 p: what lies below is dropped */
+    float scale;       /* 1 / (1 - p), of what is kept */
+};
+
+static struct noise noise_of(uint64_t seed, double p) {
+    return (struct noise){(uint32_t)seed, (uint32_t)(seed >> 32) | 1, (uint32_t)(p * 4294967296.0), 1 / (1 - p)};
+}
+
+/* What a number is to be multiplied by: 0 or the scale. The hash is lowbias32 (Wellons 2018). */
+IN_PLACE float factor(struct noise noise, int64_t place) {
+    uint32_t x = (uint32_t)place * noise.odd + noise.key;
+    x = (x ^ x >> 16) * 0x7feb352d;
+    x = (x ^ x >> 15) * 0x846ca68b;
+    x ^= x >> 16;
+    return x >= noise.bound ? noise.scale : 0.0f;
+}
+
+IN_PLACE void drop(void *to, const void *from, int64_t start, int64_t count, struct noise noise, int wide) {
+#pragma omp simd
+    for (int64_t i = start; i < start + count; i++) put(to, i, get(from, i, wide) * factor(noise, i), wide);
+}
+
+FOR_EACH_CPU static void drop_piece(void *to, const void *from, int64_t start, int64_t count, struct noise noise,
+                                    int wide) {
+    if (wide)
+        drop(to, from, start, count, noise, 1);
+    else
+        drop(to, from, start, count, noise, 0);
+}
+
+/* Dropout, forwards and backwards alike. */
+void dropout(void *to, const void *from, int64_t count, uint64_t seed, double p, int wide) {
+    struct noise noise = noise_of(seed, p);
+#pragma omp parallel for schedule(static) if (count > PIECE)
+    for (int64_t start = 0; start < count; start += PIECE)
+        drop_piece(to, from, start, least(PIECE, count - start), noise, wide);
+}
+
+/* ------------------------------------------------------------------------------------------------ layer norm */
+
+/* Of a row, for backwards. */
+struct moments {
+    float mean, inverse; /* 1 / sqrt(variance + eps) */
+};
+
+IN_PLACE struct moments norm(void *restrict out, void *restrict sum, const void *restrict x,
+                             const void *restrict update, const float *restrict weight, const float *restrict bias,
+                             int64_t dim, float eps, int64_t place, struct noise noise, int wide) {
+    float total = 0, squares = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < dim; i++) {
+        put(sum, i, get(x, i, wide) + get(update, i, wide) * factor(noise, place + i), wide);
+        total += get(sum, i, wide);
+    }
+    const float mean = total / dim;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < dim; i++) squares += (get(sum, i, wide) - mean) * (get(sum, i, wide) - mean);
+    const float inverse = 1 / sqrtf(squares / dim + eps);
+#pragma omp simd
+    for (int64_t i = 0; i < dim; i++)
+        put(out, i, (get(sum, i, wide) - mean) * inverse * weight[i] + bias[i], wide);
+    return (struct moments){mean, inverse};
+}
+
+FOR_EACH_CPU static struct moments norm_row(void *out, void *sum, const void *x, const void *update,
+                                            const float *weight, const float *bias, int64_t dim, float eps,
+                                            int64_t place, struct noise noise, int wide) {
+    return wide ? norm(out, sum, x, update, weight, bias, dim, eps, place, noise, 1)
+                : norm(out, sum, x, update, weight, bias, dim, eps, place, noise, 0);
+}
+
+/* sum = x + dropout(update); out = layer norm of it. All of shape (rows, dim) but weight and bias, of (dim,). */
+void add_norm(void *out, void *sum, struct moments *moments, const void *x, const void *update, const float *weight,
+              const float *bias, int64_t rows, int64_t dim, float eps, uint64_t seed, double p, int wide) {
+    struct noise noise = noise_of(seed, p);
+#pragma omp parallel for schedule(static) if (rows * dim > PIECE)
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t i = row * dim;
+        moments[row] = norm_row(at(out, i, wide), at(sum, i, wide), at(x, i, wide), at(update, i, wide), weight, bias,
+                                dim, eps, i, noise, wide);
+    }
+}
+
+IN_PLACE void norm_backward(void *restrict of_x, void *restrict of_update, float *restrict of_weight,
+                            float *restrict of_bias, const void *restrict grad, const void *restrict sum,
+                            struct moments moments, const float *restrict weight, int64_t dim, int64_t place,
+                            struct noise noise, int wide) {
+    float total = 0, dot = 0;
+#pragma omp simd reduction(+ : total, dot)
+    for (int64_t i = 0; i < dim; i++) {
+        float g = get(grad, i, wide), normed = (get(sum, i, wide) - moments.mean) * moments.inverse;
+        of_weight[i] += g * normed;
+        of_bias[i] += g;
+        total += g * weight[i];
+        dot += g * weight[i] * normed;
+    }
+    total /= dim;
+    dot /= dim;
+#pragma omp simd
+    for (int64_t i = 0; i < dim; i++) {
+        float normed = (get(sum, i, wide) - moments.mean) * moments.inverse;
+        float g = moments.inverse * (get(grad, i, wide) * weight[i] - total - normed * dot);
+        put(of_x, i, g, wide);
+        put(of_update, i, g * factor(noise, place + i), wide);
+    }
+}
+
+FOR_EACH_CPU static void norm_row_backward(void *of_x, void *of_update, float *of_weight, float *of_bias,
+                                           const void *grad, const void *sum, struct moments moments,
+                                           const float *weight, int64_t dim, int64_t place, struct noise noise,
+                                           int wide) {
+    if (wide)
+        norm_backward(of_x, of_update, of_weight, of_bias, grad, sum, moments, weight, dim, place, noise, 1);
+    else
+        norm_backward(of_x, of_update, of_weight, of_bias, grad, sum, moments, weight, dim, place, noise, 0);
+}
+
+/* The gradients of `add_norm`. */
+void add_norm_backward(void *of_x, void *of_update, float *of_weight, float *of_bias, const void *grad, const void *sum,
+                       const struct moments *moments, const float *weight, int64_t rows, int64_t dim, uint64_t seed,
+                       double p, int wide) {
+    struct noise noise = noise_of(seed, p);
+    int num_threads = rows * dim > PIECE ? omp_get_max_threads() : 1;
+    float *sums = calloc(2 * dim * num_threads, sizeof *sums); /* each thread's of weight, and of bias */
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t i = row * dim;
+        float *mine = sums + 2 * dim * omp_get_thread_num();
+        norm_row_backward(at(of_x, i, wide), at(of_update, i, wide), mine, mine + dim, at(grad, i, wide),
+                          at(sum, i, wide), moments[row], weight, dim, i, noise, wide);
+    }
+    for (int64_t i = 0; i < dim; i++) {
+        of_weight[i] = of_bias[i] = 0;
+        for (int thread = 0; thread < num_threads; thread++) {
+            of_weight[i] += sums[2 * dim * thread + i];
+            of_bias[i] += sums[2 * dim * thread + dim + i];
+        }
+    }
+    free(sums);
+}

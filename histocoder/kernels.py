@@ -1,0 +1,166 @@
+"""What training on a CPU does between matrix products, in C: in one pass over memory where torch takes several.
+
+Compiled when the package is installed, where there is a C compiler. Where there was none, callers do with torch's
+operators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_PART = np.dtype(
+    [(name, "u8") for name in ("weight", "mean", "square", "gradient", "copy")]
+    + [("count", "i8"), ("wide", "i4"), ("step_size", "f4"), ("correction", "f4")],
+    align=True,
+)
+"""`struct part` of _kernels.c."""
+_ARGUMENTS = {
+    "sum_of_squares": [c_void_p, c_int64],
+    "adamw": [c_void_p, c_int64, *[c_float] * 5],
+    "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
+    "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double, c_int],
+    "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double, c_int],
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None where they were not built, or not for this machine."""
+    spec = importlib.util.find_spec("histocoder._kernels")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        found = ctypes.CDLL(spec.origin)
+    except OSError:
+        return None
+    found.sum_of_squares.restype = c_double
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(found, name)
+        function.argtypes = arguments
+        if name != "sum_of_squares":
+            function.restype = None
+    return found
+
+
+class Parts:
+    """The parameters of an optimizer step.
+
+    Parameters
+    ----------
+    weights, means, squares : sequence of Tensor
+        In fp32, contiguous: parameters, and AdamW's moments of each.
+    gradients : sequence of Tensor
+        In fp32 or bf16.
+    copies : sequence of Tensor or None
+        In bf16; where weights are copied to.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        means: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        copies: Sequence[Tensor | None],
+    ) -> None:
+        assert all(tensor.dtype == torch.float32 for tensors in (weights, means, squares) for tensor in tensors)
+        self._held = gradients = [gradient.contiguous() for gradient in gradients]
+        columns = {"weight": weights, "mean": means, "square": squares, "gradient": gradients, "copy": copies}
+        self._parts = np.zeros(len(weights), _PART)
+        for name, tensors in columns.items():
+            self._parts[name] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self._parts["count"] = [weight.numel() for weight in weights]
+        self._parts["wide"] = [_is_wide(gradient) for gradient in gradients]
+
+    def sum_of_squares(self) -> float:
+        """Of all gradients."""
+        return _library().sum_of_squares(self._parts.ctypes.data, len(self._parts))
+
+    def adamw(
+        self,
+        steps: Sequence[float],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        scale: float,
+    ) -> None:
+        """Take a step, each parameter's the `steps`-th, with gradients times `scale`."""
+        counts = np.asarray(steps, np.float64)
+        self._parts["step_size"] = lr / (1 - betas[0] ** counts)
+        self._parts["correction"] = np.sqrt(1 - betas[1] ** counts)
+        _library().adamw(self._parts.ctypes.data, len(self._parts), *betas, eps, 1 - lr * weight_decay, scale)
+
+
+def can_do(x: Tensor) -> bool:
+    """Whether `dropout` and `add_norm` are there for a tensor."""
+    known = x.dtype in (torch.bfloat16, torch.float32)
+    return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None
+
+
+def dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    """Dropout of `x`, or of its gradient by the same seed, in bf16 or fp32."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _library().dropout(out.data_ptr(), x.data_ptr(), x.numel(), seed, p, _is_wide(x))
+    return out
+
+
+def add_norm(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, *, eps: float, p: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The layer norm of `x + dropout(update)`.
+
+    Parameters
+    ----------
+    x, update : Tensor of shape (…, dim)
+        In bf16 or fp32.
+    weight, bias : Tensor of shape (dim,)
+        In fp32.
+    seed : int
+        64 bits that decide what is dropped.
+
+    Returns
+    -------
+    out, total : Tensor of shape (…, dim)
+        The norm, and the sum.
+    moments : Tensor of shape (rows, 2)
+        For `add_norm_backward`.
+    """
+    x, update = x.contiguous(), update.contiguous()
+    dim = x.shape[-1]
+    out, total, moments = torch.empty_like(x), torch.empty_like(x), torch.empty(x.numel() // dim, 2)
+    pointers = [tensor.data_ptr() for tensor in (out, total, moments, x, update, weight, bias)]
+    _library().add_norm(*pointers, len(moments), dim, eps, seed, p, _is_wide(x))
+    return out, total, moments
+
+
+def add_norm_backward(
+    grad: Tensor, total: Tensor, moments: Tensor, weight: Tensor, *, p: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of `x`, `update`, `weight` and `bias` of `add_norm`, of its `out`'s."""
+    grad = grad.contiguous()
+    of_x, of_update, of_weight, of_bias = map(torch.empty_like, (grad, grad, weight, weight))
+    tensors = (of_x, of_update, of_weight, of_bias, grad, total, moments, weight)
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    _library().add_norm_backward(*pointers, len(moments), grad.shape[-1], seed, p, _is_wide(grad))
+    return of_x, of_update, of_weight, of_bias
+
+
+def _is_wide(x: Tensor) -> bool:
+    return x.dtype == torch.float32
+
+
+def _library() -> ctypes.CDLL:
+    found = library()
+    assert found is not None
+    return found

@@ -1,0 +1,108 @@
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from histocoder import kernels
+from histocoder.model.layers import add_norm, dropout
+
+built = pytest.mark.skipif(kernels.library() is None, reason="the kernels were not compiled")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
+
+
+class Counter(TorchDispatchMode):
+    """Counts torch's operators that read or write more than a few numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(isinstance(x, Tensor) and x.numel() > 100 for x in args) and "detach" not in str(func):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("where", [pytest.param("in C", marks=built), "in torch"])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_zeroes_its_share_keeps_the_mean_and_sends_gradients_where_it_kept(
+    p: float, where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    if where == "in torch":
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    torch.manual_seed(0)
+    x = torch.ones(301, 1001, dtype=dtype, requires_grad=True)
+    dropped = dropout(x, p)
+    assert dropped.eq(0).float().mean() == pytest.approx(p, abs=0.003)
+    for dim in (0, 1):  # no row or column is special
+        assert dropped.eq(0).float().mean(dim).std() == pytest.approx((p * (1 - p) / x.shape[dim]) ** 0.5, rel=0.15)
+    assert dropped.float().mean().item() == pytest.approx(1.0, abs=0.01)
+    dropped.sum().backward()
+    assert torch.equal(x.grad, dropped)
+    assert not torch.equal(dropout(x, p), dropped)
+    torch.manual_seed(0)
+    assert torch.equal(dropout(x, p), dropped)
+
+
+@built
+def test_two_draws_of_noise_have_nothing_in_common():
+    torch.manual_seed(0)
+    draws = [dropout(torch.ones(4096), 0.5) - 1 for _ in range(20)]  # -1 and 1
+    for one, other in itertools.combinations(draws, 2):
+        spectrum = torch.fft.rfft(one) * torch.fft.rfft(other).conj()
+        likeness = torch.fft.irfft(spectrum) / len(one)  # at any distance
+        assert likeness.abs().max() < 0.09  # six standard deviations
+
+
+@built
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(2, 3, 5), (7, 40, 72), (1, 8)])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_add_norm_is_the_norm_of_the_sum(p: float, shape: tuple[int, ...], dtype: torch.dtype):
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(shape[-1])
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    x, update, grad = (torch.randn(shape).to(dtype) for _ in range(3))
+    inputs = [tensor.requires_grad_() for tensor in (x, update, norm.weight, norm.bias)]
+    rng = torch.get_rng_state()
+    out = add_norm(x, update, norm, p)
+    found = torch.autograd.grad(out, inputs, grad)
+    torch.set_rng_state(rng)
+    kept = dropout(torch.ones(shape), p)
+    expected_out = F.layer_norm((x + update * kept).float(), shape[-1:], norm.weight, norm.bias)
+    expected = torch.autograd.grad(expected_out, inputs, grad.float())
+    close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected_out, **close)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, **close)
+
+
+@built
+def test_number_of_threads_changes_no_sum_of_gradients():
+    torch.manual_seed(0)
+    gradients = [torch.randn(100_000), torch.randn(50_000).bfloat16()]
+    others = [torch.zeros(len(gradient)) for gradient in gradients]
+    parts = kernels.Parts(others, others, others, gradients, [None, None])
+    num_threads = torch.get_num_threads()
+    sums = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            sums.append(parts.sum_of_squares())
+    finally:
+        torch.set_num_threads(num_threads)
+    assert sums[0] == sums[1] == sums[2] == pytest.approx(sum(float(g.double().square().sum()) for g in gradients))
+
+
+@built
+def test_a_sum_with_noise_and_its_norm_are_one_pass():
+    x, update = torch.randn(2, 30, 64).bfloat16()
+    with torch.no_grad(), Counter() as counter:
+        add_norm(x, update, nn.LayerNorm(64), 0.1)
+    assert [name for name in counter.names if "empty_like" not in name] == []
