@@ -281,3 +281,73 @@ void add_norm_backward(void *of_x, void *of_update, float *of_weight, float *of_
     }
     free(sums);
 }
+
+/* ------------------------------------------------------------------------------------------------- transposing */
+
+enum { TILE = 32 }; /* bf16 numbers in a line of the cache */
+
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__aarch64__))
+typedef uint16_t vector __attribute__((vector_size(16), aligned(2)));
+
+#ifdef __clang__
+#define INTERLEAVE(a, b, half) \
+    ((half) ? __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15) \
+            : __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11))
+#else
+#define INTERLEAVE(a, b, half) \
+    __builtin_shuffle(a, b, (half) ? (vector){4, 12, 5, 13, 6, 14, 7, 15} : (vector){0, 8, 1, 9, 2, 10, 3, 11})
+#endif
+
+/* 8 times 8 numbers: rows 0 to 3 between rows 4 to 7, three times. */
+static inline void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
+    vector row[8], next[8];
+    for (int i = 0; i < 8; i++) row[i] = *(const vector *)(from + i * from_stride);
+    for (int time = 0; time < 3; time++) {
+        for (int i = 0; i < 4; i++) {
+            next[2 * i] = INTERLEAVE(row[i], row[i + 4], 0);
+            next[2 * i + 1] = INTERLEAVE(row[i], row[i + 4], 1);
+        }
+        memcpy(row, next, sizeof row);
+    }
+    for (int i = 0; i < 8; i++) *(vector *)(to + i * to_stride) = row[i];
+}
+#else
+static inline void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 8; k++) to[i * to_stride + k] = from[k * from_stride + i];
+}
+#endif
+
+/* Rows from one of a multiple of TILE; adds to the sums. */
+FOR_EACH_CPU static void transpose_rows(uint16_t *to, float *sums, const uint16_t *from, int64_t row, int64_t rows,
+                                        int64_t dim) {
+    int64_t num_rows = least(TILE, rows - row);
+    for (int64_t column = 0; column < dim; column += TILE) {
+        int64_t num_columns = least(TILE, dim - column);
+        for (int64_t k = row; k < row + num_rows; k++) {
+#pragma omp simd
+            for (int64_t i = column; i < column + num_columns; i++) sums[i] += get(from + k * dim, i, 0);
+        }
+        if (num_rows == TILE && num_columns == TILE) {
+            for (int64_t i = column; i < column + TILE; i += 8)
+                for (int64_t k = row; k < row + TILE; k += 8) transpose_8(to + i * rows + k, rows, from + k * dim + i, dim);
+        } else {
+            for (int64_t i = column; i < column + num_columns; i++)
+                for (int64_t k = row; k < row + num_rows; k++) to[i * rows + k] = from[k * dim + i];
+        }
+    }
+}
+
+/* from (rows, dim), in bf16; to (dim, rows), and the sum of each of its rows. */
+void transpose(uint16_t *to, float *sums, const uint16_t *from, int64_t rows, int64_t dim) {
+    int num_threads = rows * dim > PIECE ? omp_get_max_threads() : 1;
+    float *own = calloc(dim * num_threads, sizeof *own);
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int64_t row = 0; row < rows; row += TILE)
+        transpose_rows(to, own + dim * omp_get_thread_num(), from, row, rows, dim);
+    for (int64_t i = 0; i < dim; i++) {
+        sums[i] = 0;
+        for (int thread = 0; thread < num_threads; thread++) sums[i] += own[dim * thread + i];
+    }
+    free(own);
+}

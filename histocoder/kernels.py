@@ -26,6 +26,7 @@ _ARGUMENTS = {
     "sum_of_squares": [c_void_p, c_int64],
     "adamw": [c_void_p, c_int64, *[c_float] * 5],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
+    "transpose": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
     "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double, c_int],
     "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double, c_int],
 }
@@ -154,6 +155,15 @@ def add_norm_backward(
     pointers = [tensor.data_ptr() for tensor in tensors]
     _library().add_norm_backward(*pointers, len(moments), grad.shape[-1], seed, p, _is_wide(grad))
     return of_x, of_update, of_weight, of_bias
+
+
+def transpose(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix in bf16 of shape (rows, dim), transposed, and the sum of its rows, of shape (dim,), in fp32."""
+    x = x.contiguous()
+    rows, dim = x.shape
+    transposed, total = x.new_empty(dim, rows), torch.empty(dim)
+    _library().transpose(transposed.data_ptr(), total.data_ptr(), x.data_ptr(), rows, dim)
+    return transposed, total
 
 
 def _is_wide(x: Tensor) -> bool:

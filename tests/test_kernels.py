@@ -106,3 +106,12 @@ def test_a_sum_with_noise_and_its_norm_are_one_pass():
     with torch.no_grad(), Counter() as counter:
         add_norm(x, update, nn.LayerNorm(64), 0.1)
     assert [name for name in counter.names if "empty_like" not in name] == []
+
+
+@built
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (64, 32), (100, 33), (33, 96)])
+def test_transposing_sums_rows_as_well(shape: tuple[int, int]):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    transposed, total = kernels.transpose(x)
+    assert torch.equal(transposed, x.t())
+    torch.testing.assert_close(total, x.float().sum(0), atol=1e-4, rtol=1e-5)
