@@ -351,3 +351,216 @@ void transpose(uint16_t *to, float *sums, const uint16_t *from, int64_t rows, in
     }
     free(own);
 }
+
+/* --------------------------------------------------------------------------------------------------- attention */
+
+/* Scaled dot-product attention of `num_queries` to `num_keys` positions, by heads of width `dim`; kernels.py has the
+   same. A row of an array is the heads' side by side; rows of queries are `query_stride` numbers apart, those of keys
+   and of values `key_stride`. */
+struct attention {
+    void *queries, *keys, *values;
+    void *out;                     /* (batch, num_queries, heads, dim); backwards its gradient */
+    void *probabilities;           /* (batch, heads, num_queries, num_keys), before dropout; NULL where not wanted */
+    void *of_queries, *of_keys, *of_values; /* backwards: gradients, laid out as what they are of */
+    const uint8_t *mask; /* whether a query attends to a key */
+    int64_t mask_batch_stride, mask_query_stride;
+    int64_t batch, heads, num_queries, num_keys, dim, query_stride, key_stride;
+    uint64_t seed;
+    double p;
+    int32_t wide;
+};
+
+enum { LANES = 16 };
+
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* c (rows, columns) = a (rows, inner) b (inner, columns); rows are a multiple of 4, columns of LANES. */
+IN_PLACE void product(float *c, const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t rows,
+                      int64_t inner, int64_t columns) {
+    for (int64_t row = 0; row < rows; row += 4) {
+        const float *a0 = a + row * a_row, *a1 = a0 + a_row, *a2 = a1 + a_row, *a3 = a2 + a_row;
+        for (int64_t column = 0; column < columns; column += LANES) {
+            lanes sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
+            for (int64_t k = 0; k < inner; k++) {
+                lanes line = *(const lanes *)(b + k * columns + column);
+                sum0 += a0[k * a_inner] * line;
+                sum1 += a1[k * a_inner] * line;
+                sum2 += a2[k * a_inner] * line;
+                sum3 += a3[k * a_inner] * line;
+            }
+            float *to = c + row * columns + column;
+            *(lanes *)to = sum0;
+            *(lanes *)(to + columns) = sum1;
+            *(lanes *)(to + 2 * columns) = sum2;
+            *(lanes *)(to + 3 * columns) = sum3;
+        }
+    }
+}
+
+/* Rows of a head, times `scale`, each padded with zeros. */
+IN_PLACE void load_rows(float *to, const void *from, int64_t rows, int64_t stride, int64_t dim, float scale, int wide) {
+    for (int64_t row = 0; row < rows; row++, to += padded(dim)) {
+#pragma omp simd
+        for (int64_t i = 0; i < dim; i++) to[i] = scale * get(from, row * stride + i, wide);
+        for (int64_t i = dim; i < padded(dim); i++) to[i] = 0;
+    }
+}
+
+/* The same, transposed. */
+IN_PLACE void load_columns(float *to, const void *from, int64_t rows, int64_t stride, int64_t dim, int wide) {
+    for (int64_t i = 0; i < dim; i++, to += padded(rows)) {
+        for (int64_t row = 0; row < rows; row++) to[row] = get(from, row * stride + i, wide);
+        for (int64_t row = rows; row < padded(rows); row++) to[row] = 0;
+    }
+}
+
+IN_PLACE void store_rows(void *to, const float *from, int64_t rows, int64_t stride, int64_t dim, float scale,
+                         int wide) {
+    for (int64_t row = 0; row < rows; row++, from += padded(dim)) {
+#pragma omp simd
+        for (int64_t i = 0; i < dim; i++) put(to, row * stride + i, scale * from[i], wide);
+    }
+}
+
+/* exp(x) for x of 0 and less, within 1e-7 of it (as in Cephes: Cody and Waite's reduction, and a polynomial). */
+static inline float exp_of_negative(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return y * power;
+}
+
+/* Scores of a query become probabilities: 0 where `mask` is, and behind `num_keys`. */
+IN_PLACE void softmax(float *scores, const uint8_t *mask, int64_t num_keys) {
+    float highest = -INFINITY, total = 0;
+#pragma omp simd reduction(max : highest)
+    for (int64_t k = 0; k < num_keys; k++) {
+        scores[k] = mask[k] ? scores[k] : -1e30f;
+        highest = highest > scores[k] ? highest : scores[k];
+    }
+#pragma omp simd reduction(+ : total)
+    for (int64_t k = 0; k < num_keys; k++) {
+        float share = mask[k] ? exp_of_negative(scores[k] - highest) : 0;
+        scores[k] = share;
+        total += share;
+    }
+    float inverse = total > 0 ? 1 / total : 0;
+    for (int64_t k = 0; k < padded(num_keys); k++) scores[k] = k < num_keys ? scores[k] * inverse : 0;
+}
+
+/* Numbers of scratch memory that a head needs. */
+static int64_t room_of(const struct attention *a) {
+    int64_t queries = padded(a->num_queries), keys = padded(a->num_keys), dim = padded(a->dim);
+    return 3 * queries * dim + 4 * keys * dim + 2 * queries * keys;
+}
+
+IN_PLACE void attend(const struct attention *a, int64_t batch, int64_t head, float *room, int wide) {
+    const int64_t num_queries = a->num_queries, num_keys = a->num_keys, dim = a->dim;
+    const struct noise noise = noise_of(a->seed, a->p);
+    const int64_t first_query = batch * num_queries * a->query_stride + head * dim;
+    const int64_t first_key = batch * num_keys * a->key_stride + head * dim;
+    float *queries = room, *keys = queries + padded(num_queries) * padded(dim);
+    float *values = keys + padded(num_keys) * padded(dim), *out = values + padded(num_keys) * padded(dim);
+    float *scores = out + padded(num_queries) * padded(dim);
+    const int64_t rows = (num_queries + 3) / 4 * 4;
+
+    load_rows(queries, at(a->queries, first_query, wide), num_queries, a->query_stride, dim, 1 / sqrtf(dim), wide);
+    load_columns(keys, at(a->keys, first_key, wide), num_keys, a->key_stride, dim, wide);
+    load_rows(values, at(a->values, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
+    memset(queries + num_queries * padded(dim), 0, (rows - num_queries) * padded(dim) * sizeof *queries);
+    product(scores, queries, padded(dim), 1, keys, rows, dim, padded(num_keys));
+    for (int64_t i = 0; i < num_queries; i++) {
+        float *row = scores + i * padded(num_keys);
+        int64_t place = ((batch * a->heads + head) * num_queries + i) * num_keys;
+        softmax(row, a->mask + batch * a->mask_batch_stride + i * a->mask_query_stride, num_keys);
+        if (a->probabilities) {
+#pragma omp simd
+            for (int64_t k = 0; k < num_keys; k++) put(a->probabilities, place + k, row[k], wide);
+        }
+        if (noise.bound) {
+#pragma omp simd
+            for (int64_t k = 0; k < num_keys; k++) row[k] *= factor(noise, place + k);
+        }
+    }
+    product(out, scores, padded(num_keys), 1, values, rows, num_keys, padded(dim));
+    int64_t stride = a->heads * dim;
+    store_rows(at(a->out, batch * num_queries * stride + head * dim, wide), out, num_queries, stride, dim, 1, wide);
+}
+
+IN_PLACE void attend_backward(const struct attention *a, int64_t batch, int64_t head, float *room, int wide) {
+    const int64_t num_queries = a->num_queries, num_keys = a->num_keys, dim = a->dim;
+    const int64_t all_queries = padded(num_queries), all_keys = padded(num_keys), width = padded(dim);
+    const struct noise noise = noise_of(a->seed, a->p);
+    const int64_t first_query = batch * num_queries * a->query_stride + head * dim;
+    const int64_t first_key = batch * num_keys * a->key_stride + head * dim, stride = a->heads * dim;
+    const int64_t query_rows = (num_queries + 3) / 4 * 4, key_rows = (num_keys + 3) / 4 * 4;
+    float *queries = room, *grad = queries + all_queries * width, *keys = grad + all_queries * width;
+    float *values = keys + all_keys * width, *shares = values + all_keys * width;
+    float *of_scores = shares + all_queries * all_keys, *result = of_scores + all_queries * all_keys;
+
+    load_rows(queries, at(a->queries, first_query, wide), num_queries, a->query_stride, dim, 1, wide);
+    load_rows(grad, at(a->out, batch * num_queries * stride + head * dim, wide), num_queries, stride, dim, 1, wide);
+    memset(grad + num_queries * width, 0, (query_rows - num_queries) * width * sizeof *grad);
+    load_rows(keys, at(a->keys, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
+    load_columns(values, at(a->values, first_key, wide), num_keys, a->key_stride, dim, wide);
+    product(of_scores, grad, width, 1, values, query_rows, dim, all_keys);
+    memset(shares, 0, query_rows * all_keys * sizeof *shares);
+    for (int64_t i = 0; i < num_queries; i++) {
+        float *row = shares + i * all_keys, *of_row = of_scores + i * all_keys, mean = 0;
+        int64_t place = ((batch * a->heads + head) * num_queries + i) * num_keys;
+#pragma omp simd reduction(+ : mean)
+        for (int64_t k = 0; k < num_keys; k++) {
+            float share = get(a->probabilities, place + k, wide), kept = factor(noise, place + k);
+            row[k] = share * kept;
+            of_row[k] *= kept;
+            mean += share * of_row[k];
+        }
+#pragma omp simd
+        for (int64_t k = 0; k < num_keys; k++)
+            of_row[k] = get(a->probabilities, place + k, wide) * (of_row[k] - mean);
+    }
+    for (int64_t i = num_queries; i < query_rows; i++)
+        memset(of_scores + i * all_keys, 0, all_keys * sizeof *of_scores);
+    product(result, shares, 1, all_keys, grad, key_rows, num_queries, width);
+    store_rows(at(a->of_values, first_key, wide), result, num_keys, a->key_stride, dim, 1, wide);
+    product(result, of_scores, 1, all_keys, queries, key_rows, num_queries, width);
+    store_rows(at(a->of_keys, first_key, wide), result, num_keys, a->key_stride, dim, 1 / sqrtf(dim), wide);
+    product(result, of_scores, all_keys, 1, keys, query_rows, num_keys, width);
+    store_rows(at(a->of_queries, first_query, wide), result, num_queries, a->query_stride, dim, 1 / sqrtf(dim), wide);
+}
+
+FOR_EACH_CPU static void attend_head(const struct attention *a, int64_t head, float *room, int backward) {
+    int64_t batch = head / a->heads;
+    head %= a->heads;
+    if (backward && a->wide)
+        attend_backward(a, batch, head, room, 1);
+    else if (backward)
+        attend_backward(a, batch, head, room, 0);
+    else if (a->wide)
+        attend(a, batch, head, room, 1);
+    else
+        attend(a, batch, head, room, 0);
+}
+
+/* `out` and `probabilities`; or `of_queries`, `of_keys` and `of_values`, from `out`'s gradient. */
+void attention(const struct attention *a, int backward) {
+#pragma omp parallel
+    {
+        float *room = malloc(room_of(a) * sizeof *room);
+#pragma omp for schedule(static)
+        for (int64_t head = 0; head < a->batch * a->heads; head++) attend_head(a, head, room, backward);
+        free(room);
+    }
+}

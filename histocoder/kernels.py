@@ -24,12 +24,27 @@ _PART = np.dtype(
 """`struct part` of _kernels.c."""
 _ARGUMENTS = {
     "sum_of_squares": [c_void_p, c_int64],
+    "attention": [c_void_p, c_int],
     "adamw": [c_void_p, c_int64, *[c_float] * 5],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "transpose": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
     "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double, c_int],
     "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double, c_int],
 }
+
+
+class _Attention(ctypes.Structure):
+    """`struct attention` of _kernels.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("queries", "keys", "values", "out", "probabilities")),
+        *((name, c_void_p) for name in ("of_queries", "of_keys", "of_values", "mask")),
+        *((name, c_int64) for name in ("mask_batch_stride", "mask_query_stride", "batch", "heads")),
+        *((name, c_int64) for name in ("num_queries", "num_keys", "dim", "query_stride", "key_stride")),
+        ("seed", c_uint64),
+        ("p", c_double),
+        ("wide", c_int),
+    ]
 
 
 @cache
@@ -103,7 +118,7 @@ class Parts:
 
 
 def can_do(x: Tensor) -> bool:
-    """Whether `dropout` and `add_norm` are there for a tensor."""
+    """Whether what is below is there for a tensor."""
     known = x.dtype in (torch.bfloat16, torch.float32)
     return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None
 
@@ -155,6 +170,73 @@ def add_norm_backward(
     pointers = [tensor.data_ptr() for tensor in tensors]
     _library().add_norm_backward(*pointers, len(moments), grad.shape[-1], seed, p, _is_wide(grad))
     return of_x, of_update, of_weight, of_bias
+
+
+class Attention:
+    """Scaled dot-product attention by heads.
+
+    Parameters
+    ----------
+    sources : sequence of Tensor of shape (B, L or S, …)
+        In bf16 or fp32: queries, keys and values in this order, each of width `heads * dim`; neighbours may lie side
+        by side in one tensor.
+    num_heads : int
+    mask : Tensor of bool, broadcast to (B, 1, L, S), or None
+        True where a key may be attended to. A query that may attend to nothing gets zeros.
+    p : float
+        Share of the probabilities that are zeroed.
+    seed : int
+        64 bits that decide which.
+    """
+
+    def __init__(self, sources: Sequence[Tensor], num_heads: int, mask: Tensor | None, *, p: float, seed: int) -> None:
+        self._sources = sources = [source.contiguous() for source in sources]
+        self._width = sum(source.shape[-1] for source in sources) // 3
+        batch, num_queries, num_keys = len(sources[0]), sources[0].shape[1], sources[-1].shape[1]
+        if mask is None:
+            mask = torch.ones(num_keys, dtype=torch.bool)
+        self._mask = mask = (mask if mask.stride(-1) == 1 else mask.contiguous()).expand(
+            batch, 1, num_queries, num_keys
+        )
+        self._call = _Attention(
+            mask=mask.data_ptr(),
+            mask_batch_stride=mask.stride(0),
+            mask_query_stride=mask.stride(2),
+            batch=batch,
+            heads=num_heads,
+            num_queries=num_queries,
+            num_keys=num_keys,
+            dim=self._width // num_heads,
+            query_stride=sources[0].shape[-1],
+            key_stride=sources[-1].shape[-1],
+            seed=seed,
+            p=p,
+            wide=_is_wide(sources[0]),
+        )
+        self._point(("queries", "keys", "values"), sources)
+
+    def forward(self, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+        """What is attended to, of shape (B, L, heads * dim); and, if they are to be kept, the probabilities."""
+        call, like = self._call, self._sources[0]
+        out = like.new_empty(call.batch, call.num_queries, self._width)
+        shares = like.new_empty(call.batch, call.heads, call.num_queries, call.num_keys) if keep else None
+        call.out, call.probabilities = out.data_ptr(), None if shares is None else shares.data_ptr()
+        _library().attention(ctypes.byref(call), False)
+        return out, shares
+
+    def backward(self, grad: Tensor, probabilities: Tensor) -> list[Tensor]:
+        """The gradients of the sources, of that of `forward`'s result."""
+        grad = grad.contiguous()
+        results = [torch.empty_like(source) for source in self._sources]
+        self._call.out, self._call.probabilities = grad.data_ptr(), probabilities.data_ptr()
+        self._point(("of_queries", "of_keys", "of_values"), results)
+        _library().attention(ctypes.byref(self._call), True)
+        return results
+
+    def _point(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        parts = [part for tensor in tensors for part in tensor.split(self._width, dim=-1)]
+        for name, part in zip(names, parts, strict=True):
+            setattr(self._call, name, part.data_ptr())
 
 
 def transpose(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from histocoder import kernels
-from histocoder.model.layers import add_norm, dropout
+from histocoder.model.layers import add_norm, attention, dropout
 
 built = pytest.mark.skipif(kernels.library() is None, reason="the kernels were not compiled")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
@@ -115,3 +115,65 @@ def test_transposing_sums_rows_as_well(shape: tuple[int, int]):
     transposed, total = kernels.transpose(x)
     assert torch.equal(transposed, x.t())
     torch.testing.assert_close(total, x.float().sum(0), atol=1e-4, rtol=1e-5)
+
+
+def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:
+    dim = sum(tensor.shape[-1] for tensor in joined) // 3
+    parts = [part for tensor in joined for part in tensor.split(dim, dim=-1)]
+    return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts]
+
+
+@built
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("mask_of", ["keys", "causal", None])
+@pytest.mark.parametrize(
+    ("num_queries", "num_keys", "widths", "num_heads"),
+    [(9, 9, (3,), 2), (30, 30, (1, 1, 1), 4), (25, 33, (1, 2), 3), (1, 1, (3,), 1)],
+)
+def test_attention_is_torch_s(
+    num_queries: int,
+    num_keys: int,
+    widths: tuple[int, ...],
+    num_heads: int,
+    mask_of: str | None,
+    p: float,
+    dtype: torch.dtype,
+):
+    torch.manual_seed(0)
+    dim, lengths = num_heads * 24, (num_queries, num_keys, num_keys)
+    sources = [torch.randn(5, n, dim * width).to(dtype) for n, width in zip(lengths, widths, strict=False)]
+    sources = [source.requires_grad_() for source in sources]
+    mask = None
+    if mask_of == "keys":
+        mask = (torch.arange(num_keys) < torch.randint(1, num_keys + 1, (5, 1)))[:, None, None]
+    elif mask_of == "causal":
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
+    grad = torch.randn(5, num_queries, dim).to(dtype)
+
+    rng = torch.get_rng_state()
+    out = attention(*sources, num_heads=num_heads, mask=mask, dropout_p=p)
+    found = torch.autograd.grad(out, sources, grad)
+    torch.set_rng_state(rng)
+    kept = dropout(torch.ones(5, num_heads, num_queries, num_keys), p)
+    queries, keys, values = heads_of([source.float() for source in sources], num_heads)
+    scores = queries @ keys.transpose(-1, -2) / 24**0.5
+    shares = scores.masked_fill(~mask if mask is not None else torch.tensor(False), -torch.inf).softmax(-1)
+    expected_out = (shares * kept @ values).transpose(1, 2).flatten(2)
+    expected = torch.autograd.grad(expected_out, sources, grad.float())
+    close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    torch.testing.assert_close(out.float(), expected_out, **close)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **close)
+    with torch.no_grad():
+        torch.set_rng_state(rng)
+        assert torch.equal(attention(*sources, num_heads=num_heads, mask=mask, dropout_p=p), out)
+
+
+@built
+def test_a_query_that_may_attend_to_nothing_gets_zeros():
+    sources = torch.randn(2, 3, 3 * 16, requires_grad=True)
+    mask = torch.tensor([[[[True, True, False]]], [[[False, False, False]]]])
+    out = attention(sources, num_heads=2, mask=mask)
+    out.sum().backward()
+    assert torch.all(out[1] == 0) and torch.all(sources.grad[1] == 0) and torch.all(out[0] != 0)

@@ -14,6 +14,7 @@ from histocoder.model.layers import (
     additive,
     affine,
     attention,
+    attention_mask,
     dropout,
     in_precision,
     layer_norm,
@@ -65,18 +66,18 @@ def canine(
     layer_function = layer_function or encoder_layer
     p = model.config.hidden_dropout_prob if model.training else 0.0
     rate = model.config.downsampling_rate
-    mask = input_ids.ne(0)
-    molecule_mask = additive(mask.unflatten(1, (-1, rate)).any(-1)[:, None, None], dtype)  # of L / rate, CLS included
-    mask = additive(mask[:, None, None], dtype)
     length = input_ids.shape[1]
     num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
 
     chars = _embed(model.char_embeddings, input_ids[:, :num_chars], p).to(dtype)
     chars = dropout(chars, p)
+    mask = input_ids.ne(0)
+    molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)  # of L / rate, CLS included
+    molecule_mask, mask = (attention_mask(m[:, None, None], chars) for m in (molecule_mask, mask))
     local = mask[..., :num_chars]
     if num_chars > model.config.local_transformer_stride:
         block = torch.arange(num_chars, device=mask.device) // model.config.local_transformer_stride
-        local = local.masked_fill(block[:, None] != block, -torch.inf)
+        local = additive(local, dtype).masked_fill(block[:, None] != block, -torch.inf)
     for layer in model.initial_char_encoder.layer:
         chars = layer_function(layer, chars, local)
 
@@ -122,11 +123,8 @@ def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
     own, output = layer.attention.self, layer.attention.output
     hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))
-    queries, keys, values = (
-        part.unflatten(-1, (own.num_attention_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
-        for part in linear_together(x, (own.query, own.key, own.value))
-    )
-    mixed = attention(queries, keys, values, mask, dropout_p=attention_p)
+    sources = linear_together(x, (own.query, own.key, own.value))
+    mixed = attention(*sources, num_heads=own.num_attention_heads, mask=mask, dropout_p=attention_p)
     update = linear(mixed, output.dense)
     x = add_norm(x, update, output.LayerNorm, hidden_p)
     wide = layer.intermediate.intermediate_act_fn(linear(x, layer.intermediate.dense))

@@ -58,13 +58,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of `x` (B, L, dim) to `source` (B, S, dim), of shape (B, L, dim); for the mask see `attention`."""
         if source is x:
-            queries, keys, values = product(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            sources = [product(x, self.in_proj_weight, self.in_proj_bias)]
         else:
-            of_queries, of_sources = self._projections(x.dtype)
-            queries = affine(x, *of_queries)
-            keys, values = affine(source, *of_sources).chunk(2, dim=-1)
-        mixed = attention(self.heads(queries), self.heads(keys), self.heads(values), mask)
-        return linear(mixed, self.out_proj)
+            of_queries, of_source = self._projections(x.dtype)
+            sources = [affine(x, *of_queries), affine(source, *of_source)]
+        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj)
 
 
 class DecoderLayer(nn.Module):

@@ -24,11 +24,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def linear_together(x: Tensor, modules: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Several linear layers over `x` (…, in): one product where `keep_copies` was told that they are used together."""
+    """Several linear layers over `x` (…, in): one product, side by side, where `keep_copies` was told of them."""
     weight, bias = (stacked([getattr(m, name) for m in modules], x.dtype) for name in ("weight", "bias"))
     if weight is None or bias is None:
         return tuple(linear(x, module) for module in modules)
-    return affine(x, weight, bias).chunk(len(modules), dim=-1)
+    return (affine(x, weight, bias),)
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -187,35 +187,72 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
 
 
-def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, dropout_p: float = 0.0) -> Tensor:
+def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: float = 0.0) -> Tensor:
     """Scaled dot-product attention.
 
     On a CPU torch's fused kernel is several times slower backwards than the products it is made of.
 
     Parameters
     ----------
-    queries, keys, values : Tensor of shape (B, heads, L, dim), (B, heads, S, dim), (B, heads, S, dim)
-    mask : Tensor, broadcast to (B, heads, L, S), or None
+    *sources : Tensor of shape (B, L or S, …)
+        Queries, keys and values in this order, each of width `dim`; neighbours may lie side by side in one tensor.
+    num_heads : int
+    mask : Tensor, broadcast to (B, 1, L, S), or None
         Of bool: true where a key may be attended to. Of another dtype: added to the scores.
     dropout_p : float
         Share of the probabilities that are zeroed.
 
     Returns
     -------
-    Tensor of shape (B, L, heads * dim)
+    Tensor of shape (B, L, dim)
     """
+    if kernels.can_do(sources[0]) and (mask is None or mask.dtype == torch.bool):
+        return _Attention.apply(num_heads, mask, dropout_p, *sources)
+    dim = sum(source.shape[-1] for source in sources) // 3
+    queries, keys, values = (
+        part.unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
+        for source in sources
+        for part in source.split(dim, dim=-1)
+    )
     if queries.device.type != "cpu":
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout_p)
     else:
         scores = torch.matmul(queries * queries.shape[-1] ** -0.5, keys.transpose(-1, -2))
         if mask is not None:
-            scores = scores + (additive(mask, scores.dtype) if mask.dtype == torch.bool else mask)
+            scores = scores + additive(mask, scores.dtype)
         mixed = torch.matmul(dropout(scores.softmax(-1), dropout_p), values)
     return mixed.transpose(1, 2).flatten(2)
 
 
+class _Attention(torch.autograd.Function):
+    """`attention` on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor) -> Tensor:
+        ctx.how = {"p": p, "seed": _seed() if p else 0}
+        ctx.num_heads, ctx.mask = num_heads, mask
+        is_trained = any(ctx.needs_input_grad)
+        out, probabilities = kernels.Attention(sources, num_heads, mask, **ctx.how).forward(keep=is_trained)
+        if probabilities is not None:
+            ctx.save_for_backward(probabilities, *sources)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        probabilities, *sources = ctx.saved_tensors
+        found = kernels.Attention(sources, ctx.num_heads, ctx.mask, **ctx.how)
+        return None, None, None, *found.backward(grad, probabilities)
+
+
+def attention_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask of bool as `attention` takes it to `x` without turning it into anything else."""
+    return mask if kernels.can_do(x) else additive(mask, x.dtype)
+
+
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to scores: 0 where it is true, else the least finite number."""
+    """A mask as what is added to scores: 0 where it is true, else the least finite number; others as they are."""
+    if mask.dtype != torch.bool:
+        return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
