@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from histocoder import distributed
+from histocoder import distributed, kernels
 from histocoder.compiling import check_compiler
 from histocoder.devices import device_name
 from histocoder.errors import UserError
@@ -67,6 +67,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield _devices()
     yield _precision(device)
     yield _compiler(device)
+    yield _kernels()
     yield _memory()
     yield _shared_memory()
     yield _disk(folder)
@@ -154,6 +155,13 @@ def _compiler(device: torch.device) -> Finding:
     except UserError as error:
         return Finding(NOTE, "compiler", "none that --compile can use", str(error))
     return Finding(OK, "compiler", "--compile can work")
+
+
+def _kernels() -> Finding:
+    if kernels.library() is None:
+        what = "Training on a CPU is slower for it: install a C compiler with OpenMP (gcc), then histocoder once more."
+        return Finding(NOTE, "kernels", "not compiled when histocoder was installed, or since then out of date", what)
+    return Finding(OK, "kernels", "compiled; training on a CPU takes them")
 
 
 def _memory() -> Finding:

@@ -11,18 +11,21 @@ import importlib.util
 from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+_VERSION = 1
+"""`version` of _kernels.c, which may have been compiled before this file was changed."""
 _PART = np.dtype(
     [(name, "u8") for name in ("weight", "mean", "square", "gradient", "copy")]
     + [("count", "i8"), ("wide", "i4"), ("step_size", "f4"), ("correction", "f4")],
     align=True,
 )
 """`struct part` of _kernels.c."""
-_ARGUMENTS = {
+_ARGUMENTS: dict[str, list[Any]] = {
     "sum_of_squares": [c_void_p, c_int64],
     "attention": [c_void_p, c_int],
     "adamw": [c_void_p, c_int64, *[c_float] * 5],
@@ -49,20 +52,19 @@ class _Attention(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions; None where they were not built, or not for this machine."""
+    """The compiled functions; None where they were not compiled, or not from what _kernels.c is now."""
     spec = importlib.util.find_spec("histocoder._kernels")
     if spec is None or spec.origin is None:
         return None
     try:
         found = ctypes.CDLL(spec.origin)
-    except OSError:
+        if found.version() != _VERSION:
+            return None
+    except (OSError, AttributeError):  # of another system, or another file
         return None
-    found.sum_of_squares.restype = c_double
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)
-        function.argtypes = arguments
-        if name != "sum_of_squares":
-            function.restype = None
+        function.argtypes, function.restype = arguments, c_double if name == "sum_of_squares" else None
     return found
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from conftest import environment, run
 
-from histocoder import doctor
+from histocoder import doctor, kernels
 from histocoder.doctor import NOTE, OK, PROBLEM, Finding, print_findings
 
-WHAT = ("versions", "packages", "devices", "precision", "compiler", "memory", "shared memory", "disk", "hub", "NCCL")
+WHAT = ("versions", "packages", "devices", "precision", "compiler", "kernels", "memory", "shared memory", "disk")
+WHAT += ("hub", "NCCL")
 
 
 def marks(output: str) -> dict[str, str]:
@@ -50,6 +51,12 @@ def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor.distributed, "reduce_sum", lambda values: values + 1)
     with pytest.raises(SystemExit, match="the sum is 2 and should be 1"):
         doctor._add_up("cpu")
+
+
+def test_kernels_that_were_not_compiled_are_noted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    found = doctor._kernels()
+    assert found.mark == NOTE and "C compiler" in found.meaning
 
 
 def test_a_package_that_is_missing_is_a_problem(monkeypatch: pytest.MonkeyPatch):

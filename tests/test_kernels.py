@@ -26,6 +26,12 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@built
+def test_kernels_compiled_before_their_source_changed_are_not_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "_VERSION", kernels._VERSION + 1)
+    assert kernels.library.__wrapped__() is None
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("where", [pytest.param("in C", marks=built), "in torch"])
 @pytest.mark.parametrize("p", [0.1, 0.5])
