@@ -278,6 +278,8 @@ def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):
     still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1, "--initial-checkpoint", first / "last.bin")
     run(*finetune(table, again, *still))
     assert_same_weights(first, again)
+    other = run(*finetune(table, tmp_path / "other", *still, "--encoder", "small"), check=False)
+    assert other.returncode == 2 and "do not fit this model (" in other.stderr and len(other.stderr) < 600
 
 
 def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
