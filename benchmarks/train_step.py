@@ -3,11 +3,12 @@
 Ours is what `finetune.py` does by default, augmentation included. The reference's recipe is fp32, every input padded to
 128 positions, batches in random order, rows tokenised one by one, AdamW unfused, and the loss read in every step. The
 Trainer is Hugging Face's, with bf16, rows grouped by length, and batches padded no further than they need; `compiled`
-is ours with `--compile`. All have random weights, the same losses, and the rows of `english_occupations.csv` (of
-data/train.csv where that is absent), altered by the same noise. They take turns within the run, each in a process of
-its own and warmed up; the figures are medians. The share of the peak is that of a 2048³ product in bf16.
+is ours with `--compile`, `torch` ours without the kernels in C. All have random weights, the same losses, and the rows
+of `english_occupations.csv` (of data/train.csv where that is absent), altered by the same noise. They take turns within
+the run, each in a process of its own and warmed up; the figures are medians. The share of the peak is that of a 2048³
+product in bf16; what the kernels compute is not counted in it.
 
-Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer compiled]
+Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer compiled torch]
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from histocoder import distributed
+from histocoder import distributed, kernels
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -272,6 +273,8 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = Data(folder / name)
     config = TrainConfig(args.batch_size, 1000, 2e-5, 0.1, precision=args.precision, compile=name == "compiled")
+    if name == "torch":
+        kernels.library = lambda: None
     side: Any
     if name == "reference":
         side = Reference(data, args.batch_size, device)
@@ -292,7 +295,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
     parser.add_argument("--precision", default="auto", help="ours (default: auto)")
     parser.add_argument(
-        "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "compiled")
+        "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "compiled", "torch")
     )
     args = parser.parse_args()
     counts = {"ours": args.steps} | {side: 1 if side == "reference" else args.steps for side in args.against}
@@ -318,6 +321,7 @@ def main() -> None:
         "ratio": {side: round(median["ours"] / rate, 2) for side, rate in median.items() if side != "ours"},
         "first_two_steps_s": {side: round(seconds, 1) for side, seconds in first_s.items()},
         "gflop_per_row": round(flops / 1e9, 2),
+        "kernels": kernels.library() is not None,
         "peak_gflops": round(max(peaks)),
         "share_of_peak": round(median["ours"] * flops / 1e9 / max(peaks), 3),
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
