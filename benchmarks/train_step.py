@@ -6,7 +6,7 @@ Trainer is Hugging Face's, with bf16, rows grouped by length, and batches padded
 is ours with `--compile`, `torch` ours without the kernels in C. All have random weights, the same losses, and the rows
 of `english_occupations.csv` (of data/train.csv where that is absent), altered by the same noise. They take turns within
 the run, each in a process of its own and warmed up; the figures are medians. The share of the peak is that of a 2048³
-product in bf16; what the kernels compute is not counted in it.
+product in bf16.
 
 Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer compiled torch]
 """
@@ -115,10 +115,31 @@ class Ours:
         return peak_gflops(self.run.device)
 
     def flops_per_row(self, count: int) -> float:
-        """Counted over some steps, forward and backward."""
+        """Of matrix products, counted over some steps, forward and backward."""
+        attention = _CountedAttention
+        attention.flops, kernels.Attention = 0, attention
         with FlopCounterMode(display=False, custom_mapping=_PRODUCTS) as counter:
             self.steps(count)
-        return counter.get_total_flops() / (count * self.rows)
+        kernels.Attention = attention.__base__
+        return (counter.get_total_flops() + attention.flops) / (count * self.rows)
+
+
+class _CountedAttention(kernels.Attention):
+    """Attention whose products are counted: two forwards, four backwards."""
+
+    flops = 0
+
+    def forward(self, **kwargs: Any) -> Any:
+        _CountedAttention.flops += 2 * self._flops_of_product()
+        return super().forward(**kwargs)
+
+    def backward(self, *args: Any) -> Any:
+        _CountedAttention.flops += 4 * self._flops_of_product()
+        return super().backward(*args)
+
+    def _flops_of_product(self) -> int:
+        call = self._call
+        return 2 * call.batch * call.heads * call.num_queries * call.num_keys * call.dim
 
 
 def _flops_of_linear(x: torch.Size, weight: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:

@@ -28,7 +28,7 @@ static int omp_get_thread_num(void) { return 0; }
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 1; }
+int version(void) { return 2; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 
@@ -363,7 +363,8 @@ void transpose(uint16_t *to, float *sums, const uint16_t *from, int64_t rows, in
 struct attention {
     void *queries, *keys, *values;
     void *out;                     /* (batch, num_queries, heads, dim); backwards its gradient */
-    void *probabilities;           /* (batch, heads, num_queries, num_keys), before dropout; NULL where not wanted */
+    void *probabilities;           /* before dropout, of shape (batch, heads, num_queries, num_keys to the next multiple
+                                      of LANES); NULL where not wanted */
     void *of_queries, *of_keys, *of_values; /* backwards: gradients, laid out as what they are of */
     const uint8_t *mask; /* whether a query attends to a key */
     int64_t mask_batch_stride, mask_query_stride;
@@ -445,59 +446,69 @@ static inline float exp_of_negative(float x) {
     return y * power;
 }
 
-/* Scores of a query become probabilities: 0 where `mask` is, and behind `num_keys`. */
-IN_PLACE void softmax(float *scores, const uint8_t *mask, int64_t num_keys) {
-    float highest = -INFINITY, total = 0;
+/* 1 where a query may attend to a key, 0 elsewhere and behind `num_keys`. */
+IN_PLACE void load_mask(float *to, const struct attention *a, int64_t batch, int64_t query) {
+    const uint8_t *from = a->mask + batch * a->mask_batch_stride + query * a->mask_query_stride;
+    for (int64_t k = 0; k < a->num_keys; k++) to[k] = from[k];
+    for (int64_t k = a->num_keys; k < padded(a->num_keys); k++) to[k] = 0;
+}
+
+/* Scores of a query become probabilities, 0 where `mask` is; `count` is a multiple of LANES. */
+IN_PLACE void softmax(float *scores, const float *mask, int64_t count) {
+    float highest = -1e30f, total = 0;
 #pragma omp simd reduction(max : highest)
-    for (int64_t k = 0; k < num_keys; k++) {
-        scores[k] = mask[k] ? scores[k] : -1e30f;
-        highest = highest > scores[k] ? highest : scores[k];
+    for (int64_t k = 0; k < count; k++) {
+        float score = mask[k] > 0 ? scores[k] : -1e30f;
+        highest = highest > score ? highest : score;
     }
 #pragma omp simd reduction(+ : total)
-    for (int64_t k = 0; k < num_keys; k++) {
-        float share = mask[k] ? exp_of_negative(scores[k] - highest) : 0;
-        scores[k] = share;
-        total += share;
+    for (int64_t k = 0; k < count; k++) {
+        float away = scores[k] - highest;
+        scores[k] = mask[k] * exp_of_negative(away > 0 ? 0 : away);
+        total += scores[k];
     }
-    float inverse = total > 0 ? 1 / total : 0;
-    for (int64_t k = 0; k < padded(num_keys); k++) scores[k] = k < num_keys ? scores[k] * inverse : 0;
+    const float inverse = total > 0 ? 1 / total : 0;
+#pragma omp simd
+    for (int64_t k = 0; k < count; k++) scores[k] *= inverse;
 }
 
 /* Numbers of scratch memory that a head needs. */
 static int64_t room_of(const struct attention *a) {
     int64_t queries = padded(a->num_queries), keys = padded(a->num_keys), dim = padded(a->dim);
-    return 3 * queries * dim + 4 * keys * dim + 2 * queries * keys;
+    return 3 * queries * dim + 4 * keys * dim + 2 * queries * keys + keys;
 }
 
 IN_PLACE void attend(const struct attention *a, int64_t batch, int64_t head, float *room, int wide) {
     const int64_t num_queries = a->num_queries, num_keys = a->num_keys, dim = a->dim;
+    const int64_t all_queries = padded(num_queries), all_keys = padded(num_keys), width = padded(dim);
     const struct noise noise = noise_of(a->seed, a->p);
     const int64_t first_query = batch * num_queries * a->query_stride + head * dim;
     const int64_t first_key = batch * num_keys * a->key_stride + head * dim;
-    float *queries = room, *keys = queries + padded(num_queries) * padded(dim);
-    float *values = keys + padded(num_keys) * padded(dim), *out = values + padded(num_keys) * padded(dim);
-    float *scores = out + padded(num_queries) * padded(dim);
+    float *queries = room, *keys = queries + all_queries * width, *values = keys + all_keys * width;
+    float *out = values + all_keys * width, *scores = out + all_queries * width;
+    float *mask = scores + all_queries * all_keys;
     const int64_t rows = (num_queries + 3) / 4 * 4;
 
     load_rows(queries, at(a->queries, first_query, wide), num_queries, a->query_stride, dim, 1 / sqrtf(dim), wide);
     load_columns(keys, at(a->keys, first_key, wide), num_keys, a->key_stride, dim, wide);
     load_rows(values, at(a->values, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
-    memset(queries + num_queries * padded(dim), 0, (rows - num_queries) * padded(dim) * sizeof *queries);
-    product(scores, queries, padded(dim), 1, keys, rows, dim, padded(num_keys));
+    memset(queries + num_queries * width, 0, (rows - num_queries) * width * sizeof *queries);
+    product(scores, queries, width, 1, keys, rows, dim, all_keys);
     for (int64_t i = 0; i < num_queries; i++) {
-        float *row = scores + i * padded(num_keys);
-        int64_t place = ((batch * a->heads + head) * num_queries + i) * num_keys;
-        softmax(row, a->mask + batch * a->mask_batch_stride + i * a->mask_query_stride, num_keys);
+        float *row = scores + i * all_keys;
+        int64_t place = ((batch * a->heads + head) * num_queries + i) * all_keys;
+        if (i == 0 || a->mask_query_stride) load_mask(mask, a, batch, i);
+        softmax(row, mask, all_keys);
         if (a->probabilities) {
 #pragma omp simd
-            for (int64_t k = 0; k < num_keys; k++) put(a->probabilities, place + k, row[k], wide);
+            for (int64_t k = 0; k < all_keys; k++) put(a->probabilities, place + k, row[k], wide);
         }
         if (noise.bound) {
 #pragma omp simd
-            for (int64_t k = 0; k < num_keys; k++) row[k] *= factor(noise, place + k);
+            for (int64_t k = 0; k < all_keys; k++) row[k] *= factor(noise, place + k);
         }
     }
-    product(out, scores, padded(num_keys), 1, values, rows, num_keys, padded(dim));
+    product(out, scores, all_keys, 1, values, rows, num_keys, width);
     int64_t stride = a->heads * dim;
     store_rows(at(a->out, batch * num_queries * stride + head * dim, wide), out, num_queries, stride, dim, 1, wide);
 }
@@ -519,19 +530,18 @@ IN_PLACE void attend_backward(const struct attention *a, int64_t batch, int64_t 
     load_rows(keys, at(a->keys, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
     load_columns(values, at(a->values, first_key, wide), num_keys, a->key_stride, dim, wide);
     product(of_scores, grad, width, 1, values, query_rows, dim, all_keys);
-    memset(shares, 0, query_rows * all_keys * sizeof *shares);
     for (int64_t i = 0; i < num_queries; i++) {
         float *row = shares + i * all_keys, *of_row = of_scores + i * all_keys, mean = 0;
-        int64_t place = ((batch * a->heads + head) * num_queries + i) * num_keys;
+        int64_t place = ((batch * a->heads + head) * num_queries + i) * all_keys;
 #pragma omp simd reduction(+ : mean)
-        for (int64_t k = 0; k < num_keys; k++) {
+        for (int64_t k = 0; k < all_keys; k++) {
             float share = get(a->probabilities, place + k, wide), kept = factor(noise, place + k);
             row[k] = share * kept;
             of_row[k] *= kept;
             mean += share * of_row[k];
         }
 #pragma omp simd
-        for (int64_t k = 0; k < num_keys; k++)
+        for (int64_t k = 0; k < all_keys; k++)
             of_row[k] = get(a->probabilities, place + k, wide) * (of_row[k] - mean);
     }
     for (int64_t i = num_queries; i < query_rows; i++)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = 1
+_VERSION = 2
 """`version` of _kernels.c, which may have been compiled before this file was changed."""
 _PART = np.dtype(
     [(name, "u8") for name in ("weight", "mean", "square", "gradient", "copy")]
@@ -25,6 +25,8 @@ _PART = np.dtype(
     align=True,
 )
 """`struct part` of _kernels.c."""
+_LANES = 16
+"""`LANES` of _kernels.c."""
 _ARGUMENTS: dict[str, list[Any]] = {
     "sum_of_squares": [c_void_p, c_int64],
     "attention": [c_void_p, c_int],
@@ -221,7 +223,8 @@ class Attention:
         """What is attended to, of shape (B, L, heads * dim); and, if they are to be kept, the probabilities."""
         call, like = self._call, self._sources[0]
         out = like.new_empty(call.batch, call.num_queries, self._width)
-        shares = like.new_empty(call.batch, call.heads, call.num_queries, call.num_keys) if keep else None
+        columns = -(-call.num_keys // _LANES) * _LANES
+        shares = like.new_empty(call.batch, call.heads, call.num_queries, columns) if keep else None
         call.out, call.probabilities = out.data_ptr(), None if shares is None else shares.data_ptr()
         _library().attention(ctypes.byref(call), False)
         return out, shares
