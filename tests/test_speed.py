@@ -115,6 +115,29 @@ def test_a_step_copies_no_bias_to_the_rows_of_a_product(tmp_path: Path):
     assert counter.copying == 0
 
 
+@pytest.mark.skipif(kernels.library() is None, reason="the kernels were not compiled")
+def test_what_lies_between_products_is_done_by_kernels(tmp_path: Path):
+    class Counter(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: set[str] = set()
+            self.by_columns = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.add(func.overloadpacket.__name__)
+            if func is torch.ops.aten.mm.default:
+                self.by_columns += not args[0].is_contiguous()
+            return func(*args, **(kwargs or {}))
+
+    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
+    run = begin(tmp_path, data, precision="bf16", num_classes=8)
+    batch = next(iter(run.train_loader))
+    with Counter() as counter:
+        train_step(run, [batch])
+    assert "mm" in counter.names and counter.by_columns <= 1  # the decoder's head is in fp32
+    assert not counter.names & {"bmm", "_softmax", "_fused_adamw_", "_foreach_norm", "bernoulli_", "native_dropout"}
+
+
 def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path: Path):
     data = dataset(tmp_path, ROOT / "data" / "train.csv", ("hisco_1",), noise=True)
     run = begin(tmp_path, data, precision="fp32", num_classes=8)
