@@ -105,7 +105,7 @@ def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, mo
     assert len(coded) == len(frame[["occ1", "lang"]].drop_duplicates())
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.thorough)])
 def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: Path, suffix: str):
     write_archive(tmp_path / "in.csv", 3000)
     source = tmp_path / "in.csv"
