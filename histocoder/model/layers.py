@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocoder import kernels
+import histocoder.kernels as kernels  # noqa: PLR0402 (from the package itself would be a circle)
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:
