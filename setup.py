@@ -8,7 +8,7 @@ setup(
             "histocoder._kernels",
             ["histocoder/_kernels.c"],
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"],
-            extra_link_args=["-fopenmp", "-lm"],
+            extra_link_args=["-lm"],  # not OpenMP: what torch has loaded is used
             optional=True,  # without a compiler training works, slower
         )
     ]

@@ -21,7 +21,7 @@ static int omp_get_thread_num(void) { return 0; }
 #elif __GNUC__ >= 12
 #define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
-#define FOR_EACH_CPU __attribute__((target_clones("avx512bw", "avx2", "default")))
+#define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 
 /* For functions with an argument `wide`, so that it is a constant in each of their forms. */
@@ -149,6 +149,7 @@ struct noise {
 };
 
 static struct noise noise_of(uint64_t seed, double p) {
+    if (p >= 1) return (struct noise){.bound = UINT32_MAX};
     return (struct noise){(uint32_t)seed, (uint32_t)(seed >> 32) | 1, (uint32_t)(p * 4294967296.0), 1 / (1 - p)};
 }
 

@@ -78,7 +78,7 @@ class Parts:
     weights, means, squares : sequence of Tensor
         In fp32, contiguous: parameters, and AdamW's moments of each.
     gradients : sequence of Tensor
-        In fp32 or bf16.
+        In any precision.
     copies : sequence of Tensor or None
         In bf16; where weights are copied to.
     """
@@ -91,8 +91,12 @@ class Parts:
         gradients: Sequence[Tensor],
         copies: Sequence[Tensor | None],
     ) -> None:
-        assert all(tensor.dtype == torch.float32 for tensors in (weights, means, squares) for tensor in tensors)
-        self._held = gradients = [gradient.contiguous() for gradient in gradients]
+        written = [*weights, *means, *squares]
+        assert all(tensor.dtype == torch.float32 for tensor in written)
+        assert all(tensor.is_contiguous() for tensor in (*written, *copies) if tensor is not None)
+        self._held = gradients = [
+            (gradient if gradient.dtype == torch.bfloat16 else gradient.float()).contiguous() for gradient in gradients
+        ]
         columns = {"weight": weights, "mean": means, "square": squares, "gradient": gradients, "copy": copies}
         self._parts = np.zeros(len(weights), _PART)
         for name, tensors in columns.items():
@@ -194,14 +198,14 @@ class Attention:
     """
 
     def __init__(self, sources: Sequence[Tensor], num_heads: int, mask: Tensor | None, *, p: float, seed: int) -> None:
+        assert all((len(source), source.dtype) == (len(sources[0]), sources[0].dtype) for source in sources)
         self._sources = sources = [source.contiguous() for source in sources]
         self._width = sum(source.shape[-1] for source in sources) // 3
         batch, num_queries, num_keys = len(sources[0]), sources[0].shape[1], sources[-1].shape[1]
         if mask is None:
             mask = torch.ones(num_keys, dtype=torch.bool)
-        self._mask = mask = (mask if mask.stride(-1) == 1 else mask.contiguous()).expand(
-            batch, 1, num_queries, num_keys
-        )
+        mask = mask.expand(batch, 1, num_queries, num_keys)
+        self._mask = mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         self._call = _Attention(
             mask=mask.data_ptr(),
             mask_batch_stride=mask.stride(0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,7 @@ class AdamW(torch.optim.AdamW):
         for parameter, copy in zip(gradients, copies, strict=True):
             torch.autograd.graph.increment_version(parameter)
             if copy is not None:
+                torch.autograd.graph.increment_version(cast(Tensor, copy.tensor))
                 copy.is_fresh()
 
 

@@ -55,6 +55,11 @@ def test_dropout_zeroes_its_share_keeps_the_mean_and_sends_gradients_where_it_ke
 
 
 @built
+def test_nothing_is_left_where_all_is_dropped():
+    assert torch.all(dropout(torch.randn(50, 60), 1.0) == 0)
+
+
+@built
 def test_two_draws_of_noise_have_nothing_in_common():
     torch.manual_seed(0)
     draws = [dropout(torch.ones(4096), 0.5) - 1 for _ in range(20)]  # -1 and 1
@@ -132,7 +137,7 @@ def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:
 @built
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("mask_of", ["keys", "causal", None])
+@pytest.mark.parametrize("mask_of", ["keys", "causal", "queries", None])
 @pytest.mark.parametrize(
     ("num_queries", "num_keys", "widths", "num_heads"),
     [(9, 9, (3,), 2), (30, 30, (1, 1, 1), 4), (25, 33, (1, 2), 3), (1, 1, (3,), 1)],
@@ -153,6 +158,8 @@ def test_attention_is_torch_s(
     mask = None
     if mask_of == "keys":
         mask = (torch.arange(num_keys) < torch.randint(1, num_keys + 1, (5, 1)))[:, None, None]
+    elif mask_of == "queries":
+        mask = torch.ones(5, 1, num_queries, 1, dtype=torch.bool)
     elif mask_of == "causal":
         mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
     grad = torch.randn(5, num_queries, dim).to(dtype)

@@ -125,3 +125,15 @@ def test_a_copy_is_trained_once_its_weight_is():
     assert not in_precision(layer[0], torch.bfloat16).requires_grad
     weight.requires_grad_(True)
     assert in_precision(weight, torch.bfloat16).requires_grad
+
+
+def test_a_copy_that_a_step_has_changed_is_not_used_for_gradients_of_before():
+    model = layers()
+    keep_copies(model)
+    optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, max_grad_norm=1.0)
+    first, second = stepped(model, 0, torch.bfloat16), stepped(model, 1, torch.bfloat16)
+    first.backward()
+    optimizer.step()
+    in_precision(model[0].weight, torch.bfloat16)  # up to date from now on, if it was not
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.backward()

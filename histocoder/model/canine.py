@@ -120,7 +120,7 @@ def used_together(model: PreTrainedModel) -> Iterator[tuple[nn.Linear, ...]]:
 
 
 def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """A transformer layer over `x` (B, L, dim), with an additive `mask` (B, 1, 1 or L, L)."""
+    """A transformer layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
     own, output = layer.attention.self, layer.attention.output
     hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))
     sources = linear_together(x, (own.query, own.key, own.value))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 import histocoder.kernels as kernels  # noqa: PLR0402 (from the package itself would be a circle)
 
@@ -238,6 +239,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         probabilities, *sources = ctx.saved_tensors
         found = kernels.Attention(sources, ctx.num_heads, ctx.mask, **ctx.how)
@@ -279,6 +281,7 @@ class _Dropout(torch.autograd.Function):
         return kernels.dropout(x, *ctx.how)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return kernels.dropout(grad, *ctx.how), None
 
@@ -294,6 +297,7 @@ class _AddNorm(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *kernels.add_norm_backward(grad, *ctx.saved_tensors, **ctx.noise), None, None
 
