@@ -17,7 +17,7 @@ EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-tim
     ("worker", "signal", "what"),
     [(1, "SIGKILL", "was killed, perhaps for want of memory"), (1, "SIGSTOP", "has given no batch for 3 s")],
 )
-@pytest.mark.parametrize("persistent", [(), ("--persistent-workers",)])
+@pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.thorough), ("--persistent-workers",)])
 def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, signal: str, what: str, persistent):
     started = time.monotonic()
     fault = f"worker:{worker}:{signal}"
