@@ -14,14 +14,17 @@ Usage: python benchmarks/train_step.py [--batch-size N] [--against reference tra
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import multiprocessing
 import os
 import platform
+import pstats
 import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -114,6 +117,18 @@ class Ours:
         """Of this machine, as it is now."""
         return peak_gflops(self.run.device)
 
+    def where_time_goes(self, count: int) -> dict[str, int]:
+        """Milliseconds of a step by what they go into, as Python's profiler sees it."""
+        with cProfile.Profile() as profile:
+            self.steps(count)
+        of_function: Counter[str] = Counter()
+        for (file, _, function), (_, _, seconds, _, _) in pstats.Stats(profile).stats.items():
+            module = f"{Path(file).stem}." if file != "~" else ""
+            of_function[f"{module}{function}"] += 1e3 * seconds / count
+        parts = {part: sum(ms for name, ms in of_function.items() if name in _PARTS[part]) for part in _PARTS}
+        parts["the rest"] = of_function.total() - sum(parts.values())
+        return {part: round(ms) for part, ms in parts.items()}
+
     def flops_per_row(self, count: int) -> float:
         """Of matrix products, counted over some steps, forward and backward."""
         attention = _CountedAttention
@@ -145,6 +160,15 @@ class _CountedAttention(kernels.Attention):
 def _flops_of_linear(x: torch.Size, weight: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
     return 2 * weight[1] * out_shape.numel()
 
+
+_PARTS = {
+    "products": {f"<built-in method {name}>" for name in ("torch.mm", "torch._ops.mkldnn._linear_pointwise")},
+    "optimizer": {"kernels.adamw", "kernels.sum_of_squares"},
+    "attention": {"kernels.forward", "kernels.backward"},
+    "transposing": {"kernels.transpose"},
+    "norms": {"kernels.add_norm", "kernels.add_norm_backward"},
+}
+"""Functions, as the profiler names them, of what is told apart of a step on a CPU."""
 
 _PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _flops_of_linear} if knows_linear() else {}
 """Products that torch has no count for."""
@@ -283,7 +307,7 @@ class Side:
         self._process = context.Process(target=_serve, args=(other, name, args, folder), daemon=True)
         self._process.start()
 
-    def ask(self, what: str, count: int) -> float:
+    def ask(self, what: str, count: int) -> Any:
         """Have it take so many steps."""
         self._end.send((what, count))
         return self._end.recv()
@@ -333,6 +357,7 @@ def main() -> None:
             for side, count in counts.items():
                 rates[side].append(sides[side].ask("steps", count))
             peaks.append(sides["ours"].ask("peak_gflops", 0))
+        parts = sides["ours"].ask("where_time_goes", args.steps)
         flops = sides["ours"].ask("flops_per_row", args.steps)
     median = {side: statistics.median(values) for side, values in rates.items()}
     result = {
@@ -343,6 +368,7 @@ def main() -> None:
         "first_two_steps_s": {side: round(seconds, 1) for side, seconds in first_s.items()},
         "gflop_per_row": round(flops / 1e9, 2),
         "kernels": kernels.library() is not None,
+        "ms_of_a_step": parts,
         "peak_gflops": round(max(peaks)),
         "share_of_peak": round(median["ours"] * flops / 1e9 / max(peaks), 3),
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "

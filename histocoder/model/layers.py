@@ -54,7 +54,9 @@ class _Affine(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of `x`, `weight` and `bias`, those that are needed."""
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad = grad.flatten(0, -2)  # (tokens, out)
@@ -62,10 +64,11 @@ class _Affine(torch.autograd.Function):
         if not needs_weight:
             return of_x, None, grad.sum(0) if needs_bias else None
         if kernels.can_do(grad):
-            transposed, of_bias = kernels.transpose(grad)
+            transposed, total = kernels.transpose(grad)
+            of_bias = total.to(grad.dtype) if needs_bias else None
         else:
-            transposed, of_bias = grad.t(), grad.sum(0)
-        return of_x, torch.mm(transposed, x.flatten(0, -2)), of_bias.to(grad.dtype) if needs_bias else None
+            transposed, of_bias = grad.t(), grad.sum(0) if needs_bias else None
+        return of_x, torch.mm(transposed, x.flatten(0, -2)), of_bias
 
 
 @cache
