@@ -7,6 +7,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -28,9 +31,11 @@ static int omp_get_thread_num(void) { return 0; }
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 2; }
+int version(void) { return 3; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
+enum { LINE = 32 };       /* bf16 numbers in a line of the cache */
+enum { AHEAD = 512 };     /* bytes by which what memory alone has is asked for before it is needed */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -70,10 +75,23 @@ struct part {
     float step_size, correction; /* the learning rate over 1 - beta1^t, the root of 1 - beta2^t */
 };
 
+/* Asks memory for the line or two in which, a little later, `LINE` numbers are. */
+IN_PLACE void ask_for(const void *x, int64_t i, int wide) {
+    const char *line = (const char *)at(x, i, wide) + AHEAD;
+    __builtin_prefetch(line);
+    if (wide) __builtin_prefetch(line + 64);
+}
+
 IN_PLACE float squares_in(const void *x, int64_t count, int wide) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; i++) sum += get(x, i, wide) * get(x, i, wide);
+    float sums[LINE] = {0}, sum = 0;
+    const int64_t rest = count % LINE;
+    for (int64_t start = 0; start < count - rest; start += LINE) {
+        ask_for(x, start, wide);
+#pragma omp simd
+        for (int64_t k = 0; k < LINE; k++) sums[k] += get(x, start + k, wide) * get(x, start + k, wide);
+    }
+    for (int64_t i = count - rest; i < count; i++) sum += get(x, i, wide) * get(x, i, wide);
+    for (int64_t k = 0; k < LINE; k++) sum += sums[k];
     return sum;
 }
 
@@ -103,30 +121,52 @@ struct settings {
     float beta1, beta2, eps, decay, scale;
 };
 
-IN_PLACE void step(const struct part *part, int64_t start, int64_t count, struct settings s, int wide) {
-    float *restrict weight = part->weight + start, *restrict mean = part->mean + start;
-    float *restrict square = part->square + start;
-    const void *restrict gradient = at(part->gradient, start, wide);
+/* Writes `LINE` numbers where nothing is read soon: past the caches, where a processor can. */
+static inline void write_line(uint16_t *to, const uint16_t *from) {
+#ifdef __SSE2__
+    if ((uintptr_t)to % 16 == 0) {
+        for (int i = 0; i < LINE; i += 8) _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((__m128i *)(from + i)));
+        return;
+    }
+#endif
+    memcpy(to, from, LINE * sizeof *to);
+}
+
+IN_PLACE void step(const struct part *part, int64_t first, int64_t end, struct settings s, int wide) {
+    float *restrict weight = part->weight, *restrict mean = part->mean, *restrict square = part->square;
+    const void *restrict gradient = part->gradient;
     const float step_size = part->step_size, correction = part->correction;
+    for (int64_t start = first; start < end; start += LINE) {
+        const int64_t count = least(LINE, end - start);
+        uint16_t copy[LINE];
+        ask_for(weight, start, 1);
+        ask_for(mean, start, 1);
+        ask_for(square, start, 1);
+        ask_for(gradient, start, wide);
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) {
-        float g = get(gradient, i, wide) * s.scale;
-        mean[i] += (1 - s.beta1) * (g - mean[i]);
-        square[i] = s.beta2 * square[i] + (1 - s.beta2) * g * g;
-        weight[i] = s.decay * weight[i] - step_size * mean[i] / (sqrtf(square[i]) / correction + s.eps);
+        for (int64_t k = 0; k < count; k++) {
+            const int64_t i = start + k;
+            float g = get(gradient, i, wide) * s.scale;
+            mean[i] += (1 - s.beta1) * (g - mean[i]);
+            square[i] = s.beta2 * square[i] + (1 - s.beta2) * g * g;
+            weight[i] = s.decay * weight[i] - step_size * mean[i] / (sqrtf(square[i]) / correction + s.eps);
+            put(copy, k, weight[i], 0);
+        }
+        if (part->copy && count == LINE)
+            write_line((uint16_t *)part->copy + start, copy);
+        else if (part->copy)
+            memcpy((uint16_t *)part->copy + start, copy, count * sizeof *copy);
     }
 }
 
-FOR_EACH_CPU static void step_piece(const struct part *part, int64_t start, int64_t count, struct settings s) {
+FOR_EACH_CPU static void step_piece(const struct part *part, int64_t start, int64_t end, struct settings s) {
     if (part->wide)
-        step(part, start, count, s, 1);
+        step(part, start, end, s, 1);
     else
-        step(part, start, count, s, 0);
-    if (!part->copy) return;
-    void *restrict copy = at(part->copy, start, 0);
-    const float *restrict weight = part->weight + start;
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) put(copy, i, weight[i], 0);
+        step(part, start, end, s, 0);
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
 }
 
 /* A step of AdamW, gradients times `scale`; weights decay to `decay` times what they were. */
@@ -135,7 +175,7 @@ void adamw(const struct part *parts, int64_t num_parts, float beta1, float beta2
     for (const struct part *part = parts; part < parts + num_parts; part++) {
 #pragma omp parallel for schedule(static) if (part->count > PIECE)
         for (int64_t start = 0; start < part->count; start += PIECE)
-            step_piece(part, start, least(PIECE, part->count - start), settings);
+            step_piece(part, start, least(start + PIECE, part->count), settings);
     }
 }
 
@@ -181,6 +221,53 @@ void dropout(void *to, const void *from, int64_t count, uint64_t seed, double p,
 #pragma omp parallel for schedule(static) if (count > PIECE)
     for (int64_t start = 0; start < count; start += PIECE)
         drop_piece(to, from, start, least(PIECE, count - start), noise, wide);
+}
+
+/* ------------------------------------------------------------------------------------------------------ GELU */
+
+/* exp(x) for x of 0 and less, within 1e-7 of it (as in Cephes: Cody and Waite's reduction, and a polynomial). */
+static inline float exp_of_negative(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return y * power;
+}
+
+/* The share of a normal distribution that is below x, by Abramowitz and Stegun's (1964) 7.1.26, which is within 7.5e-8
+   of it; GELU is x times that. */
+FOR_EACH_CPU static void gelu_piece(uint16_t *restrict out, uint16_t *restrict slope, const uint16_t *restrict from,
+                                    int64_t start, int64_t end) {
+#pragma omp simd
+    for (int64_t i = start; i < end; i++) {
+        const float x = get(from, i, 0), away = fabsf(x) * 0.707106781f, density = exp_of_negative(-away * away);
+        const float t = 1 / (1 + 0.3275911f * away);
+        float tail = 0.5307027145f;
+        tail = tail * t - 0.7265760135f;
+        tail = tail * t + 0.7107068705f;
+        tail = tail * t - 0.142248368f;
+        tail = tail * t + 0.127414796f;
+        tail *= t * density;
+        const float below = x < 0 ? tail : 1 - tail;
+        put(out, i, x * below, 0);
+        put(slope, i, below + x * density * 0.398942280f, 0);
+    }
+}
+
+/* GELU of numbers in bf16, and its derivative there. */
+void gelu(uint16_t *out, uint16_t *slope, const uint16_t *from, int64_t count) {
+#pragma omp parallel for schedule(static) if (count > PIECE)
+    for (int64_t start = 0; start < count; start += PIECE)
+        gelu_piece(out, slope, from, start, least(start + PIECE, count));
 }
 
 /* ------------------------------------------------------------------------------------------------ layer norm */
@@ -288,72 +375,79 @@ void add_norm_backward(void *of_x, void *of_update, float *of_weight, float *of_
 
 /* ------------------------------------------------------------------------------------------------- transposing */
 
-enum { TILE = 32 }; /* bf16 numbers in a line of the cache */
+#if __GNUC__ >= 12 || defined(__clang__)
+#define HAS_SHUFFLES
+typedef int64_t part_line __attribute__((vector_size(16), aligned(2), may_alias));
+typedef uint16_t line __attribute__((vector_size(64), aligned(2)));
 
-#if defined(__GNUC__) && (defined(__x86_64__) || defined(__aarch64__))
-typedef uint16_t vector __attribute__((vector_size(16), aligned(2)));
+/* Lines of four parts, one behind the other. */
+#define JOIN(a, b, c, d)                                                                                        \
+    (line) __builtin_shufflevector(__builtin_shufflevector(a, b, 0, 1, 2, 3),                                   \
+                                   __builtin_shufflevector(c, d, 0, 1, 2, 3), 0, 1, 2, 3, 4, 5, 6, 7)
+/* In each of the four parts of 8 numbers: the first, or the last, 4 of `a` between those of `b`. */
+#define FIRST(a, b)                                                                                             \
+    __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43, 16, 48, 17, 49, 18, \
+                            50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59)
+#define LAST(a, b)                                                                                              \
+    __builtin_shufflevector(a, b, 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47, 20, 52, 21, 53,   \
+                            22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63)
 
-#ifdef __clang__
-#define INTERLEAVE(a, b, half) \
-    ((half) ? __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15) \
-            : __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11))
-#else
-#define INTERLEAVE(a, b, half) \
-    __builtin_shuffle(a, b, (half) ? (vector){4, 12, 5, 13, 6, 14, 7, 15} : (vector){0, 8, 1, 9, 2, 10, 3, 11})
-#endif
-
-/* 8 times 8 numbers: rows 0 to 3 between rows 4 to 7, three times. */
-static inline void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
-    vector row[8], next[8];
-    for (int i = 0; i < 8; i++) row[i] = *(const vector *)(from + i * from_stride);
+/* LINE rows of 8 numbers: four times 8 times 8, of which rows 0 to 3 go between rows 4 to 7, three times. */
+IN_PLACE void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
+    line row[8], next[8];
+    for (int i = 0; i < 8; i++) {
+        const uint16_t *at = from + i * from_stride;
+        part_line part[4];
+        for (int k = 0; k < 4; k++) part[k] = *(const part_line *)(at + 8 * k * from_stride);
+        row[i] = JOIN(part[0], part[1], part[2], part[3]);
+    }
     for (int time = 0; time < 3; time++) {
         for (int i = 0; i < 4; i++) {
-            next[2 * i] = INTERLEAVE(row[i], row[i + 4], 0);
-            next[2 * i + 1] = INTERLEAVE(row[i], row[i + 4], 1);
+            next[2 * i] = FIRST(row[i], row[i + 4]);
+            next[2 * i + 1] = LAST(row[i], row[i + 4]);
         }
         memcpy(row, next, sizeof row);
     }
-    for (int i = 0; i < 8; i++) *(vector *)(to + i * to_stride) = row[i];
+    for (int i = 0; i < 8; i++) *(line *)(to + i * to_stride) = row[i];
 }
 #else
-static inline void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
+IN_PLACE void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
     for (int i = 0; i < 8; i++)
-        for (int k = 0; k < 8; k++) to[i * to_stride + k] = from[k * from_stride + i];
+        for (int k = 0; k < LINE; k++) to[i * to_stride + k] = from[k * from_stride + i];
 }
 #endif
 
-/* Rows from one of a multiple of TILE; adds to the sums. */
-FOR_EACH_CPU static void transpose_rows(uint16_t *to, float *sums, const uint16_t *from, int64_t row, int64_t rows,
-                                        int64_t dim) {
-    int64_t num_rows = least(TILE, rows - row);
-    for (int64_t column = 0; column < dim; column += TILE) {
-        int64_t num_columns = least(TILE, dim - column);
-        for (int64_t k = row; k < row + num_rows; k++) {
+/* Up to LINE columns from `column` on. */
+FOR_EACH_CPU static void transpose_columns(uint16_t *restrict to, float *restrict sums, const uint16_t *restrict from,
+                                           int64_t column, int64_t rows, int64_t dim) {
+    const int64_t num_columns = least(LINE, dim - column);
+    float sum[LINE] = {0};
+    to += column * rows;
+    from += column;
+    for (int64_t row = 0; row < rows; row += LINE) {
+        const int64_t end = least(row + LINE, rows);
+        if (num_columns == LINE && end - row == LINE) {
+            for (int64_t k = row; k < end; k++) {
 #pragma omp simd
-            for (int64_t i = column; i < column + num_columns; i++) sums[i] += get(from + k * dim, i, 0);
-        }
-        if (num_rows == TILE && num_columns == TILE) {
-            for (int64_t i = column; i < column + TILE; i += 8)
-                for (int64_t k = row; k < row + TILE; k += 8) transpose_8(to + i * rows + k, rows, from + k * dim + i, dim);
+                for (int64_t i = 0; i < LINE; i++) sum[i] += get(from, k * dim + i, 0);
+            }
+            for (int64_t i = 0; i < LINE; i += 8) transpose_8(to + i * rows + row, rows, from + row * dim + i, dim);
         } else {
-            for (int64_t i = column; i < column + num_columns; i++)
-                for (int64_t k = row; k < row + num_rows; k++) to[i * rows + k] = from[k * dim + i];
+            for (int64_t i = 0; i < num_columns; i++) {
+                for (int64_t k = row; k < end; k++) {
+                    sum[i] += get(from, k * dim + i, 0);
+                    to[i * rows + k] = from[k * dim + i];
+                }
+            }
         }
     }
+    memcpy(sums + column, sum, num_columns * sizeof *sums);
 }
 
 /* from (rows, dim), in bf16; to (dim, rows), and the sum of each of its rows. */
 void transpose(uint16_t *to, float *sums, const uint16_t *from, int64_t rows, int64_t dim) {
-    int num_threads = rows * dim > PIECE ? omp_get_max_threads() : 1;
-    float *own = calloc(dim * num_threads, sizeof *own);
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t row = 0; row < rows; row += TILE)
-        transpose_rows(to, own + dim * omp_get_thread_num(), from, row, rows, dim);
-    for (int64_t i = 0; i < dim; i++) {
-        sums[i] = 0;
-        for (int thread = 0; thread < num_threads; thread++) sums[i] += own[dim * thread + i];
-    }
-    free(own);
+#pragma omp parallel for schedule(static) if (rows * dim > PIECE)
+    for (int64_t column = 0; column < dim; column += LINE) transpose_columns(to, sums, from, column, rows, dim);
 }
 
 /* --------------------------------------------------------------------------------------------------- attention */
@@ -381,44 +475,70 @@ typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 
 static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
+/* For each k below `count`, a multiple of LANES; so many at once, where a loop over bf16 would want twice as many. */
+#define FOR_LANES(k, count)                                              \
+    for (int64_t first_##k = 0; first_##k < (count); first_##k += LANES) \
+        _Pragma("omp simd") for (int64_t k = first_##k; k < first_##k + LANES; k++)
+
+/* 4 rows of `product`, and one or two lanes of its columns. */
+IN_PLACE void product_part(float *c, const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t inner,
+                           int64_t columns, int num_lanes) {
+    lanes sums[4][2] = {{{0}}};
+    for (int64_t k = 0; k < inner; k++) {
+        for (int i = 0; i < num_lanes; i++) {
+            lanes line = *(const lanes *)(b + k * columns + i * LANES);
+            for (int row = 0; row < 4; row++) sums[row][i] += a[row * a_row + k * a_inner] * line;
+        }
+    }
+    for (int row = 0; row < 4; row++) {
+        for (int i = 0; i < num_lanes; i++) *(lanes *)(c + row * columns + i * LANES) = sums[row][i];
+    }
+}
+
 /* c (rows, columns) = a (rows, inner) b (inner, columns); rows are a multiple of 4, columns of LANES. */
 IN_PLACE void product(float *c, const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t rows,
                       int64_t inner, int64_t columns) {
     for (int64_t row = 0; row < rows; row += 4) {
-        const float *a0 = a + row * a_row, *a1 = a0 + a_row, *a2 = a1 + a_row, *a3 = a2 + a_row;
-        for (int64_t column = 0; column < columns; column += LANES) {
-            lanes sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
-            for (int64_t k = 0; k < inner; k++) {
-                lanes line = *(const lanes *)(b + k * columns + column);
-                sum0 += a0[k * a_inner] * line;
-                sum1 += a1[k * a_inner] * line;
-                sum2 += a2[k * a_inner] * line;
-                sum3 += a3[k * a_inner] * line;
-            }
-            float *to = c + row * columns + column;
-            *(lanes *)to = sum0;
-            *(lanes *)(to + columns) = sum1;
-            *(lanes *)(to + 2 * columns) = sum2;
-            *(lanes *)(to + 3 * columns) = sum3;
-        }
+        int64_t i = 0;
+        for (; i + 2 * LANES <= columns; i += 2 * LANES)
+            product_part(c + row * columns + i, a + row * a_row, a_row, a_inner, b + i, inner, columns, 2);
+        if (i < columns) product_part(c + row * columns + i, a + row * a_row, a_row, a_inner, b + i, inner, columns, 1);
     }
 }
 
-/* Rows of a head, times `scale`, each padded with zeros. */
+/* Rows of a head, times `scale`, and zeros to a multiple of LANES of rows and of columns. */
 IN_PLACE void load_rows(float *to, const void *from, int64_t rows, int64_t stride, int64_t dim, float scale, int wide) {
     for (int64_t row = 0; row < rows; row++, to += padded(dim)) {
 #pragma omp simd
         for (int64_t i = 0; i < dim; i++) to[i] = scale * get(from, row * stride + i, wide);
         for (int64_t i = dim; i < padded(dim); i++) to[i] = 0;
     }
+    memset(to, 0, (padded(rows) - rows) * padded(dim) * sizeof *to);
 }
 
-/* The same, transposed. */
-IN_PLACE void load_columns(float *to, const void *from, int64_t rows, int64_t stride, int64_t dim, int wide) {
-    for (int64_t i = 0; i < dim; i++, to += padded(rows)) {
-        for (int64_t row = 0; row < rows; row++) to[row] = get(from, row * stride + i, wide);
-        for (int64_t row = rows; row < padded(rows); row++) to[row] = 0;
+/* The rows of `load_rows`, transposed. */
+IN_PLACE void transpose_rows(float *to, const float *from, int64_t rows, int64_t columns) {
+#ifdef HAS_SHUFFLES
+    for (int64_t row = 0; row < rows; row += LANES) {
+        for (int64_t column = 0; column < columns; column += LANES) {
+            lanes line[LANES], next[LANES];
+            for (int i = 0; i < LANES; i++) line[i] = *(const lanes *)(from + (row + i) * columns + column);
+            for (int time = 0; time < 4; time++) { /* as in `transpose_8` */
+                for (int i = 0; i < LANES / 2; i++) {
+                    lanes a = line[i], b = line[i + LANES / 2];
+                    next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                    next[2 * i + 1] =
+                        __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+                }
+                memcpy(line, next, sizeof line);
+            }
+            for (int i = 0; i < LANES; i++) *(lanes *)(to + (column + i) * rows + row) = line[i];
+        }
     }
+#else
+    for (int64_t i = 0; i < columns; i++)
+        for (int64_t row = 0; row < rows; row++) to[i * rows + row] = from[row * columns + i];
+#endif
 }
 
 IN_PLACE void store_rows(void *to, const float *from, int64_t rows, int64_t stride, int64_t dim, float scale,
@@ -427,24 +547,6 @@ IN_PLACE void store_rows(void *to, const float *from, int64_t rows, int64_t stri
 #pragma omp simd
         for (int64_t i = 0; i < dim; i++) put(to, row * stride + i, scale * from[i], wide);
     }
-}
-
-/* exp(x) for x of 0 and less, within 1e-7 of it (as in Cephes: Cody and Waite's reduction, and a polynomial). */
-static inline float exp_of_negative(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float n = rintf(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
-    return y * power;
 }
 
 /* 1 where a query may attend to a key, 0 elsewhere and behind `num_keys`. */
@@ -476,7 +578,7 @@ IN_PLACE void softmax(float *scores, const float *mask, int64_t count) {
 /* Numbers of scratch memory that a head needs. */
 static int64_t room_of(const struct attention *a) {
     int64_t queries = padded(a->num_queries), keys = padded(a->num_keys), dim = padded(a->dim);
-    return 3 * queries * dim + 4 * keys * dim + 2 * queries * keys + keys;
+    return 3 * queries * dim + 5 * keys * dim + 2 * queries * keys + keys;
 }
 
 IN_PLACE void attend(const struct attention *a, int64_t batch, int64_t head, float *room, int wide) {
@@ -485,31 +587,25 @@ IN_PLACE void attend(const struct attention *a, int64_t batch, int64_t head, flo
     const struct noise noise = noise_of(a->seed, a->p);
     const int64_t first_query = batch * num_queries * a->query_stride + head * dim;
     const int64_t first_key = batch * num_keys * a->key_stride + head * dim;
-    float *queries = room, *keys = queries + all_queries * width, *values = keys + all_keys * width;
-    float *out = values + all_keys * width, *scores = out + all_queries * width;
+    float *queries = room, *rows = queries + all_queries * width, *keys = rows + all_keys * width;
+    float *values = keys + all_keys * width, *out = values + all_keys * width, *scores = out + all_queries * width;
     float *mask = scores + all_queries * all_keys;
-    const int64_t rows = (num_queries + 3) / 4 * 4;
+    const int64_t query_rows = (num_queries + 3) / 4 * 4;
 
     load_rows(queries, at(a->queries, first_query, wide), num_queries, a->query_stride, dim, 1 / sqrtf(dim), wide);
-    load_columns(keys, at(a->keys, first_key, wide), num_keys, a->key_stride, dim, wide);
+    load_rows(rows, at(a->keys, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
+    transpose_rows(keys, rows, all_keys, width);
     load_rows(values, at(a->values, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
-    memset(queries + num_queries * width, 0, (rows - num_queries) * width * sizeof *queries);
-    product(scores, queries, width, 1, keys, rows, dim, all_keys);
+    product(scores, queries, width, 1, keys, query_rows, dim, all_keys);
     for (int64_t i = 0; i < num_queries; i++) {
         float *row = scores + i * all_keys;
         int64_t place = ((batch * a->heads + head) * num_queries + i) * all_keys;
         if (i == 0 || a->mask_query_stride) load_mask(mask, a, batch, i);
         softmax(row, mask, all_keys);
-        if (a->probabilities) {
-#pragma omp simd
-            for (int64_t k = 0; k < all_keys; k++) put(a->probabilities, place + k, row[k], wide);
-        }
-        if (noise.bound) {
-#pragma omp simd
-            for (int64_t k = 0; k < all_keys; k++) row[k] *= factor(noise, place + k);
-        }
+        if (a->probabilities) FOR_LANES(k, all_keys) put(a->probabilities, place + k, row[k], wide);
+        if (noise.bound) FOR_LANES(k, all_keys) row[k] *= factor(noise, place + k);
     }
-    product(out, scores, all_keys, 1, values, rows, num_keys, width);
+    product(out, scores, all_keys, 1, values, query_rows, num_keys, width);
     int64_t stride = a->heads * dim;
     store_rows(at(a->out, batch * num_queries * stride + head * dim, wide), out, num_queries, stride, dim, 1, wide);
 }
@@ -522,28 +618,26 @@ IN_PLACE void attend_backward(const struct attention *a, int64_t batch, int64_t 
     const int64_t first_key = batch * num_keys * a->key_stride + head * dim, stride = a->heads * dim;
     const int64_t query_rows = (num_queries + 3) / 4 * 4, key_rows = (num_keys + 3) / 4 * 4;
     float *queries = room, *grad = queries + all_queries * width, *keys = grad + all_queries * width;
-    float *values = keys + all_keys * width, *shares = values + all_keys * width;
+    float *rows = keys + all_keys * width, *values = rows + all_keys * width, *shares = values + all_keys * width;
     float *of_scores = shares + all_queries * all_keys, *result = of_scores + all_queries * all_keys;
 
     load_rows(queries, at(a->queries, first_query, wide), num_queries, a->query_stride, dim, 1, wide);
     load_rows(grad, at(a->out, batch * num_queries * stride + head * dim, wide), num_queries, stride, dim, 1, wide);
-    memset(grad + num_queries * width, 0, (query_rows - num_queries) * width * sizeof *grad);
     load_rows(keys, at(a->keys, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
-    load_columns(values, at(a->values, first_key, wide), num_keys, a->key_stride, dim, wide);
+    load_rows(rows, at(a->values, first_key, wide), num_keys, a->key_stride, dim, 1, wide);
+    transpose_rows(values, rows, all_keys, width);
     product(of_scores, grad, width, 1, values, query_rows, dim, all_keys);
     for (int64_t i = 0; i < num_queries; i++) {
-        float *row = shares + i * all_keys, *of_row = of_scores + i * all_keys, mean = 0;
+        float *row = shares + i * all_keys, *of_row = of_scores + i * all_keys, sums[LANES] = {0}, mean = 0;
         int64_t place = ((batch * a->heads + head) * num_queries + i) * all_keys;
-#pragma omp simd reduction(+ : mean)
-        for (int64_t k = 0; k < all_keys; k++) {
+        FOR_LANES(k, all_keys) {
             float share = get(a->probabilities, place + k, wide), kept = factor(noise, place + k);
             row[k] = share * kept;
             of_row[k] *= kept;
-            mean += share * of_row[k];
+            sums[k - first_k] += share * of_row[k];
         }
-#pragma omp simd
-        for (int64_t k = 0; k < all_keys; k++)
-            of_row[k] = get(a->probabilities, place + k, wide) * (of_row[k] - mean);
+        for (int k = 0; k < LANES; k++) mean += sums[k];
+        FOR_LANES(k, all_keys) of_row[k] = get(a->probabilities, place + k, wide) * (of_row[k] - mean);
     }
     for (int64_t i = num_queries; i < query_rows; i++)
         memset(of_scores + i * all_keys, 0, all_keys * sizeof *of_scores);

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = 2
+_VERSION = 3
 """`version` of _kernels.c, which may have been compiled before this file was changed."""
 _PART = np.dtype(
     [(name, "u8") for name in ("weight", "mean", "square", "gradient", "copy")]
@@ -32,6 +32,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [c_void_p, c_int],
     "adamw": [c_void_p, c_int64, *[c_float] * 5],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
+    "gelu": [c_void_p, c_void_p, c_void_p, c_int64],
     "transpose": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
     "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double, c_int],
     "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double, c_int],
@@ -137,6 +138,14 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     out = torch.empty_like(x)
     _library().dropout(out.data_ptr(), x.data_ptr(), x.numel(), seed, p, _is_wide(x))
     return out
+
+
+def gelu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU (Hendrycks and Gimpel 2016) of `x` in bf16, and its derivative there."""
+    x = x.contiguous()
+    out, slope = torch.empty_like(x), torch.empty_like(x)
+    _library().gelu(out.data_ptr(), slope.data_ptr(), x.data_ptr(), x.numel())
+    return out, slope
 
 
 def add_norm(

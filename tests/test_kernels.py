@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.activations import GELUActivation
 
 from histocoder import kernels
-from histocoder.model.layers import add_norm, attention, dropout
+from histocoder.model.layers import activated, add_norm, attention, branch, dropout
 
 built = pytest.mark.skipif(kernels.library() is None, reason="the kernels were not compiled")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
@@ -120,12 +121,59 @@ def test_a_sum_with_noise_and_its_norm_are_one_pass():
 
 
 @built
+def test_gelu_and_its_derivative_at_all_numbers_in_bf16():
+    x = torch.arange(2**15, dtype=torch.int16).view(torch.bfloat16)
+    x = torch.cat([x, -x])
+    x = x[x.isnan() | (x.abs() < 1e4)].requires_grad_()
+    expected_x = x.detach().double().requires_grad_()
+    out, expected = activated(x, GELUActivation()), F.gelu(expected_x)
+    assert type(out.grad_fn).__name__ == "_GeluBackward"
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=2**-8, equal_nan=True)
+    (slope,) = torch.autograd.grad(out.sum(), x)
+    (expected_slope,) = torch.autograd.grad(expected.sum(), expected_x)
+    torch.testing.assert_close(slope.double(), expected_slope, atol=1e-5, rtol=2**-8, equal_nan=True)
+
+
+@built
+@pytest.mark.parametrize("count", [1, 32, 100, 40_000])
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_a_step_copies_weights_to_wherever_they_are_kept(offset: int, count: int):
+    weight, gradient = torch.randn(count, generator=torch.Generator().manual_seed(0)), torch.ones(count)
+    room = torch.zeros(offset + count + 1).bfloat16()
+    states = [torch.zeros(count) for _ in range(2)]
+    parts = kernels.Parts([weight], [states[0]], [states[1]], [gradient], [room[offset:-1]])
+    before = weight.clone()
+    parts.adamw([1.0], lr=0.1, betas=(0.9, 0.99), eps=0.0, weight_decay=0.0, scale=0.5)
+    torch.testing.assert_close(weight, before - 0.1)
+    assert torch.equal(room[offset:-1], weight.bfloat16())
+    assert torch.all(room[:offset] == 0) and room[-1] == 0
+
+
+@built
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (64, 32), (100, 33), (33, 96)])
 def test_transposing_sums_rows_as_well(shape: tuple[int, int]):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     transposed, total = kernels.transpose(x)
     assert torch.equal(transposed, x.t())
     torch.testing.assert_close(total, x.float().sum(0), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("uses", [(True, True), (True, False), (False, True)])
+def test_gradients_of_a_branch_and_of_what_it_leaves_add_up(uses: tuple[bool, bool], dtype: torch.dtype):
+    torch.manual_seed(0)
+    layers = [nn.Linear(24, 24) for _ in range(2)]
+    x = torch.randn(3, 5, 24).to(dtype).requires_grad_()
+    *results, rest = branch(x, *layers)
+    assert torch.equal(rest, x)
+    exact = x.detach().float().requires_grad_()
+    of_branch, of_rest = (float(used) for used in uses)
+    loss = of_branch * sum(result.float().square().sum() for result in results) if uses[0] else 0.0
+    loss = loss + (rest.float().pow(3).sum() if uses[1] else 0.0)
+    expected = of_branch * sum(layer(exact).square().sum() for layer in layers) + of_rest * exact.pow(3).sum()
+    close = {"atol": 5 * TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    (found,) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(found.float(), *torch.autograd.grad(expected, exact), **close)
 
 
 def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:

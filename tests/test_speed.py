@@ -122,12 +122,13 @@ def test_what_lies_between_products_is_done_by_kernels(tmp_path: Path):
         def __init__(self) -> None:
             super().__init__()
             self.names: set[str] = set()
-            self.by_columns = 0
+            self.by_columns = self.added_within = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             self.names.add(func.overloadpacket.__name__)
             if func is torch.ops.aten.mm.default and args[0].dtype == torch.bfloat16:
                 self.by_columns += not args[0].is_contiguous()
+            self.added_within += func is torch.ops.aten.addmm.default and args[0].dtype == torch.bfloat16
             return func(*args, **(kwargs or {}))
 
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
@@ -137,6 +138,9 @@ def test_what_lies_between_products_is_done_by_kernels(tmp_path: Path):
         train_step(run, [batch])
     assert "mm" in counter.names and counter.by_columns == 0
     assert not counter.names & {"bmm", "_softmax", "_fused_adamw_", "_foreach_norm", "bernoulli_", "native_dropout"}
+    assert not counter.names & {"gelu", "gelu_backward"}
+    of_encoder, of_decoder = map(len, run.model.layers())
+    assert counter.added_within == 2 * of_encoder + 3 * of_decoder  # each residual's gradient
 
 
 def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path: Path):

@@ -10,16 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.model.layers import (
+    activated,
     add_norm,
     additive,
     affine,
     attention,
     attention_mask,
+    branch,
     dropout,
     in_precision,
     layer_norm,
     linear,
-    linear_together,
 )
 
 if TYPE_CHECKING:
@@ -123,12 +124,12 @@ def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
     own, output = layer.attention.self, layer.attention.output
     hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))
-    sources = linear_together(x, (own.query, own.key, own.value))
+    *sources, x = branch(x, own.query, own.key, own.value)
     mixed = attention(*sources, num_heads=own.num_attention_heads, mask=mask, dropout_p=attention_p)
     update = linear(mixed, output.dense)
     x = add_norm(x, update, output.LayerNorm, hidden_p)
-    wide = layer.intermediate.intermediate_act_fn(linear(x, layer.intermediate.dense))
-    update = linear(wide, layer.output.dense)
+    wide, x = branch(x, layer.intermediate.dense)
+    update = linear(activated(wide, layer.intermediate.intermediate_act_fn), layer.output.dense)
     return add_norm(x, update, layer.output.LayerNorm, hidden_p)
 
 
@@ -138,7 +139,7 @@ def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
     bias = in_precision(module.conv.bias, chars.dtype)
     rate = weight.shape[2]
     windows = chars.unflatten(1, (-1, rate)).flatten(2)  # (B, L / rate, rate * dim)
-    molecules = module.activation(affine(windows, weight.permute(0, 2, 1).flatten(1), bias))
+    molecules = activated(affine(windows, weight.permute(0, 2, 1).flatten(1), bias), module.activation)
     return layer_norm(
         torch.cat([chars[:, :1], molecules[:, : molecules.shape[1] - drop_last]], dim=1), module.LayerNorm
     )
@@ -149,18 +150,19 @@ def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
     weight = in_precision(module.conv.weight, chars.dtype)  # (dim, 2 * dim, taps): of characters, then of molecules
     bias = in_precision(module.conv.bias, chars.dtype)
     dim, _, taps = weight.shape
+    of_chars, of_molecules = weight.split(dim, dim=1)
     rate = module.config.downsampling_rate
     before = (taps - 1) // 2
     length = chars.shape[1]
     padded = F.pad(chars, (0, 0, before, taps - 1 - before))
     windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-    out = affine(windows, weight[:, :dim].permute(0, 2, 1).flatten(1), bias)
+    out = affine(windows, of_chars.permute(0, 2, 1).flatten(1), bias)
     # contiguous: else torch copies the weight for each row of the batch where no gradients are asked for
-    by_tap = affine(molecules.contiguous(), weight[:, dim:].permute(2, 0, 1).flatten(0, 1))
+    by_tap = affine(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
     by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
     missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
     by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap
     for k in range(taps):
         ahead = k - before
         out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
-    return module.activation(out)
+    return activated(out, module.activation)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
-from histocoder.model.layers import add_norm, affine, attention, dropout, in_precision, linear, product
+from histocoder.model.layers import add_norm, affine, attention, branch, branch_of, dropout, in_precision, linear
 
 
 class Attention(nn.Module):
@@ -55,14 +55,19 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
         return mixed.transpose(1, 2).flatten(2)
 
-    def forward(self, x: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of `x` (B, L, dim) to `source` (B, S, dim), of shape (B, L, dim); for the mask see `attention`."""
-        if source is x:
-            sources = [product(x, self.in_proj_weight, self.in_proj_bias)]
+    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Attention of `x` (B, L, dim) to `source` (B, S, dim), itself by default; and `x`, as `branch` has it.
+
+        For the mask see `attention`.
+        """
+        if source is None:
+            weight, bias = (in_precision(part, x.dtype) for part in (self.in_proj_weight, self.in_proj_bias))
+            *sources, x = branch_of(x, weight, bias)
         else:
             of_queries, of_source = self._projections(x.dtype)
-            sources = [affine(x, *of_queries), affine(source, *of_source)]
-        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj)
+            queries, x = branch_of(x, *of_queries)
+            sources = [queries, affine(source, *of_source)]
+        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj), x
 
 
 class DecoderLayer(nn.Module):
@@ -83,9 +88,12 @@ class DecoderLayer(nn.Module):
         """All positions at once: `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         p = self.dropout.p if self.training else 0.0
-        x = add_norm(x, self.self_attn(x, x, causal), self.norm1, p)
-        x = add_norm(x, self.multihead_attn(x, memory, memory_mask), self.norm2, p)
-        update = linear(dropout(F.relu(linear(x, self.linear1)), p), self.linear2)
+        update, x = self.self_attn(x, None, causal)
+        x = add_norm(x, update, self.norm1, p)
+        update, x = self.multihead_attn(x, memory, memory_mask)
+        x = add_norm(x, update, self.norm2, p)
+        wide, x = branch(x, self.linear1)
+        update = linear(dropout(F.relu(wide), p), self.linear2)
         return add_norm(x, update, self.norm3, p)
 
 

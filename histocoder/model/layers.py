@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,59 +16,78 @@ import histocoder.kernels as kernels  # noqa: PLR0402 (from the package itself w
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:
     """A linear layer in the precision of `x` (…, in)."""
-    return product(x, module.weight, module.bias)
+    return affine(x, in_precision(module.weight, x.dtype), in_precision(module.bias, x.dtype))
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`x @ weight.T + bias` in the precision of `x` (…, in)."""
-    return affine(x, in_precision(weight, x.dtype), in_precision(bias, x.dtype))
+def branch(x: Tensor, *modules: nn.Linear) -> tuple[Tensor, ...]:
+    """Linear layers over `x` (…, in), where a residual branch begins; and, last, `x` to add the branch to.
 
-
-def linear_together(x: Tensor, modules: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Several linear layers over `x` (…, in): one product, side by side, where `keep_copies` was told of them."""
+    One product, side by side, where `keep_copies` was told of the layers. Backwards the gradients that meet in `x` are
+    added within the product.
+    """
     weight, bias = (stacked([getattr(m, name) for m in modules], x.dtype) for name in ("weight", "bias"))
-    if weight is None or bias is None:
-        return tuple(linear(x, module) for module in modules)
-    return (affine(x, weight, bias),)
+    if weight is not None and bias is not None:
+        return branch_of(x, weight, bias)
+    results = []
+    for module in modules:
+        result, x = branch_of(x, in_precision(module.weight, x.dtype), in_precision(module.bias, x.dtype))
+        results.append(result)
+    return *results, x
+
+
+def branch_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`affine` of `x`, and `x`, as `branch` has them."""
+    if _is_own(x):
+        return _Affine.apply(x, weight, bias)
+    return F.linear(x, weight, bias), x
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, all of one precision; `x` is of shape (…, in)."""
-    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _Affine.apply(x, weight, bias)
-    return F.linear(x, weight, bias)
+    return branch_of(x, weight, bias)[0]
+
+
+def _is_own(x: Tensor) -> bool:
+    """Whether products with `x` are `_Affine`'s."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class _Affine(torch.autograd.Function):
-    """`affine` in bf16 on a CPU, without copies of the bias for each row, and with products of rows with rows alone.
+    """`branch_of` in bf16 on a CPU, without copies of the bias for each row, and with products of rows with rows alone.
 
     The gradient of the weight is a product of columns, for which a CPU's matrix unit takes half as long again as for
     rows: so one side of it is transposed, and the bias's gradient summed in passing.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
         if knows_linear():
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return F.linear(x, weight, bias)
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""), x
+        return F.linear(x, weight, bias), x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor | None, of_rest: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of `x`, `weight` and `bias`, those that are needed."""
+        if grad is None:
+            return of_rest, None, None
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad = grad.flatten(0, -2)  # (tokens, out)
-        of_x = torch.mm(grad, weight).view(x.shape) if needs_x else None
-        if not needs_weight:
-            return of_x, None, grad.sum(0) if needs_bias else None
-        if kernels.can_do(grad):
+        of_x = of_bias = of_weight = None
+        if needs_x:
+            of_x = grad @ weight if of_rest is None else torch.addmm(of_rest.flatten(0, -2), grad, weight)
+            of_x = of_x.view(x.shape)
+        if needs_weight and kernels.can_do(grad):
             transposed, total = kernels.transpose(grad)
-            of_bias = total.to(grad.dtype) if needs_bias else None
-        else:
-            transposed, of_bias = grad.t(), grad.sum(0) if needs_bias else None
-        return of_x, torch.mm(transposed, x.flatten(0, -2)), of_bias
+            of_weight, of_bias = torch.mm(transposed, x.flatten(0, -2)), total.to(grad.dtype)
+        elif needs_weight:
+            of_weight = torch.mm(grad.t(), x.flatten(0, -2))
+        if needs_bias and of_bias is None:
+            of_bias = grad.sum(0)
+        return of_x, of_weight, of_bias if needs_bias else None
 
 
 @cache
@@ -169,7 +188,7 @@ def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = 
     ----------
     module : Module
     together : iterable of sequences of Linear
-        Those that `linear_together` is called with.
+        Those that `branch` is called with.
     """
     groups = [[getattr(m, name) for m in modules] for modules in together for name in ("weight", "bias")]
     grouped = {weight for group in groups for weight in group}
@@ -182,6 +201,29 @@ def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = 
 def kept_copy(weight: Tensor) -> KeptCopy | None:
     """Where a weight's copy is kept, if it is."""
     return getattr(weight, "kept_copy", None)
+
+
+def activated(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """`function` of `x`, with a kernel where it is GELU and there is one."""
+    if getattr(function, "act", None) is F.gelu and x.dtype == torch.bfloat16 and kernels.can_do(x):
+        return _Gelu.apply(x)
+    return function(x)
+
+
+class _Gelu(torch.autograd.Function):
+    """GELU in bf16 on a CPU; its derivative is computed with it, and kept in place of `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out, slope = kernels.gelu(x)
+        ctx.save_for_backward(slope)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (slope,) = ctx.saved_tensors
+        return grad * slope
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
