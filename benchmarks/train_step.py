@@ -162,11 +162,14 @@ def _flops_of_linear(x: torch.Size, weight: torch.Size, *_: Any, out_shape: torc
 
 
 _PARTS = {
-    "products": {f"<built-in method {name}>" for name in ("torch.mm", "torch._ops.mkldnn._linear_pointwise")},
+    "products": {
+        f"<built-in method {name}>" for name in ("torch.mm", "torch.addmm", "torch._ops.mkldnn._linear_pointwise")
+    },
     "optimizer": {"kernels.adamw", "kernels.sum_of_squares"},
     "attention": {"kernels.forward", "kernels.backward"},
     "transposing": {"kernels.transpose"},
     "norms": {"kernels.add_norm", "kernels.add_norm_backward"},
+    "GELU": {"kernels.gelu", "<built-in method torch.mul>"},
 }
 """Functions, as the profiler names them, of what is told apart of a step on a CPU."""
 

@@ -78,7 +78,7 @@ class _Affine(torch.autograd.Function):
         grad = grad.flatten(0, -2)  # (tokens, out)
         of_x = of_bias = of_weight = None
         if needs_x:
-            of_x = grad @ weight if of_rest is None else torch.addmm(of_rest.flatten(0, -2), grad, weight)
+            of_x = torch.mm(grad, weight) if of_rest is None else torch.addmm(of_rest.flatten(0, -2), grad, weight)
             of_x = of_x.view(x.shape)
         if needs_weight and kernels.can_do(grad):
             transposed, total = kernels.transpose(grad)
@@ -223,7 +223,7 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (slope,) = ctx.saved_tensors
-        return grad * slope
+        return torch.mul(grad, slope)
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
