@@ -97,6 +97,7 @@ class Ours:
         self.run.model.train()
         self.rows = config.batch_size * distributed.world_size()
         self.epochs = self._batches()
+        self.taken: list[Batch] = []
 
     def _batches(self) -> Iterator[Batch]:
         for epoch in range(1000):
@@ -109,7 +110,8 @@ class Ours:
         """Take so many; return rows a second, of all processes."""
         started = time.perf_counter()
         for _ in range(count):
-            loss, _ = train_step(self.run, [next(self.epochs)])
+            self.taken.append(next(self.epochs))
+            loss, _ = train_step(self.run, self.taken[-1:])
         float(loss)
         return count * self.rows / (time.perf_counter() - started)
 
@@ -130,11 +132,12 @@ class Ours:
         return {part: round(ms) for part, ms in parts.items()}
 
     def flops_per_row(self, count: int) -> float:
-        """Of matrix products, counted over some steps, forward and backward."""
+        """Of matrix products, forward and backward, counted over the last steps taken once more."""
         attention = _CountedAttention
         attention.flops, kernels.Attention = 0, attention
         with FlopCounterMode(display=False, custom_mapping=_PRODUCTS) as counter:
-            self.steps(count)
+            for batch in self.taken[-count:]:
+                train_step(self.run, [batch])
         kernels.Attention = attention.__base__
         return (counter.get_total_flops() + attention.flops) / (count * self.rows)
 
@@ -360,8 +363,8 @@ def main() -> None:
             for side, count in counts.items():
                 rates[side].append(sides[side].ask("steps", count))
             peaks.append(sides["ours"].ask("peak_gflops", 0))
+        flops = sides["ours"].ask("flops_per_row", args.rounds * args.steps)
         parts = sides["ours"].ask("where_time_goes", args.steps)
-        flops = sides["ours"].ask("flops_per_row", args.steps)
     median = {side: statistics.median(values) for side, values in rates.items()}
     result = {
         "benchmark": "train_step",
