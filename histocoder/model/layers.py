@@ -204,8 +204,9 @@ def kept_copy(weight: Tensor) -> KeptCopy | None:
 
 
 def activated(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """`function` of `x`, with a kernel where it is GELU and there is one."""
-    if getattr(function, "act", None) is F.gelu and x.dtype == torch.bfloat16 and kernels.can_do(x):
+    """`function` of `x`, with a kernel where it is GELU, there is one, and its derivative is of use."""
+    is_gelu = getattr(function, "act", None) is F.gelu
+    if is_gelu and x.requires_grad and x.dtype == torch.bfloat16 and kernels.can_do(x):
         return _Gelu.apply(x)
     return function(x)
 
