@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from histocoder import kernels
-from histocoder.model.layers import KeptCopy, kept_copy
+from histocoder.model.copies import KeptCopy, kept_copy
 
 
 class AdamW(torch.optim.AdamW):

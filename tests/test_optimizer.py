@@ -4,7 +4,7 @@ from torch import nn
 
 from histocoder import kernels
 from histocoder.model import keep_copies
-from histocoder.model.layers import in_precision, kept_copy
+from histocoder.model.copies import in_precision, kept_copy
 from histocoder.optimizer import AdamW
 
 

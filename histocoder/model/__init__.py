@@ -1,9 +1,9 @@
 """Encoder, decoder, and the model made of both."""
 
 from histocoder.model.canine import used_together
+from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import PRESETS, check_positions, is_canine, load_encoder, trimmed_length
-from histocoder.model.layers import keep_copies
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper

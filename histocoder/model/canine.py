@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocoder.model.copies import in_precision
 from histocoder.model.layers import (
     activated,
     add_norm,
@@ -18,7 +19,6 @@ from histocoder.model.layers import (
     attention_mask,
     branch,
     dropout,
-    in_precision,
     layer_norm,
     linear,
 )

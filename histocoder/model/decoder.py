@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
-from histocoder.model.layers import add_norm, affine, attention, branch, branch_of, dropout, in_precision, linear
+from histocoder.model.copies import in_precision
+from histocoder.model.layers import add_norm, affine, attention, branch, branch_of, dropout, linear
 
 
 class Attention(nn.Module):
