@@ -87,6 +87,7 @@ def predict_file(
     parts = output.with_name(f".{output.name}.parts")
 
     def open_parts() -> None:
+        """Make the folder for parts; refuse an output that would be lost."""
         if output.exists() and not overwrite:
             raise UserError(f"{output} is there already. Add --overwrite to replace it, or choose another --output.")
         if source.exists() and output.exists() and output.samefile(source):
