@@ -1,7 +1,7 @@
 /* What training on a CPU does between matrix products, each in one pass over memory: see histocoder/kernels.py.
 
    An array of type void * holds floats where `wide` is true, else the upper halves of floats (bf16). Work is shared
-   among OpenMP's threads, which are torch's. */
+   among OpenMP's threads, which are torch's. setup.py compiles this once for each kind of processor. */
 
 #include <math.h>
 #include <stdint.h>
@@ -18,20 +18,11 @@ static int omp_get_max_threads(void) { return 1; }
 static int omp_get_thread_num(void) { return 0; }
 #endif
 
-/* In as many forms as there are kinds of processors; which one is used is chosen when the library is loaded. */
-#if !defined(__x86_64__) || !defined(__GLIBC__) || defined(__clang__)
-#define FOR_EACH_CPU
-#elif __GNUC__ >= 12
-#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-
 /* For functions with an argument `wide`, so that it is a constant in each of their forms. */
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 3; }
+int version(void) { return 4; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 enum { LINE = 32 };       /* bf16 numbers in a line of the cache */
@@ -95,7 +86,7 @@ IN_PLACE float squares_in(const void *x, int64_t count, int wide) {
     return sum;
 }
 
-FOR_EACH_CPU static float squares_of(const void *x, int64_t count, int wide) {
+static float squares_of(const void *x, int64_t count, int wide) {
     return wide ? squares_in(x, count, 1) : squares_in(x, count, 0);
 }
 
@@ -159,7 +150,7 @@ IN_PLACE void step(const struct part *part, int64_t first, int64_t end, struct s
     }
 }
 
-FOR_EACH_CPU static void step_piece(const struct part *part, int64_t start, int64_t end, struct settings s) {
+static void step_piece(const struct part *part, int64_t start, int64_t end, struct settings s) {
     if (part->wide)
         step(part, start, end, s, 1);
     else
@@ -207,7 +198,7 @@ IN_PLACE void drop(void *to, const void *from, int64_t start, int64_t count, str
     for (int64_t i = start; i < start + count; i++) put(to, i, get(from, i, wide) * factor(noise, i), wide);
 }
 
-FOR_EACH_CPU static void drop_piece(void *to, const void *from, int64_t start, int64_t count, struct noise noise,
+static void drop_piece(void *to, const void *from, int64_t start, int64_t count, struct noise noise,
                                     int wide) {
     if (wide)
         drop(to, from, start, count, noise, 1);
@@ -245,7 +236,7 @@ static inline float exp_of_negative(float x) {
 
 /* The share of a normal distribution that is below x, by Abramowitz and Stegun's (1964) 7.1.26, which is within 7.5e-8
    of it; GELU is x times that. */
-FOR_EACH_CPU static void gelu_piece(uint16_t *restrict out, uint16_t *restrict slope, const uint16_t *restrict from,
+static void gelu_piece(uint16_t *restrict out, uint16_t *restrict slope, const uint16_t *restrict from,
                                     int64_t start, int64_t end) {
 #pragma omp simd
     for (int64_t i = start; i < end; i++) {
@@ -296,7 +287,7 @@ IN_PLACE struct moments norm(void *restrict out, void *restrict sum, const void 
     return (struct moments){mean, inverse};
 }
 
-FOR_EACH_CPU static struct moments norm_row(void *out, void *sum, const void *x, const void *update,
+static struct moments norm_row(void *out, void *sum, const void *x, const void *update,
                                             const float *weight, const float *bias, int64_t dim, float eps,
                                             int64_t place, struct noise noise, int wide) {
     return wide ? norm(out, sum, x, update, weight, bias, dim, eps, place, noise, 1)
@@ -339,7 +330,7 @@ IN_PLACE void norm_backward(void *restrict of_x, void *restrict of_update, float
     }
 }
 
-FOR_EACH_CPU static void norm_row_backward(void *of_x, void *of_update, float *of_weight, float *of_bias,
+static void norm_row_backward(void *of_x, void *of_update, float *of_weight, float *of_bias,
                                            const void *grad, const void *sum, struct moments moments,
                                            const float *weight, int64_t dim, int64_t place, struct noise noise,
                                            int wide) {
@@ -418,7 +409,7 @@ IN_PLACE void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from,
 #endif
 
 /* Up to LINE columns from `column` on. */
-FOR_EACH_CPU static void transpose_columns(uint16_t *restrict to, float *restrict sums, const uint16_t *restrict from,
+static void transpose_columns(uint16_t *restrict to, float *restrict sums, const uint16_t *restrict from,
                                            int64_t column, int64_t rows, int64_t dim) {
     const int64_t num_columns = least(LINE, dim - column);
     float sum[LINE] = {0};
@@ -469,9 +460,25 @@ struct attention {
     int32_t wide;
 };
 
-enum { LANES = 16 };
+enum { LANES = 16 }; /* numbers to a multiple of which rows are padded; kernels.py has the same */
 
-typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+/* Numbers in a register, two to the power of TIMES. FIRST_OF two registers are the first halves of both, number by
+   number, LAST_OF them the last halves. */
+#if defined(__AVX512F__)
+enum { WIDTH = 16, TIMES = 4 };
+#define FIRST_OF 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define LAST_OF 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(__AVX__)
+enum { WIDTH = 8, TIMES = 3 };
+#define FIRST_OF 0, 8, 1, 9, 2, 10, 3, 11
+#define LAST_OF 4, 12, 5, 13, 6, 14, 7, 15
+#else
+enum { WIDTH = 4, TIMES = 2 };
+#define FIRST_OF 0, 4, 1, 5
+#define LAST_OF 2, 6, 3, 7
+#endif
+
+typedef float lanes __attribute__((vector_size(4 * WIDTH), aligned(4)));
 
 static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
@@ -480,18 +487,18 @@ static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES
     for (int64_t first_##k = 0; first_##k < (count); first_##k += LANES) \
         _Pragma("omp simd") for (int64_t k = first_##k; k < first_##k + LANES; k++)
 
-/* 4 rows of `product`, and one or two lanes of its columns. */
+/* 4 rows of `product`, and one or two registers of its columns. */
 IN_PLACE void product_part(float *c, const float *a, int64_t a_row, int64_t a_inner, const float *b, int64_t inner,
                            int64_t columns, int num_lanes) {
     lanes sums[4][2] = {{{0}}};
     for (int64_t k = 0; k < inner; k++) {
         for (int i = 0; i < num_lanes; i++) {
-            lanes line = *(const lanes *)(b + k * columns + i * LANES);
+            lanes line = *(const lanes *)(b + k * columns + i * WIDTH);
             for (int row = 0; row < 4; row++) sums[row][i] += a[row * a_row + k * a_inner] * line;
         }
     }
     for (int row = 0; row < 4; row++) {
-        for (int i = 0; i < num_lanes; i++) *(lanes *)(c + row * columns + i * LANES) = sums[row][i];
+        for (int i = 0; i < num_lanes; i++) *(lanes *)(c + row * columns + i * WIDTH) = sums[row][i];
     }
 }
 
@@ -500,7 +507,7 @@ IN_PLACE void product(float *c, const float *a, int64_t a_row, int64_t a_inner, 
                       int64_t inner, int64_t columns) {
     for (int64_t row = 0; row < rows; row += 4) {
         int64_t i = 0;
-        for (; i + 2 * LANES <= columns; i += 2 * LANES)
+        for (; i + 2 * WIDTH <= columns; i += 2 * WIDTH)
             product_part(c + row * columns + i, a + row * a_row, a_row, a_inner, b + i, inner, columns, 2);
         if (i < columns) product_part(c + row * columns + i, a + row * a_row, a_row, a_inner, b + i, inner, columns, 1);
     }
@@ -519,20 +526,18 @@ IN_PLACE void load_rows(float *to, const void *from, int64_t rows, int64_t strid
 /* The rows of `load_rows`, transposed. */
 IN_PLACE void transpose_rows(float *to, const float *from, int64_t rows, int64_t columns) {
 #ifdef HAS_SHUFFLES
-    for (int64_t row = 0; row < rows; row += LANES) {
-        for (int64_t column = 0; column < columns; column += LANES) {
-            lanes line[LANES], next[LANES];
-            for (int i = 0; i < LANES; i++) line[i] = *(const lanes *)(from + (row + i) * columns + column);
-            for (int time = 0; time < 4; time++) { /* as in `transpose_8` */
-                for (int i = 0; i < LANES / 2; i++) {
-                    lanes a = line[i], b = line[i + LANES / 2];
-                    next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-                    next[2 * i + 1] =
-                        __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    for (int64_t row = 0; row < rows; row += WIDTH) {
+        for (int64_t column = 0; column < columns; column += WIDTH) {
+            lanes line[WIDTH], next[WIDTH];
+            for (int i = 0; i < WIDTH; i++) line[i] = *(const lanes *)(from + (row + i) * columns + column);
+            for (int time = 0; time < TIMES; time++) { /* as in `transpose_8` */
+                for (int i = 0; i < WIDTH / 2; i++) {
+                    next[2 * i] = __builtin_shufflevector(line[i], line[i + WIDTH / 2], FIRST_OF);
+                    next[2 * i + 1] = __builtin_shufflevector(line[i], line[i + WIDTH / 2], LAST_OF);
                 }
                 memcpy(line, next, sizeof line);
             }
-            for (int i = 0; i < LANES; i++) *(lanes *)(to + (column + i) * rows + row) = line[i];
+            for (int i = 0; i < WIDTH; i++) *(lanes *)(to + (column + i) * rows + row) = line[i];
         }
     }
 #else
@@ -649,7 +654,7 @@ IN_PLACE void attend_backward(const struct attention *a, int64_t batch, int64_t 
     store_rows(at(a->of_queries, first_query, wide), result, num_queries, a->query_stride, dim, 1 / sqrtf(dim), wide);
 }
 
-FOR_EACH_CPU static void attend_head(const struct attention *a, int64_t head, float *room, int backward) {
+static void attend_head(const struct attention *a, int64_t head, float *room, int backward) {
     int64_t batch = head / a->heads;
     head %= a->heads;
     if (backward && a->wide)

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = 3
+_VERSION = 4
 """`version` of _kernels.c, which may have been compiled before this file was changed."""
+_KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
+"""The library for each kind of processor, as torch names it, the best first; setup.py has the same."""
 _PART = np.dtype(
     [(name, "u8") for name in ("weight", "mean", "square", "gradient", "copy")]
     + [("count", "i8"), ("wide", "i4"), ("step_size", "f4"), ("correction", "f4")],
@@ -55,8 +57,19 @@ class _Attention(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions; None where they were not compiled, or not from what _kernels.c is now."""
-    spec = importlib.util.find_spec("histocoder._kernels")
+    """The compiled functions, for this processor; None where none were compiled, or from another _kernels.c."""
+    kinds = list(_KINDS)
+    found = (_load(_KINDS[kind]) for kind in kinds[kinds.index(kind_of_cpu()) :])
+    return next((one for one in found if one is not None), None)
+
+
+def kind_of_cpu() -> str:
+    """Of "AVX512", "AVX2" and "", what this processor is."""
+    return next(kind for kind in _KINDS if torch.backends.cpu.get_cpu_capability().startswith(kind))
+
+
+def _load(name: str) -> ctypes.CDLL | None:
+    spec = importlib.util.find_spec(f"histocoder.{name}")
     if spec is None or spec.origin is None:
         return None
     try:
@@ -65,9 +78,9 @@ def library() -> ctypes.CDLL | None:
             return None
     except (OSError, AttributeError):  # of another system, or another file
         return None
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = arguments, c_double if name == "sum_of_squares" else None
+    for function_name, arguments in _ARGUMENTS.items():
+        function = getattr(found, function_name)
+        function.argtypes, function.restype = arguments, c_double if function_name == "sum_of_squares" else None
     return found
 
 

@@ -10,7 +10,9 @@ from transformers.activations import GELUActivation
 from histocoder import kernels
 from histocoder.model.layers import activated, add_norm, attention, branch, dropout
 
-built = pytest.mark.skipif(kernels.library() is None, reason="the kernels were not compiled")
+NAMES = list(kernels._KINDS.values())
+HERE = NAMES[list(kernels._KINDS).index(kernels.kind_of_cpu()) :]
+"""The libraries that this processor can run."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 
@@ -27,20 +29,48 @@ class Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@built
-def test_kernels_compiled_before_their_source_changed_are_not_used(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(params=HERE)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, each that was compiled for this processor or a lesser one; None are torch's operators."""
+    found = None if request.param is None else kernels._load(request.param)
+    if request.param and found is None:
+        pytest.skip(f"{request.param} was not compiled")
+    monkeypatch.setattr(kernels, "library", lambda: found)
+
+
+built = pytest.mark.usefixtures("library")
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_kernels_compiled_before_their_source_changed_are_not_used(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "_VERSION", kernels._VERSION + 1)
-    assert kernels.library.__wrapped__() is None
+    assert kernels._load(name) is None
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("where", [pytest.param("in C", marks=built), "in torch"])
-@pytest.mark.parametrize("p", [0.1, 0.5])
-def test_dropout_zeroes_its_share_keeps_the_mean_and_sends_gradients_where_it_kept(
-    p: float, where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("capability", "compiled", "taken"),
+    [
+        ("AVX512", NAMES, "_kernels_avx512"),
+        ("AVX2", NAMES, "_kernels_avx2"),
+        ("DEFAULT", NAMES, "_kernels"),
+        ("SVE256", NAMES, "_kernels"),
+        ("AVX512", ["_kernels", "_kernels_avx2"], "_kernels_avx2"),
+        ("AVX2", ["_kernels_avx512"], None),
+    ],
+)
+def test_the_best_that_was_compiled_is_taken(
+    capability: str, compiled: list[str], taken: str | None, monkeypatch: pytest.MonkeyPatch
 ):
-    if where == "in torch":
-        monkeypatch.setattr(kernels, "library", lambda: None)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(kernels, "_load", lambda name: name if name in compiled else None)
+    assert kernels.library.__wrapped__() == taken
+
+
+@built
+@pytest.mark.parametrize("library", [*HERE, None], indirect=True)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_zeroes_its_share_keeps_the_mean_and_sends_gradients_where_it_kept(p: float, dtype: torch.dtype):
     torch.manual_seed(0)
     x = torch.ones(301, 1001, dtype=dtype, requires_grad=True)
     dropped = dropout(x, p)
