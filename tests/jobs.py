@@ -6,8 +6,6 @@ import csv
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,33 +86,26 @@ def wait_for_step(process: Forked, step: int) -> None:
 
 
 class Torchrun:
-    """Two ranks under torchrun, with their output, line by line."""
+    """Two ranks under torchrun, each a Python that starts anew."""
 
     def __init__(self, args: list[str], *options: str) -> None:
         launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", *options)
-        self.process = subprocess.Popen(
-            [sys.executable, *launcher, *args], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(self.process.stdout)
+        self.process = Forked([*launcher, *args], cwd=ROOT, env=environment())
 
     def __enter__(self) -> Torchrun:
         return self
 
     def __exit__(self, *_: object) -> None:
         workers = self.workers()
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         for pid in workers:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(DEADLINE)
+
+    @property
+    def lines(self) -> list[str]:
+        """Of standard output so far."""
+        return self.process.stdout.splitlines()
 
     def wait_for_step(self, step: int) -> None:
         wait_until(lambda: any(line.startswith(f"step {step}/") for line in self.lines))
@@ -125,13 +116,12 @@ class Torchrun:
         return sorted(pids, key=lambda pid: int(variables(pid)["RANK"]))
 
     def end(self, within: float = DEADLINE) -> int:
-        status = self.process.wait(within)
-        self._reader.join(within)
-        return status
+        """How it ended."""
+        return self.process.result(within).returncode
 
     @property
     def output(self) -> str:
-        return "".join(self.lines)
+        return self.process.stdout + self.process.stderr
 
 
 def children_of(pid: int) -> list[int]:

@@ -192,7 +192,7 @@ def test_sigterm_to_torchrun_stops_all_at_one_step(together: Path, tmp_path: Pat
     with Torchrun(args, *options) as job:
         job.wait_for_step(9)
         workers = job.workers()
-        job.process.terminate()
+        job.process.send(signal.SIGTERM)
         assert job.end(within=25) != 0
         assert not any(map(is_alive, workers))
     assert marker(tmp_path / "out")["reason"] == "SIGTERM"
