@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +18,7 @@ from histocoder.errors import UserError, misfit
 from histocoder.model import (
     CHARACTERS,
     PRESETS,
+    Encoder,
     MixerModel,
     Tokenizer,
     check_positions,
@@ -27,9 +27,6 @@ from histocoder.model import (
     load_tokenizer,
 )
 from histocoder.saved_model import initial_weights, is_own_model, read_model_config, read_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def seeded_model(
@@ -100,17 +97,18 @@ def build_model(
     return _from_initial_checkpoint(args, config, tokenizer)
 
 
-def _load_encoder(args: argparse.Namespace) -> PreTrainedModel:
+def _load_encoder(args: argparse.Namespace) -> Encoder:
     """On rank 0 first, so that one process alone downloads, and shows how far it is."""
 
-    def load() -> PreTrainedModel:
+    def load() -> Encoder:
         return load_encoder(args.encoder, max_len=args.max_len)
 
     if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
         return encoder
-    from transformers.utils import logging
+    if args.encoder not in PRESETS:
+        from transformers.utils import logging
 
-    logging.disable_progress_bar()
+        logging.disable_progress_bar()
     return load()
 
 
@@ -122,7 +120,7 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
     elif args.encoder in PRESETS or Path(args.encoder).exists():
         encoder_config = _load_encoder(args).config.to_diff_dict()
     else:
-        encoder_config = {}  # CANINE-s's sizes are CanineConfig's defaults
+        encoder_config = {}  # CANINE-s's sizes are the defaults
     if not args.only_encoder:
         if codes is not None and codes != config.codes:
             raise UserError(_describe_other_codes(path, codes, config.codes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,7 +67,8 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
 
 def _encoder_id(model: MixerModel) -> str:
     """A hash of all that outputs depend on."""
-    digest = hashlib.sha256(f"{_VERSION} {model.dtype} {model.encoder.config.to_json_string()}".encode())
+    config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
+    digest = hashlib.sha256(f"{_VERSION} {model.dtype} {config}".encode())
     for name, weight in model.encoder.state_dict().items():
         digest.update(name.encode())
         digest.update(weight.cpu().contiguous().numpy().data)

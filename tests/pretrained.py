@@ -1,4 +1,4 @@
-"""Tiny encoders of other kinds than CANINE, with random weights and tokenizers, in folders as on the hub."""
+"""Tiny encoders, CANINE and other kinds, with random weights and tokenizers, in folders as on the hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _LETTERS = string.ascii_lowercase + "()',[]"
 def save_pretrained(kind: str, folder: Path, *, dropout: float = 0.0, num_positions: int = 130) -> Path:
     """The folder of such an encoder."""
     torch.manual_seed(3)
-    {"bert": _save_bert, "xlm-r": _save_xlm_r, "byt5": _save_byt5}[kind](folder, dropout, num_positions)
+    save = {"bert": _save_bert, "xlm-r": _save_xlm_r, "byt5": _save_byt5, "canine": _save_canine}[kind]
+    save(folder, dropout, num_positions)
     return folder
 
 
@@ -31,6 +32,13 @@ def _sizes(dropout: float, num_positions: int) -> dict[str, float]:
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
     }
+
+
+def _save_canine(folder: Path, dropout: float, num_positions: int) -> None:
+    from transformers import CanineConfig, CanineModel
+
+    sizes = {**_sizes(dropout, num_positions), "num_hash_buckets": num_positions}
+    CanineModel(CanineConfig(**sizes)).save_pretrained(folder)
 
 
 def _save_bert(folder: Path, dropout: float, num_positions: int) -> None:

@@ -1,18 +1,23 @@
-"""Our forward pass over CANINE's weights against `transformers.CanineModel`'s own."""
+"""CANINE against `transformers.CanineModel`."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CanineConfig, CanineModel
 
+from histocoder.errors import UserError
 from histocoder.model import trim_positions, trimmed_length
 from histocoder.model.canine import canine
+from histocoder.model.canine_weights import Canine
+from histocoder.model.canine_weights import CanineConfig as CanineConfigOfOurs
 
 
-def small_canine() -> CanineModel:
+def both() -> tuple[CanineModel, Canine]:
+    """Theirs, and ours of the same weights."""
     torch.manual_seed(1)
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return CanineModel(CanineConfig(**sizes, num_hash_buckets=512, num_hash_functions=4)).eval()
+    model = CanineModel(CanineConfig(**sizes, num_hash_buckets=512, num_hash_functions=4))
+    return model.eval(), Canine.of(model).eval()
 
 
 def some_ids(lengths: list[int], width: int) -> torch.Tensor:
@@ -28,26 +33,26 @@ def theirs(model: CanineModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return output.last_hidden_state, output.pooler_output
 
 
-def ours(model: CanineModel, ids: torch.Tensor, *, trimmed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def ours(model: Canine, ids: torch.Tensor, *, trimmed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return canine(model, ids, dtype=torch.float32, trimmed=trimmed)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("width", [8, 64, 128, 132, 300])
 def test_it_agrees_with_transformers_at_every_position(width: int):
-    model, ids = small_canine(), some_ids([width, width // 2, 3], width)
-    for mine, their in zip(ours(model, ids, trimmed=False), theirs(model, ids), strict=True):
+    (model, own), ids = both(), some_ids([width, width // 2, 3], width)
+    for mine, their in zip(ours(own, ids, trimmed=False), theirs(model, ids), strict=True):
         torch.testing.assert_close(mine, their, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("longest", range(2, 62))
 def test_a_trimmed_batch_is_encoded_as_transformers_encode_a_padded_one(longest: int):
-    model, lengths = small_canine(), [longest, max(longest - 3, 2)]
+    (model, own), lengths = both(), [longest, max(longest - 3, 2)]
     ids = some_ids(lengths, 64)
     memory, pooled = theirs(model, ids)
     width = trimmed_length(longest, 64)
-    short_memory, short_pooled = ours(model, ids[:, :width], trimmed=width < 64)
+    short_memory, short_pooled = ours(own, ids[:, :width], trimmed=width < 64)
     torch.testing.assert_close(short_pooled, pooled, atol=1e-5, rtol=0)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(short_memory[row, :length], memory[row, :length], atol=1e-5, rtol=0)
@@ -55,7 +60,7 @@ def test_a_trimmed_batch_is_encoded_as_transformers_encode_a_padded_one(longest:
 
 @torch.no_grad()
 def test_the_trimming_rule_has_nothing_to_spare():
-    model = small_canine()
+    model, _ = both()
     for longest in range(3, 40):
         ids = some_ids([longest], 64)
         shorter = ids[:, : trimmed_length(longest, 64) - 4]
@@ -67,34 +72,38 @@ def test_the_trimming_rule_has_nothing_to_spare():
 def test_gradients_agree_with_transformers():
     ids = some_ids([20, 17], 64)
     gradients = []
-    for run, width in ((theirs, 64), (lambda model, x: ours(model, x, trimmed=True), trimmed_length(20, 64))):
-        model = small_canine()
-        memory, pooled = run(model, ids[:, :width])
+    their_model, own = both()
+    trimmed = trimmed_length(20, 64)
+    for model, (memory, pooled) in (
+        (their_model, theirs(their_model, ids)),
+        (own, ours(own, ids[:, :trimmed], trimmed=True)),
+    ):
         real = ids[:, : memory.shape[1]].ne(0)
         (memory[real].square().sum() + pooled.sum()).backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert set(gradients[0]) == set(gradients[1])
     for name, their in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], their, atol=2e-4, rtol=1e-4, msg=name)
 
 
 @torch.no_grad()
 def test_a_short_batch_costs_what_its_characters_cost():
-    model, width = small_canine(), trimmed_length(29, 128)
+    (model, own), width = both(), trimmed_length(29, 128)
     counts = []
-    for run, ids in (
-        (theirs, some_ids([29] * 4, 128)),
-        (theirs, some_ids([29] * 4, width)),
-        (lambda m, x: ours(m, x, trimmed=True), some_ids([29] * 4, width)),
+    for run in (
+        lambda: theirs(model, some_ids([29] * 4, 128)),
+        lambda: theirs(model, some_ids([29] * 4, width)),
+        lambda: ours(own, some_ids([29] * 4, width), trimmed=True),
     ):
         with FlopCounterMode(display=False) as counter:
-            run(model, ids)
+            run()
         counts.append(counter.get_total_flops())
     assert counts[1] < 0.3 * counts[0]
     assert counts[2] < 0.85 * counts[1]  # no dropped molecule, no padding behind it, molecules' convolution once
 
 
 def test_bf16_is_near_fp32_and_keeps_the_weights_precision():
-    model, ids = small_canine(), some_ids([20, 17], 28)
+    (_, model), ids = both(), some_ids([20, 17], 28)
     memory, pooled = ours(model, ids, trimmed=True)
     rough_memory, rough_pooled = canine(model, ids, dtype=torch.bfloat16, trimmed=True)
     assert rough_memory.dtype == rough_pooled.dtype == torch.bfloat16
@@ -105,7 +114,7 @@ def test_bf16_is_near_fp32_and_keeps_the_weights_precision():
 
 
 def test_positions_beyond_the_longest_input_are_saved_but_not_trained():
-    model, whole = small_canine(), small_canine()
+    (_, model), (_, whole) = both(), both()
     trim_positions(model, 64)
     table = model.char_embeddings.char_position_embeddings.weight
     assert table.shape == (64, 48) and table.requires_grad
@@ -115,3 +124,22 @@ def test_positions_beyond_the_longest_input_are_saved_but_not_trained():
     model.load_state_dict(changed)
     torch.testing.assert_close(model.state_dict()[name], changed[name])
     torch.testing.assert_close(table.detach(), changed[name][:64])
+
+
+def test_new_weights_are_drawn_as_transformers_draw_them():
+    sizes = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_hash_buckets": 512}
+    theirs, own = CanineModel(CanineConfig(**sizes)), Canine(CanineConfigOfOurs(**sizes))
+    names = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
+    assert names == {name: tensor.shape for name, tensor in own.state_dict().items()}
+    for name, their in theirs.state_dict().items():
+        mine = own.state_dict()[name]
+        assert mine.mean().item() == pytest.approx(their.mean().item(), abs=0.005), name
+        assert mine.std().item() == pytest.approx(their.std().item(), rel=0.1), name
+
+
+def test_sizes_are_read_from_files_of_transformers_and_are_canine_s_by_default():
+    theirs = CanineConfig(num_hidden_layers=3, hidden_act="relu")
+    assert CanineConfigOfOurs.of(theirs.to_dict()).to_diff_dict().items() <= theirs.to_dict().items()
+    assert CanineConfigOfOurs().to_diff_dict().items() <= CanineConfig().to_dict().items()
+    with pytest.raises(UserError, match="hidden_act may be gelu or relu"):
+        Canine(CanineConfigOfOurs(hidden_act="swish"))

@@ -13,9 +13,9 @@ import pytest
 import torch
 from conftest import run
 from jobs import finetune
+from pretrained import save_pretrained
 
 from histocoder.checkpoint import list_checkpoints
-from histocoder.model import load_encoder
 
 
 class Evil:
@@ -72,8 +72,8 @@ def test_as_a_folder_from_the_hub(table: Path, tmp_path: Path, trap: Evil):
 
 
 def test_as_an_encoder(table: Path, tmp_path: Path, trap: Evil):
-    folder = tmp_path / "encoder"
-    load_encoder("tiny", max_len=64).config.save_pretrained(folder)
+    folder = save_pretrained("canine", tmp_path / "encoder")
+    (folder / "model.safetensors").unlink()
     torch.save({"char_embeddings": trap}, folder / "pytorch_model.bin")
     args = [folder if arg == "tiny" else arg for arg in finetune(table, tmp_path / "out", "--batch-size", 8)]
     assert f"Could not load the encoder '{folder}'" in refused(*args)

@@ -298,7 +298,7 @@ def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
             assert torch.equal(published[name], tensor)
 
 
-def test_wandb_offline_keeps_its_run_and_dashboards_are_not_imported_unasked(table: Path, tmp_path: Path):
+def test_wandb_offline_keeps_its_run_and_what_nobody_asked_for_is_not_imported(table: Path, tmp_path: Path):
     extra = ("--batch-size", 8, "--max-steps", 2, "--log-wandb", "--run-name", "a name")
     run(*finetune(table, tmp_path / "out", *extra), fresh=True)
     run_id = (tmp_path / "out" / "wandb_run_id").read_text().strip()
@@ -307,9 +307,16 @@ def test_wandb_offline_keeps_its_run_and_dashboards_are_not_imported_unasked(tab
     assert len(list((tmp_path / "out" / "wandb").glob(f"offline-run-*-{run_id}"))) >= 1
 
     without = [str(arg) for arg in finetune(table, tmp_path / "plain", "--batch-size", 8, "--max-steps", 1)]
-    code = f"import runpy, sys; sys.argv = {without!r}; runpy.run_path('finetune.py', run_name='__main__')"
-    result = run("-c", code + "; print({'wandb', 'tensorboard'} & set(sys.modules))", fresh=True)
-    assert result.stdout.splitlines()[-1] == "set()"
+    predict = [str(arg) for arg in ("histocoder", "predict", "--model", tmp_path / "plain", "farmer")]
+    code = f"""
+import runpy, sys
+sys.argv = {without!r}
+runpy.run_path("finetune.py", run_name="__main__")
+sys.argv = {predict!r}
+runpy.run_module("histocoder", run_name="__main__")
+print({{"wandb", "tensorboard", "transformers"}} & set(sys.modules))"""
+    result = run("-c", code, fresh=True)
+    assert "farmer" in result.stdout and result.stdout.splitlines()[-1] == "set()"
 
 
 def test_prepare_only_prepares_and_stops(table: Path, tmp_path: Path):

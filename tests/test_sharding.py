@@ -49,7 +49,8 @@ def begun(folder: Path, **options: Any) -> _Run:
     found = begin(
         folder, dataset(folder, write_table(folder / "table.csv"), ("hisco_1",)), num_classes=8, batch_size=4, **options
     )
-    found.model.encoder.config.hidden_dropout_prob = 0.1
+    sizes = found.model.encoder.config
+    sizes.hidden_dropout_prob = sizes.attention_probs_dropout_prob = 0.1
     for module in found.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.1

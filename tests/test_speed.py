@@ -73,7 +73,7 @@ def losses(run: _Run, steps: int, *, pad: bool) -> list[float]:
 def test_bf16_in_trimmed_batches_learns_as_fp32_in_padded_ones(tmp_path: Path):
     data = dataset(tmp_path, write_table(tmp_path / "table.csv", copies=2), ("hisco_1",))
     curves = [
-        np.array(losses(begin(tmp_path, data, precision=precision, num_classes=8), 200, pad=pad))
+        np.array(losses(begin(tmp_path, data, precision=precision, num_classes=8, batch_size=8), 200, pad=pad))
         for precision, pad in (("fp32", True), ("bf16", False))
     ]
     padded, trimmed = (curve.reshape(-1, 20).mean(1) for curve in curves)

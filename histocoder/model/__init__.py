@@ -3,7 +3,7 @@
 from histocoder.model.canine import used_together
 from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
-from histocoder.model.encoder import PRESETS, check_positions, is_canine, load_encoder, trimmed_length
+from histocoder.model.encoder import PRESETS, Encoder, check_positions, is_canine, load_encoder, trimmed_length
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
@@ -14,6 +14,7 @@ __all__ = [
     "CHARACTERS",
     "PRESETS",
     "Decoder",
+    "Encoder",
     "MixerModel",
     "MixerOutput",
     "PretrainedTokenizer",

@@ -1,14 +1,15 @@
-"""A forward pass over a `CanineModel`'s weights that does for short texts only what their encoding depends on."""
+"""CANINE's forward pass, which does for short texts only what their encoding depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocoder.model.canine_weights import Canine, CanineConfig
 from histocoder.model.copies import in_precision
 from histocoder.model.layers import (
     activated,
@@ -23,30 +24,27 @@ from histocoder.model.layers import (
     linear,
 )
 
-if TYPE_CHECKING:
-    from transformers import CanineModel, PreTrainedModel
-
 LayerFunction = Callable[..., Tensor]
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 """Of CANINE's hash functions (Clark et al. 2022, section 3.1)."""
 
 
 def canine(
-    model: CanineModel,
+    model: Canine,
     input_ids: Tensor,
     *,
     dtype: torch.dtype,
     trimmed: bool,
     layer_function: LayerFunction | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What `model(input_ids, attention_mask=input_ids != 0)` gives, faster.
+    """What transformers' `CanineModel` gives for `input_ids` and `attention_mask=input_ids != 0`, faster.
 
     Local attention is attention within blocks, convolutions are matrix products, and the molecules' part of the
     second one is computed once for each molecule instead of once for each of its characters.
 
     Parameters
     ----------
-    model : CanineModel
+    model : Canine
         In training mode its dropout applies.
     input_ids : Tensor of int, of shape (B, L)
         0 where padded; L a multiple of 4.
@@ -110,26 +108,32 @@ def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
     return embeddings.LayerNorm(x)
 
 
-def used_together(model: PreTrainedModel) -> Iterator[tuple[nn.Linear, ...]]:
+def used_together(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
     """The linear layers of each attention that read the same input; none of another encoder than CANINE."""
-    if model.config.model_type != "canine":
-        return
+    for layer in layers_of(model) if isinstance(model, Canine) else ():
+        own: Any = layer.attention["self"]
+        yield own.query, own.key, own.value
+
+
+def layers_of(model: Canine) -> Iterator[Any]:
+    """All its transformer layers."""
     for part in (model.initial_char_encoder, model.encoder, model.final_char_encoder):
-        for layer in part.layer:
-            own: Any = layer.attention.self
-            yield own.query, own.key, own.value
+        yield from part.layer
 
 
 def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """A transformer layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
-    own, output = layer.attention.self, layer.attention.output
-    hidden_p, attention_p = (m.p if m.training else 0.0 for m in (output.dropout, own.dropout))
+    config: CanineConfig = layer.config
+    hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
+    if not layer.training:
+        hidden_p = attention_p = 0.0
+    own, output = layer.attention["self"], layer.attention["output"]
     *sources, x = branch(x, own.query, own.key, own.value)
-    mixed = attention(*sources, num_heads=own.num_attention_heads, mask=mask, dropout_p=attention_p)
+    mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
     update = linear(mixed, output.dense)
     x = add_norm(x, update, output.LayerNorm, hidden_p)
     wide, x = branch(x, layer.intermediate.dense)
-    update = linear(activated(wide, layer.intermediate.intermediate_act_fn), layer.output.dense)
+    update = linear(activated(wide, config.activation), layer.output.dense)
     return add_norm(x, update, layer.output.LayerNorm, hidden_p)
 
 
@@ -139,7 +143,7 @@ def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
     bias = in_precision(module.conv.bias, chars.dtype)
     rate = weight.shape[2]
     windows = chars.unflatten(1, (-1, rate)).flatten(2)  # (B, L / rate, rate * dim)
-    molecules = activated(affine(windows, weight.permute(0, 2, 1).flatten(1), bias), module.activation)
+    molecules = activated(affine(windows, weight.permute(0, 2, 1).flatten(1), bias), module.config.activation)
     return layer_norm(
         torch.cat([chars[:, :1], molecules[:, : molecules.shape[1] - drop_last]], dim=1), module.LayerNorm
     )
@@ -165,4 +169,4 @@ def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
     for k in range(taps):
         ahead = k - before
         out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
-    return activated(out, module.activation)
+    return activated(out, module.config.activation)

@@ -1,8 +1,8 @@
 """Encoders: any CANINE, or another of Hugging Face's, from the hub or a folder; two presets trained from scratch.
 
-What an encoder is to the rest of the program: a `PreTrainedModel` whose `config` builds it anew; a function that makes
-encodings of token ids (`canine.canine`, `pretrained.pretrained`); and a `tokenizer.Tokenizer`, which makes token ids of
-texts and knows how many positions a batch of them needs.
+What an encoder is to the rest of the program: a module, `Canine` or a `PreTrainedModel`, whose `config` builds it anew;
+a function that makes encodings of token ids (`canine.canine`, `pretrained.pretrained`); and a `tokenizer.Tokenizer`,
+which makes token ids of texts and knows how many positions a batch of them needs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from safetensors import SafetensorError
 
 from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
+from histocoder.model.canine_weights import Canine, CanineConfig
 from histocoder.model.pretrained import full_config, load_pretrained, num_positions, pretrained_from_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CANINE = "canine"
+Encoder: TypeAlias = "Canine | PreTrainedModel"
 _NAMES = {"bert": "BERT", "roberta": "RoBERTa", "xlm-roberta": "XLM-R", "t5": "T5", "mt5": "mT5"}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -81,7 +82,7 @@ def encoded_length(num_positions: int, max_len: int) -> int:
 
 def is_canine(config: dict[str, Any]) -> bool:
     """Whether the fields of an encoder's config are a `CanineConfig`'s, as are those that name no type."""
-    return config.get("model_type", CANINE) == CANINE
+    return config.get("model_type", CanineConfig.model_type) == CanineConfig.model_type
 
 
 class EncoderSizes(NamedTuple):
@@ -95,19 +96,18 @@ class EncoderSizes(NamedTuple):
 def encoder_sizes(config: dict[str, Any]) -> EncoderSizes:
     """The sizes of an encoder with these fields of its config."""
     if is_canine(config):
-        return EncoderSizes("CANINE", config.get("num_hidden_layers", 12), config.get("hidden_size", 768))
+        sizes = CanineConfig.of(config)
+        return EncoderSizes("CANINE", sizes.num_hidden_layers, sizes.hidden_size)
     found = full_config(config)
     return EncoderSizes(_NAMES.get(found.model_type, found.model_type), found.num_hidden_layers, found.hidden_size)
 
 
-def encoder_from_config(config: dict[str, Any]) -> PreTrainedModel:
+def encoder_from_config(config: dict[str, Any]) -> Encoder:
     """Build an encoder with random weights from the fields of its config."""
-    from transformers import CanineConfig, CanineModel  # here and below: it takes seconds, and --help needs none of it
-
-    return CanineModel(CanineConfig(**config)) if is_canine(config) else pretrained_from_config(config)
+    return Canine(CanineConfig.of(config)) if is_canine(config) else pretrained_from_config(config)
 
 
-def load_encoder(name: str, *, max_len: int) -> PreTrainedModel:
+def load_encoder(name: str, *, max_len: int) -> Encoder:
     """Load an encoder with its weights.
 
     Parameters
@@ -127,13 +127,17 @@ def load_encoder(name: str, *, max_len: int) -> PreTrainedModel:
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
         return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
-    from transformers import CanineModel
-
     config = read_encoder_config(name)
     with loading(name) as options:
-        encoder = CanineModel.from_pretrained(name, **options) if is_canine(config) else load_pretrained(name, options)
+        encoder = _load_canine(name, options) if is_canine(config) else load_pretrained(name, options)
     check_positions(encoder, max_len, name=name)
     return encoder
+
+
+def _load_canine(name: str, options: dict[str, Any]) -> Canine:
+    from transformers import CanineModel  # here and below: it takes seconds, and most runs need none of it
+
+    return Canine.of(CanineModel.from_pretrained(name, **options))
 
 
 def read_encoder_config(name: str) -> dict[str, Any]:
@@ -165,11 +169,10 @@ def loading(name: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def check_positions(encoder: PreTrainedModel, max_len: int, *, name: str) -> None:
+def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
     """Raise a UserError where an encoder can't read so many tokens."""
-    config = encoder.config
-    if is_canine(config.to_dict()):
-        positions = min(config.num_hash_buckets, config.max_position_embeddings)
+    if isinstance(encoder, Canine):
+        positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
     else:
         positions = num_positions(encoder)
     if max_len > positions:

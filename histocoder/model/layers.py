@@ -101,8 +101,7 @@ def knows_linear() -> bool:
 
 def activated(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """`function` of `x`, with a kernel where it is GELU, there is one, and its derivative is of use."""
-    is_gelu = getattr(function, "act", None) is F.gelu
-    if is_gelu and x.requires_grad and x.dtype == torch.bfloat16 and kernels.can_do(x):
+    if function is F.gelu and x.requires_grad and x.dtype == torch.bfloat16 and kernels.can_do(x):
         return _Gelu.apply(x)
     return function(x)
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from histocoder.config import ModelConfig
-from histocoder.model.canine import LayerFunction, canine, encoder_layer
+from histocoder.model.canine import LayerFunction, canine, encoder_layer, layers_of
+from histocoder.model.canine_weights import Canine
 from histocoder.model.decoder import Decoder
-from histocoder.model.encoder import encoder_from_config, is_canine
+from histocoder.model.encoder import Encoder, encoder_from_config
 from histocoder.model.layers import linear
 from histocoder.model.pretrained import pretrained, transformer_layers
 from histocoder.model.tokenizer import CHARACTERS, Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 _MAX_GRAPHS = 32
 """Of a layer: with and without gradients, of one row and more, in each precision."""
@@ -43,7 +40,7 @@ class MixerModel(nn.Module):
     ----------
     config : ModelConfig
         Sizes.
-    encoder : PreTrainedModel, optional
+    encoder : Canine or PreTrainedModel, optional
         With weights; by default one of `config.encoder`'s sizes with random weights.
     tokenizer : Tokenizer
         The encoder's; by default CANINE's.
@@ -57,13 +54,12 @@ class MixerModel(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, encoder: PreTrainedModel | None = None, *, tokenizer: Tokenizer = CHARACTERS
+        self, config: ModelConfig, encoder: Encoder | None = None, *, tokenizer: Tokenizer = CHARACTERS
     ) -> None:
         super().__init__()
         self.config = config
         self.tokenizer = tokenizer
         self.encoder = encoder if encoder is not None else encoder_from_config(config.encoder)
-        self._is_canine = is_canine(self.encoder.config.to_dict())
         dim = self.encoder.config.hidden_size
         self.decoder = Decoder(
             config.vocab_size,
@@ -79,7 +75,7 @@ class MixerModel(nn.Module):
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
         self.encoder_is_frozen = False
         self.dtype = torch.float32
-        self._encoder_layer: LayerFunction | None = encoder_layer if self._is_canine else None
+        self._encoder_layer: LayerFunction | None = encoder_layer if isinstance(self.encoder, Canine) else None
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
@@ -102,7 +98,7 @@ class MixerModel(nn.Module):
         """
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
-        if not self._is_canine:
+        if not isinstance(self.encoder, Canine):
             for layer in transformer_layers(self.encoder):
                 layer.compile(dynamic=True)
         self._wrap_layers(partial(torch.compile, dynamic=True))
@@ -110,11 +106,11 @@ class MixerModel(nn.Module):
     @property
     def can_checkpoint_layers(self) -> bool:
         """Whether the encoder is one of those that `checkpoint_layers` is for."""
-        return self._is_canine or bool(self.encoder.supports_gradient_checkpointing)
+        return isinstance(self.encoder, Canine) or bool(self.encoder.supports_gradient_checkpointing)
 
     def checkpoint_layers(self) -> None:
         """Keep of each layer its input alone for the backward pass, which computes the rest once more, bit for bit."""
-        if not self._is_canine:
+        if not isinstance(self.encoder, Canine):
             options = {"use_reentrant": False}
             if hasattr(self.encoder, "activation_checkpointing_enable"):
                 self.encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
@@ -140,10 +136,9 @@ class MixerModel(nn.Module):
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """The transformer layers of the encoder, and those of the decoder."""
-        if not self._is_canine:
+        if not isinstance(self.encoder, Canine):
             return list(transformer_layers(self.encoder)), list(self.decoder.decoder.layers)
-        parts = (self.encoder.initial_char_encoder, self.encoder.encoder, self.encoder.final_char_encoder)
-        return [layer for part in parts for layer in part.layer], list(self.decoder.decoder.layers)
+        return list(layers_of(self.encoder)), list(self.decoder.decoder.layers)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
@@ -174,7 +169,7 @@ class MixerModel(nn.Module):
         return memory, pooled, mask[:, : memory.shape[1]] if masked else None
 
     def _encoded(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        if self._is_canine:
+        if isinstance(self.encoder, Canine):
             trimmed = self.config.mask_memory and input_ids.shape[1] < self.config.max_len
             return canine(
                 self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed, layer_function=self._encoder_layer

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from histocoder.model.encoder import is_canine
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from histocoder.model.canine_weights import Canine
 
 
-def trim_positions(encoder: PreTrainedModel, max_len: int) -> None:
+def trim_positions(encoder: nn.Module, max_len: int) -> None:
     """Take the positions beyond `max_len` out of training, so that they need no gradients and no optimizer state.
 
     State dicts have the table's full shape as before, in both directions. Other encoders than CANINE, which have few
     positions or none, stay as they are.
     """
-    if not is_canine(encoder.config.to_dict()):
+    if not isinstance(encoder, Canine):
         return
     table = encoder.char_embeddings.char_position_embeddings
     if len(table.weight) <= max_len:

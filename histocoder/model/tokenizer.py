@@ -9,16 +9,22 @@ import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import temporary_folder
-from histocoder.model.encoder import PRESETS, encoded_length, is_canine, loading, read_encoder_config, trimmed_length
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from histocoder.model.canine_weights import Canine
+from histocoder.model.encoder import (
+    PRESETS,
+    Encoder,
+    encoded_length,
+    is_canine,
+    loading,
+    read_encoder_config,
+    trimmed_length,
+)
 
 LANG_SEP = "[SEP]"
 """Stands between language and description, as these five characters."""
@@ -241,9 +247,11 @@ def load_tokenizer(name: str) -> Tokenizer:
         return PretrainedTokenizer(_contents(Path(folder)))
 
 
-def check_vocabulary(encoder: PreTrainedModel, tokenizer: Tokenizer, *, name: str) -> None:
+def check_vocabulary(encoder: Encoder, tokenizer: Tokenizer, *, name: str) -> None:
     """Raise a UserError where a tokenizer gives ids that its encoder has no embedding for."""
-    if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.num_ids > encoder.config.vocab_size:
+    if isinstance(encoder, Canine) or not isinstance(tokenizer, PretrainedTokenizer):
+        return
+    if tokenizer.num_ids > encoder.config.vocab_size:
         raise UserError(
             f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder {encoder.config.vocab_size:,}; "
             "they do not belong together. Give a folder in which they do."
