@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from histocoder import assemble, cli, distributed
 from histocoder.config import PrepareConfig
@@ -23,6 +22,9 @@ from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of
 from histocoder.errors import UserError
 from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
+
+if TYPE_CHECKING:
+    import torch
 
 
 def build_parser() -> cli.Parser:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from histocoder.occcanine import load_occcanine
     from histocoder.predict import Coder
+
+# Before torch is imported: how often its threads look whether the others are done before they sleep. Beside another
+# program, the 300,000 times that are OpenMP's default keep from the processor what they wait for.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __all__ = ["Coder", "load_occcanine"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, write_table
+from conftest import ROOT, environment, run, write_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from histocoder import kernels
@@ -178,6 +178,13 @@ def test_the_loader_merges(tmp_path: Path):
     data = dataset(tmp_path, source, ("hisco_1",))
     batches = list(begin(tmp_path, data, precision="fp32", num_classes=2, batch_size=60).train_loader)
     assert [len(batch.rows) for batch in batches] == [16] and batches[0].counts.sum() == 60
+
+
+@pytest.mark.parametrize("script", ["finetune.py", "train_mixer.py", "-m histocoder doctor"])
+def test_threads_that_wait_soon_sleep(script: str):
+    env = environment(OMP_DISPLAY_ENV="VERBOSE")  # OpenMP prints how it waits, when torch is imported
+    env.pop("GOMP_SPINCOUNT", None)
+    assert "GOMP_SPINCOUNT = '10000'" in run(*script.split(), "--help", env=env, fresh=True).stderr
 
 
 def test_precisions():
