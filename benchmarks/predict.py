@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from theirs import canine_of_transformers
 
 from histocoder import Coder
 from histocoder.config import ModelConfig
@@ -70,6 +71,7 @@ class Reference:
 
     def __init__(self, coder: Coder) -> None:
         self.model, self.device = coder.model, coder.device
+        self.encoder = canine_of_transformers(coder.model.encoder)
         self.blocks = [coder.formatter.system.to_block(code) for code in coder.codes]
 
     def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,7 +79,7 @@ class Reference:
         tokens = tokenize(join_language(texts, ["en"] * len(texts)), max_len=128)
         ids = tokens.pad(np.arange(len(texts)), max_len=128, num_positions=128)
         input_ids = torch.from_numpy(ids).to(self.device)
-        output = self.model.encoder(input_ids=input_ids, attention_mask=input_ids.ne(0).float())
+        output = self.encoder(input_ids=input_ids, attention_mask=input_ids.ne(0).float())
         return output.last_hidden_state, output.pooler_output
 
     @torch.no_grad()

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from theirs import canine_of_transformers
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -185,6 +186,7 @@ class PlainModel(nn.Module):
 
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
+        model.encoder = canine_of_transformers(model.encoder)
         self.model = model
 
     def forward(self, input_ids: Tensor, targets: Tensor, *, masked: bool) -> MixerOutput:
