@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from conftest import run, shared
+from conftest import DEADLINE, ROOT, environment, run, shared
 from models import CODES, save_tiny_model
 
 from histocoder.errors import UserError
@@ -44,6 +49,16 @@ def test_predict_prints_a_table(model: Path):
         "hisco_2" in header.split()
     )
     assert [row.split()[0] for row in rows] == ["a", "b"] and rows[0].split()[1] in CODES
+
+
+def test_output_that_nobody_reads_to_its_end_ends_it_quietly(model: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "histocoder", "predict", "--model", model, "a"]
+    options: dict[str, Any] = {"cwd": ROOT, "env": environment(), "timeout": DEADLINE}
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, **options)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize(
