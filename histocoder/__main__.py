@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,12 +21,7 @@ from histocoder.precision import PRECISIONS
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `histocoder` and `python -m histocoder`."""
-    try:
-        run_script(lambda: _main(argv))
-        sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
-        sys.exit(128 + signal.SIGPIPE)
+    run_script(lambda: _main(argv))
 
 
 def build_parser() -> Parser:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -371,6 +374,10 @@ def run_script(main: Callable[[], None]) -> None:
     """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        distributed.leave("Ended, since nobody reads its output any more.", 128 + signal.SIGPIPE)
     except UserError as error:
         distributed.leave(f"error: {error}", 2)
     except MachineError as error:

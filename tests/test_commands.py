@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import DEADLINE, ROOT, environment, run, shared
+from jobs import finetune
 from models import CODES, save_tiny_model
 
 from histocoder.errors import UserError
@@ -51,14 +52,20 @@ def test_predict_prints_a_table(model: Path):
     assert [row.split()[0] for row in rows] == ["a", "b"] and rows[0].split()[1] in CODES
 
 
-def test_output_that_nobody_reads_to_its_end_ends_it_quietly(model: Path):
+@pytest.mark.parametrize("program", ["predict", "finetune.py"])
+def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
+    program: str, model: Path, table: Path, tmp_path: Path
+):
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "histocoder", "predict", "--model", model, "a"]
+    predict = ["-m", "histocoder", "predict", "--model", str(model), "a"]
+    command = predict if program == "predict" else finetune(table, tmp_path / "out", "--batch-size", 8)
     options: dict[str, Any] = {"cwd": ROOT, "env": environment(), "timeout": DEADLINE}
-    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, **options)
+    streams: dict[str, Any] = {"stdout": writing, "stderr": subprocess.PIPE, "text": True}
+    ended = subprocess.run([sys.executable, *command], check=False, **streams, **options)
     os.close(writing)
-    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+    assert ended.returncode == 128 + signal.SIGPIPE
+    assert ended.stderr == "Ended, since nobody reads its output any more.\n"
 
 
 @pytest.mark.parametrize(
