@@ -198,8 +198,7 @@ IN_PLACE void drop(void *to, const void *from, int64_t start, int64_t count, str
     for (int64_t i = start; i < start + count; i++) put(to, i, get(from, i, wide) * factor(noise, i), wide);
 }
 
-static void drop_piece(void *to, const void *from, int64_t start, int64_t count, struct noise noise,
-                                    int wide) {
+static void drop_piece(void *to, const void *from, int64_t start, int64_t count, struct noise noise, int wide) {
     if (wide)
         drop(to, from, start, count, noise, 1);
     else
@@ -236,8 +235,8 @@ static inline float exp_of_negative(float x) {
 
 /* The share of a normal distribution that is below x, by Abramowitz and Stegun's (1964) 7.1.26, which is within 7.5e-8
    of it; GELU is x times that. */
-static void gelu_piece(uint16_t *restrict out, uint16_t *restrict slope, const uint16_t *restrict from,
-                                    int64_t start, int64_t end) {
+static void gelu_piece(uint16_t *restrict out, uint16_t *restrict slope, const uint16_t *restrict from, int64_t start,
+                       int64_t end) {
 #pragma omp simd
     for (int64_t i = start; i < end; i++) {
         const float x = get(from, i, 0), away = fabsf(x) * 0.707106781f, density = exp_of_negative(-away * away);
@@ -287,9 +286,8 @@ IN_PLACE struct moments norm(void *restrict out, void *restrict sum, const void 
     return (struct moments){mean, inverse};
 }
 
-static struct moments norm_row(void *out, void *sum, const void *x, const void *update,
-                                            const float *weight, const float *bias, int64_t dim, float eps,
-                                            int64_t place, struct noise noise, int wide) {
+static struct moments norm_row(void *out, void *sum, const void *x, const void *update, const float *weight,
+                               const float *bias, int64_t dim, float eps, int64_t place, struct noise noise, int wide) {
     return wide ? norm(out, sum, x, update, weight, bias, dim, eps, place, noise, 1)
                 : norm(out, sum, x, update, weight, bias, dim, eps, place, noise, 0);
 }
@@ -330,10 +328,9 @@ IN_PLACE void norm_backward(void *restrict of_x, void *restrict of_update, float
     }
 }
 
-static void norm_row_backward(void *of_x, void *of_update, float *of_weight, float *of_bias,
-                                           const void *grad, const void *sum, struct moments moments,
-                                           const float *weight, int64_t dim, int64_t place, struct noise noise,
-                                           int wide) {
+static void norm_row_backward(void *of_x, void *of_update, float *of_weight, float *of_bias, const void *grad,
+                              const void *sum, struct moments moments, const float *weight, int64_t dim, int64_t place,
+                              struct noise noise, int wide) {
     if (wide)
         norm_backward(of_x, of_update, of_weight, of_bias, grad, sum, moments, weight, dim, place, noise, 1);
     else
@@ -410,7 +407,7 @@ IN_PLACE void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from,
 
 /* Up to LINE columns from `column` on. */
 static void transpose_columns(uint16_t *restrict to, float *restrict sums, const uint16_t *restrict from,
-                                           int64_t column, int64_t rows, int64_t dim) {
+                              int64_t column, int64_t rows, int64_t dim) {
     const int64_t num_columns = least(LINE, dim - column);
     float sum[LINE] = {0};
     to += column * rows;
