@@ -129,8 +129,9 @@ def test_positions_beyond_the_longest_input_are_saved_but_not_trained():
 def test_new_weights_are_drawn_as_transformers_draw_them():
     sizes = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_hash_buckets": 512}
     theirs, own = CanineModel(CanineConfig(**sizes)), Canine(CanineConfigOfOurs(**sizes))
-    names = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
-    assert names == {name: tensor.shape for name, tensor in own.state_dict().items()}
+    # in their order as well, by which optimizers of runs that began with theirs have their states
+    names = [(name, parameter.shape) for name, parameter in theirs.named_parameters()]
+    assert names == [(name, parameter.shape) for name, parameter in own.named_parameters()]
     for name, their in theirs.state_dict().items():
         mine = own.state_dict()[name]
         assert mine.mean().item() == pytest.approx(their.mean().item(), abs=0.005), name

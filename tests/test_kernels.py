@@ -42,6 +42,8 @@ built = pytest.mark.usefixtures("library")
 
 @pytest.mark.parametrize("name", HERE)
 def test_kernels_compiled_before_their_source_changed_are_not_used(name: str, monkeypatch: pytest.MonkeyPatch):
+    if kernels._load(name) is None:
+        pytest.skip(f"{name} was not compiled")
     monkeypatch.setattr(kernels, "_VERSION", kernels._VERSION + 1)
     assert kernels._load(name) is None
 
