@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -94,11 +95,8 @@ def canine(
 
 def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
     config = embeddings.config
-    hashes = (
-        (input_ids.long() + 1)[..., None]
-        * torch.tensor(_PRIMES[: config.num_hash_functions], device=input_ids.device)
-        % config.num_hash_buckets
-    )
+    primes = _primes(config.num_hash_functions, input_ids.device)
+    hashes = (input_ids.long() + 1)[..., None] * primes % config.num_hash_buckets
     shards = [
         getattr(embeddings, f"HashBucketCodepointEmbedder_{i}")(hashes[..., i])
         for i in range(config.num_hash_functions)
@@ -106,6 +104,13 @@ def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
     positions = embeddings.char_position_embeddings.weight[: input_ids.shape[1]]
     x = torch.cat(shards, dim=-1) + (positions + embeddings.token_type_embeddings.weight[0])
     return embeddings.LayerNorm(x)
+
+
+@cache
+def _primes(num: int, device: torch.device) -> Tensor:
+    """The first so many, kept on a device: numbers on their way to a GPU would keep each batch waiting."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor(_PRIMES[:num], device=device)
 
 
 def used_together(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
