@@ -56,8 +56,7 @@ class AdamW(torch.optim.AdamW):
         if self._parameters[0].device.type == "cpu" and kernels.library() is not None:
             self._step_in_one_pass(gradients)
             return
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient.to(parameter.dtype)
+        _collect(gradients)
         norm = nn.utils.get_total_norm([p.grad for p in gradients if p.grad is not None])
         self.grad_norm = self._norm_of_all(norm.to(self.grad_norm.device))
         nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, self.grad_norm)
@@ -67,6 +66,7 @@ class AdamW(torch.optim.AdamW):
             super().step(closure)
             for parameter in gradients:
                 torch.autograd.graph.increment_version(parameter)  # which torch's kernel leaves as it is
+            _refresh_copies(gradients)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, those of copies as well."""
@@ -112,6 +112,24 @@ def _gradient(parameter: nn.Parameter) -> Tensor | None:
     if parameter.grad is None or copied is None:
         return copied if parameter.grad is None else parameter.grad
     return parameter.grad + copied
+
+
+def _collect(gradients: dict[nn.Parameter, Tensor]) -> None:
+    """Make gradients the parameters' own: those that collected in copies, all in one go, as a GPU would have it."""
+    collected = {p: gradient for p, gradient in gradients.items() if p.grad is not gradient}
+    for parameter in collected:
+        parameter.grad = torch.empty_like(parameter)
+    if collected:
+        torch._foreach_copy_([cast(Tensor, p.grad) for p in collected], list(collected.values()))
+
+
+def _refresh_copies(parameters: Iterable[nn.Parameter]) -> None:
+    """Bring kept copies up to date, all in one go."""
+    copies = {p: copy for p in parameters if (copy := kept_copy(p)) is not None and copy.tensor is not None}
+    if copies:
+        torch._foreach_copy_([cast(Tensor, copy.tensor) for copy in copies.values()], list(copies))
+    for copy in copies.values():
+        copy.is_fresh()
 
 
 def _copy_in_bf16(parameter: nn.Parameter) -> KeptCopy | None:

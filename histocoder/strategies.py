@@ -106,7 +106,7 @@ class Replicated:
     def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
         """With copies of weights in the precision of the run where that pays."""
         trained = [p for p in model.parameters() if p.requires_grad]
-        if trained[0].device.type == "cpu" and distributed.world_size() == 1 and not config.compile:
+        if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
             keep_copies(model, together=used_together(model.encoder))
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         if not self._config.zero_optimizer:
