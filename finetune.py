@@ -22,6 +22,7 @@ from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of
 from histocoder.errors import UserError
 from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
+from histocoder.script import run_script
 
 if TYPE_CHECKING:
     import torch
@@ -115,4 +116,4 @@ def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: t
 
 
 if __name__ == "__main__":
-    cli.run_script(main)
+    run_script(main)

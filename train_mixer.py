@@ -21,6 +21,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
+from histocoder.script import run_script
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
@@ -110,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run_script(main)
+    run_script(main)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from pathlib import Path
 import pandas as pd
 
 from histocoder import distributed
-from histocoder.cli import Parser, run_script
+from histocoder.cli import Parser
 from histocoder.errors import UserError
 from histocoder.precision import PRECISIONS
+from histocoder.script import run_script
 
 # What computes is imported where it is called for, so that --help comes at once.
 
@@ -94,19 +94,15 @@ def _predict(args: argparse.Namespace) -> None:
         model_id = f"{fingerprint(folder / 'model.safetensors')['sha256']} {coder.precision}"
         predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
         return
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always", UserWarning)
-        table = coder.predict(
-            args.texts,
-            args.language,
-            mode=args.mode,
-            k=args.k,
-            threshold=args.threshold,
-            constrain=args.constrain or None,
-            batch_size=args.batch_size,
-        )
-    for notice in dict.fromkeys(str(warning.message) for warning in heard):
-        _say(notice)
+    table = coder.predict(
+        args.texts,
+        args.language,
+        mode=args.mode,
+        k=args.k,
+        threshold=args.threshold,
+        constrain=args.constrain or None,
+        batch_size=args.batch_size,
+    )
     _print_table(args.texts, table)
 
 

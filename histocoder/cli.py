@@ -1,18 +1,15 @@
-"""What both scripts share of the command line: the parser, argument groups, and how a program ends."""
+"""What both scripts share of the command line: the parser and argument groups."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from histocoder import distributed
 from histocoder.config_file import read_config
 from histocoder.data.normalize import NORMALIZATIONS
-from histocoder.errors import Interrupted, MachineError, UserError
+from histocoder.errors import UserError
 from histocoder.model import PRESETS
 from histocoder.precision import PRECISIONS
 
@@ -368,30 +365,3 @@ def add_run_arguments(parser: Parser, *, save_interval: int) -> None:
         metavar="S",
         help="seconds without a batch after which a worker is taken to hang (default: 300)",
     )
-
-
-def run_script(main: Callable[[], None]) -> None:
-    """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
-    try:
-        main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
-        distributed.leave("Ended, since nobody reads its output any more.", 128 + signal.SIGPIPE)
-    except UserError as error:
-        distributed.leave(f"error: {error}", 2)
-    except MachineError as error:
-        distributed.leave(f"error: {error}", 1)
-    except Interrupted as error:
-        distributed.leave(str(error), 128 + error.signum)
-    except KeyboardInterrupt:
-        distributed.leave("Interrupted.", 130)
-    except RuntimeError as error:
-        if not distributed.is_lost_contact(error):
-            raise
-        distributed.leave(
-            f"error: another process has ended or can't be reached ({str(error).splitlines()[0]}). Started again, the "
-            "run goes on from its last checkpoint.",
-            1,
-        )
-    distributed.stop()

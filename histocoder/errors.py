@@ -1,4 +1,4 @@
-"""The ways in which a run ends early on purpose."""
+"""The ways in which a run ends early on purpose, and what it says on its way."""
 
 
 class UserError(ValueError):
@@ -11,6 +11,10 @@ class DamagedError(UserError):
 
 class MachineError(Exception):
     """A fault of the machine, such as a process that was killed: ends the program with exit code 1 and this message."""
+
+
+class Notice(UserWarning):
+    """Something about the user's data or machine that changes what comes out; scripts say it without where it arose."""
 
 
 def shown(text: str) -> str:

@@ -6,6 +6,7 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,11 @@ from histocoder.decoding.confidence import set_probability
 from histocoder.decoding.greedy import greedy
 from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
-from histocoder.errors import UserError
+from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
+from histocoder.out_of_memory import RowsAtOnce
 from histocoder.precision import computing_dtype
 from histocoder.saved_model import load_model, save_model
 
@@ -38,7 +40,7 @@ _LIKE = 1.25
 """Of a batch the longest description is at most so many times as long as the shortest, where there are enough."""
 
 
-class TextCutWarning(UserWarning):
+class TextCutWarning(Notice):
     """Some descriptions are longer than the model reads."""
 
     def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
@@ -107,6 +109,7 @@ class Coder:
         self.card = model_card(model.config)
         self._trie: CodeTrie | None = None
         self._search: TrieSearch | None = None
+        self._at_once = RowsAtOnce(self.device)
         self._encoded_at_once = _ENCODED_AT_ONCE.get(self.device.type, _ENCODED_AT_ONCE_ELSEWHERE)
 
     @classmethod
@@ -190,7 +193,7 @@ class Coder:
         constrain : bool, optional
             Whether only codes of the key may come; topk and full always do that, greedy not by default.
         batch_size : int
-            Descriptions that go through the model at once, at most.
+            Descriptions that go through the model at once, at most; fewer where memory runs out.
         progress : bool
             Whether to show a bar, on a terminal.
 
@@ -219,11 +222,12 @@ class Coder:
         hidden = None if progress and len(table) > batch_size else True  # None: where there is no terminal
         bar = tqdm(total=len(table), unit="text", disable=hidden, leave=False)
         parts: list[tuple[np.ndarray, Prediction]] = []
-        for places, input_ids in batches:
+        code = partial(self.predict_batch, mode=mode, k=k, constrain=bool(constrain))
+        for places, ids in batches:
             limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
-            part = self.predict_batch(input_ids, mode=mode, k=k, thresholds=limits, constrain=bool(constrain))
-            parts.append((places, part))
-            bar.update(len(places))
+            for some, part in self._at_once.each(code, ids, limits):
+                parts.append((places[some], part))
+                bar.update(some.stop - some.start)
         bar.close()
         prediction = _join(parts, len(table), width=self._width(mode, k))
         frame = self._full_frame(prediction) if mode == "full" else self._frame(prediction)
@@ -235,10 +239,10 @@ class Coder:
     def predict_batch(
         self,
         input_ids: Tensor,
+        thresholds: Tensor | None = None,
         *,
         mode: str,
         k: int = 5,
-        thresholds: Tensor | None = None,
         constrain: bool = False,
     ) -> Prediction:
         """Code a batch of tokenised descriptions; see `predict`.
@@ -287,8 +291,9 @@ class Coder:
         """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
         rows = self._distinct(texts, lang)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-        for places, input_ids in self._batches(rows.distinct, batch_size):
-            pooled[places] = self._encode(input_ids)[1].float().cpu().numpy()
+        for places, ids in self._batches(rows.distinct, batch_size):
+            for some, (_, found, _) in self._at_once.each(self._encode, ids):
+                pooled[places[some]] = found.float().cpu().numpy()
         return pooled[rows.place]
 
     def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
@@ -388,11 +393,11 @@ class Coder:
         langs = np.where(pd.isna(langs), "unk", langs)
         strange = sorted(set(langs.tolist()) - {*known, "unk"}) if known else []
         if strange:
-            warnings.warn(
+            notice = Notice(
                 f"The model does not know the language {', '.join(strange)} and takes it as unknown (unk); it knows "
-                f"{', '.join(known)}.",
-                stacklevel=4,
+                f"{', '.join(known)}."
             )
+            warnings.warn(notice, stacklevel=4)
             langs = np.where(np.isin(langs, strange), "unk", langs)
         return langs
 

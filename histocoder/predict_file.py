@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.data.table import count_rows, fingerprint, is_parquet, iter_table, write_csv
-from histocoder.errors import UserError
+from histocoder.errors import Notice, UserError
 from histocoder.files import make_folder, replacing
 from histocoder.predict import Coder, TextCutWarning
 
@@ -112,7 +112,7 @@ def predict_file(
     )
     memory = _Memory(coder, config)
     with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("always", Notice)
         for number, chunk in enumerate(iter_table(source, memory.input_cols, chunk_rows=chunk_rows)):
             part = parts / f"{number:06d}{output.suffix}"
             if number % world_size == rank and not part.exists():
@@ -216,7 +216,8 @@ def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], N
     """Make the folder of the parts; one of other settings, or of another input, is begun anew."""
     path = parts / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
-        say(f"Going on where it was interrupted: {len(list(parts.iterdir())) - 1} chunks are done.")
+        if num_done := len(list(parts.iterdir())) - 1:
+            say(f"Going on where it was interrupted: {num_done} chunks are done.")
         return
     shutil.rmtree(parts, ignore_errors=True)
     make_folder(parts)

@@ -15,7 +15,7 @@ from conftest import environment, run, torchrun, write_table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import finetune
 import train_mixer
-from histocoder.cli import run_script
+from histocoder.script import run_script
 
 BASE = {
     "--dataset": "table.csv",

@@ -137,7 +137,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     limited = (  # a file may not grow beyond half of the output: the chunks fit, the output does not
         "import resource, sys; from pathlib import Path; sys.path.insert(0, 'tests');"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, resource.RLIM_INFINITY));"
-        "from histocoder.cli import run_script; from test_predict_file import code;"
+        "from histocoder.script import run_script; from test_predict_file import code;"
         f"run_script(lambda: code(Path({str(model)!r}), Path({str(tmp_path / 'in.csv')!r}), Path({str(output)!r}),"
         " mode='flat', chunk_rows=300))"
     )

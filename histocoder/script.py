@@ -1,0 +1,53 @@
+"""What a program says while it runs, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from histocoder import distributed
+from histocoder.errors import Interrupted, MachineError, Notice, UserError
+from histocoder.out_of_memory import is_out_of_memory, that_it_ran_out
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        distributed.leave("Ended, since nobody reads its output any more.", 128 + signal.SIGPIPE)
+    except UserError as error:
+        distributed.leave(f"error: {error}", 2)
+    except MachineError as error:
+        distributed.leave(f"error: {error}", 1)
+    except Interrupted as error:
+        distributed.leave(str(error), 128 + error.signum)
+    except KeyboardInterrupt:
+        distributed.leave("Interrupted.", 130)
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            distributed.leave(f"error: {that_it_ran_out(error)}", 2)
+        if not distributed.is_lost_contact(error):
+            raise
+        distributed.leave(
+            f"error: another process has ended or can't be reached ({str(error).splitlines()[0]}). Started again, the "
+            "run goes on from its last checkpoint.",
+            1,
+        )
+    distributed.stop()
+
+
+def _show_warning(others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Show a `Notice` as it is, and other warnings with where they arose."""
+    if issubclass(category, Notice):
+        print(message, file=sys.stderr, flush=True)
+    else:
+        others(message, category, *where)
