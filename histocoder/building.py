@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from histocoder.model import (
     Encoder,
     MixerModel,
     Tokenizer,
+    Unfilled,
     check_positions,
     check_vocabulary,
     load_encoder,
@@ -132,7 +134,8 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
                 f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
             )
         config = replace(config, vocab_size=len(head))
-    model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
+    with nullcontext() if args.only_encoder else Unfilled():
+        model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
     check_positions(model.encoder, args.max_len, name=str(path))
     try:
         if args.only_encoder:

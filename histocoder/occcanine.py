@@ -13,7 +13,7 @@ from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.files import replacing
 from histocoder.formatters import build_formatter
-from histocoder.model import MixerModel, is_canine
+from histocoder.model import MixerModel, Unfilled, is_canine
 from histocoder.predict import Coder
 from histocoder.saved_model import load_model, published_weights
 
@@ -81,7 +81,8 @@ def load_occcanine(
     num_classes = len(weights["linear_decoder.weight"])
     if num_classes != config.num_classes:
         raise UserError(f"{path} has {num_classes:,} classes, but its key has {config.num_classes:,} codes.")
-    model = MixerModel(config)
+    with Unfilled():
+        model = MixerModel(config)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 from histocoder.config import MODEL_TYPE, ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing
-from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, is_canine
+from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, Unfilled, is_canine
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 MANIFEST_FILE = "manifest.json"
@@ -97,7 +97,8 @@ def load_model(folder: Path) -> MixerModel:
     """
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
-    model = MixerModel(read_model_config(folder), tokenizer=read_tokenizer(folder))
+    with Unfilled():
+        model = MixerModel(read_model_config(folder), tokenizer=read_tokenizer(folder))
     model.load_state_dict(read_weights(folder))
     return model.eval()
 

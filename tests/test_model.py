@@ -6,13 +6,14 @@ from conftest import shared
 from pretrained import save_pretrained
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from histocoder.config import ModelConfig
 from histocoder.decoding.greedy import greedy
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, build_formatter
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
-from histocoder.saved_model import initial_weights
+from histocoder.saved_model import initial_weights, load_model, save_model
 
 FORMATTER = build_formatter("hisco", num_blocks=2)
 
@@ -146,3 +147,24 @@ def test_unreachable_hub_says_what_to_do(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"--encoder PATH.*--encoder small"):
         load_encoder("google/no-such-canine", max_len=128)
+
+
+def test_a_model_is_opened_without_random_weights(tmp_path):
+    class Draws(TorchDispatchMode):
+        names: set[str]
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.add(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    draws = Draws()
+    with draws:
+        draws.names = set()
+        model = tiny_model()
+        assert {"normal_", "uniform_"} <= draws.names
+        save_model(tmp_path, model.config, model.state_dict(), tokenizer=model.tokenizer)
+        draws.names = set()
+        again = load_model(tmp_path)
+        assert not {"normal_", "uniform_"} & draws.names
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)

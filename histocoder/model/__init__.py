@@ -9,6 +9,7 @@ from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
 from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
 from histocoder.model.tree import TreeDecoder
+from histocoder.model.unfilled import Unfilled
 
 __all__ = [
     "CHARACTERS",
@@ -21,6 +22,7 @@ __all__ = [
     "Stepper",
     "Tokenizer",
     "TreeDecoder",
+    "Unfilled",
     "check_positions",
     "check_vocabulary",
     "is_canine",
