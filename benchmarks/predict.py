@@ -29,6 +29,7 @@ from histocoder.config import ModelConfig
 from histocoder.data.tokens import join_language, tokenize
 from histocoder.formatters import BOS, build_formatter
 from histocoder.model import MixerModel
+from histocoder.precision import PRECISIONS
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -150,7 +151,7 @@ def main() -> None:
         "--repeating-rows", type=int, default=12_000, help="rows with repeats, of ours (default: 12,000, all)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="of both sides (default: 3)")
-    parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"), help="ours (default: bf16)")
+    parser.add_argument("--precision", default="auto", choices=PRECISIONS, help="ours (default: auto)")
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
     parser.add_argument("--compile", action="store_true", help="ours with compiled layers")
     args = parser.parse_args()
@@ -161,7 +162,7 @@ def main() -> None:
         json.dumps(
             {
                 "benchmark": "predict",
-                "precision": args.precision,
+                "precision": coder.precision,
                 "compile": args.compile,
                 "modes": results,
                 "machine": machine,

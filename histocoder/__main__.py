@@ -16,6 +16,8 @@ from histocoder.errors import UserError
 from histocoder.precision import PRECISIONS
 from histocoder.script import run_script
 
+_BATCH_HELP = "descriptions at once, fewer where memory runs out (default: 256)"
+
 # What computes is imported where it is called for, so that --help comes at once.
 
 
@@ -65,7 +67,7 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--k", type=int, default=5, metavar="N", help="codes of topk and flat (default: 5)")
     parser.add_argument("--threshold", type=float, metavar="P", help="flat: codes above it (default: the model's own)")
     parser.add_argument("--constrain", action="store_true", help="greedy: only codes of the model's key")
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="descriptions at once (default: 256)")
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=_BATCH_HELP)
     parser.add_argument(
         "--precision",
         default="auto",
@@ -132,7 +134,7 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--save-thresholds", action="store_true", help="keep the flat head's best thresholds in the model"
     )
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help="descriptions at once (default: 256)")
+    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=_BATCH_HELP)
     parser.set_defaults(run=_evaluate)
 
 

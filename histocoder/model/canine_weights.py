@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.errors import UserError
+from histocoder.model.unfilled import Unfilled
 
 if TYPE_CHECKING:
     from transformers import CanineModel
@@ -82,7 +82,7 @@ class Canine(nn.Module):
     @classmethod
     def of(cls, model: CanineModel) -> Canine:
         """With the weights of one of transformers', which both hold from now on."""
-        with torch.device("meta"):
+        with Unfilled():
             found = cls(CanineConfig.of(model.config.to_dict()))
         weights = model.float().state_dict()
         found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)
