@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.optimizer import collect
 from histocoder.precision import computing_dtype
 from histocoder.strategies import Strategy, strategy_of
 
@@ -66,9 +68,13 @@ class Learner:
         """Outputs for a batch, with which `backward` can do."""
         return self.wrapped(batch.input_ids, batch.targets[:, :-2], batch.encoded)
 
-    def accumulating(self, *, more: bool) -> AbstractContextManager[Any]:
+    @contextmanager
+    def accumulating(self, *, more: bool) -> Iterator[None]:
         """Around a forward and a backward pass; with `more` of them to come before the step."""
-        return self.strategy.accumulating(self.wrapped) if more else nullcontext()
+        with self.strategy.accumulating(self.wrapped) if more else nullcontext():
+            yield
+        if more:
+            collect(self.model.parameters())
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of this process's part of a loss; the loss is the sum of all processes' parts."""

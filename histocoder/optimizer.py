@@ -52,12 +52,12 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip and step; read `grad_norm` to know whether it was left out."""
-        gradients = {p: gradient for p in self._parameters if (gradient := _gradient(p)) is not None}
         if self._parameters[0].device.type == "cpu" and kernels.library() is not None:
-            self._step_in_one_pass(gradients)
+            self._step_in_one_pass({p: gradient for p in self._parameters if (gradient := _gradient(p)) is not None})
             return
-        _collect(gradients)
-        norm = nn.utils.get_total_norm([p.grad for p in gradients if p.grad is not None])
+        collect(self._parameters)
+        gradients = {p: p.grad for p in self._parameters if p.grad is not None}
+        norm = nn.utils.get_total_norm(list(gradients.values()))
         self.grad_norm = self._norm_of_all(norm.to(self.grad_norm.device))
         nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, self.grad_norm)
         if self.defaults["fused"]:
@@ -114,13 +114,23 @@ def _gradient(parameter: nn.Parameter) -> Tensor | None:
     return parameter.grad + copied
 
 
-def _collect(gradients: dict[nn.Parameter, Tensor]) -> None:
-    """Make gradients the parameters' own: those that collected in copies, all in one go, as a GPU would have it."""
-    collected = {p: gradient for p, gradient in gradients.items() if p.grad is not gradient}
-    for parameter in collected:
-        parameter.grad = torch.empty_like(parameter)
-    if collected:
-        torch._foreach_copy_([cast(Tensor, p.grad) for p in collected], list(collected.values()))
+def collect(parameters: Iterable[nn.Parameter]) -> None:
+    """Add gradients that are in kept copies to the parameters' own, in the precision of those.
+
+    To be called between batches that accumulate, since sums in bf16 would lose what is small.
+    """
+    copies = {p: copy for p in parameters if (copy := kept_copy(p)) is not None}
+    gradients = {p: gradient for p, copy in copies.items() if (gradient := copy.gradient) is not None}
+    is_first = {p: p.grad is None for p in gradients}
+    for parameter in gradients:
+        if is_first[parameter]:
+            parameter.grad = torch.empty_like(parameter)
+    # all in one go, as a GPU would have it
+    for is_one, function in ((True, torch._foreach_copy_), (False, torch._foreach_add_)):
+        if some := [p for p in gradients if is_first[p] is is_one]:
+            function([cast(Tensor, p.grad) for p in some], [gradients[p] for p in some])
+    for parameter in gradients:
+        copies[parameter].forget_gradient()
 
 
 def _refresh_copies(parameters: Iterable[nn.Parameter]) -> None:

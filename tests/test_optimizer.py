@@ -5,7 +5,7 @@ from torch import nn
 from histocoder import kernels
 from histocoder.model import keep_copies
 from histocoder.model.copies import in_precision, kept_copy
-from histocoder.optimizer import AdamW
+from histocoder.optimizer import AdamW, collect
 
 
 @pytest.fixture(autouse=True, params=["in C", "in torch"])
@@ -117,6 +117,19 @@ def test_no_gradient_is_lost_between_a_weight_and_its_copy():
     weight.sum().backward()
     optimizer.step()
     assert float(optimizer.grad_norm) == pytest.approx(weight.numel() ** 0.5)
+
+
+def test_gradients_that_accumulate_are_summed_in_fp32():
+    model = layers()
+    keep_copies(model)
+    weight = model[1].weight
+    optimizer = AdamW([weight], lr=1e-2, weight_decay=0.0, max_grad_norm=1e9)
+    for _ in range(600):  # in bf16, 256 and 1 are 256
+        in_precision(weight, torch.bfloat16).sum().backward()
+        collect(model.parameters())
+    in_precision(weight, torch.bfloat16).sum().backward()
+    optimizer.step()
+    assert float(optimizer.grad_norm) == pytest.approx(601 * weight.numel() ** 0.5, rel=1e-4)
 
 
 def test_a_copy_is_trained_once_its_weight_is():

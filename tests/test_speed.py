@@ -21,6 +21,7 @@ from histocoder.engine import _Run, mixed_loss, train_step
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
+from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
 from histocoder.precision import computing_dtype
 from histocoder.tracking import NullRun
@@ -97,6 +98,18 @@ def test_a_step_waits_for_no_number(tmp_path: Path):
         assert counter.reads == 0
         loss.item()
         assert counter.reads == 1
+
+
+def test_between_batches_that_accumulate_gradients_are_in_fp32(tmp_path: Path):
+    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
+    run = begin(tmp_path, data, precision="bf16", num_classes=8)
+    batch = next(iter(run.train_loader))
+    weights = [p for p in run.model.parameters() if p.ndim > 1]
+    for more, in_copies in ((False, True), (True, False)):
+        with run.learner.accumulating(more=more):
+            run.learner.backward(mixed_loss(run.learner.forward(batch), batch, 1, 0.5))
+        assert any(kept_copy(p).gradient is not None for p in weights) is in_copies
+    assert all(p.grad.dtype == torch.float32 for p in weights if p.grad is not None)
 
 
 @pytest.mark.skipif(not knows_linear(), reason="this CPU or this torch has no such operator")
