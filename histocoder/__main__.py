@@ -16,9 +16,9 @@ from histocoder.errors import UserError
 from histocoder.precision import PRECISIONS
 from histocoder.script import run_script
 
-_BATCH_HELP = "descriptions at once, fewer where memory runs out (default: 256)"
-
 # What computes is imported where it is called for, so that --help comes at once.
+
+_BATCH_HELP = "descriptions at once, fewer where memory runs out (default: 256)"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -371,7 +371,7 @@ def expect_end() -> None:
         _watch.expect_end()
 
 
-def is_lost_contact(error: Exception) -> bool:
+def is_lost_contact(error: RuntimeError) -> bool:
     """Whether an error says that another process has ended or can't be reached, not that something failed here."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 

@@ -19,7 +19,6 @@ Result = TypeVar("Result")
 
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
 _MIN_MAX_LEN = 32
-_ELSEWHERE = "End other programs that use this memory, or compute on the CPU (--device cpu), or on a larger machine."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -58,10 +57,10 @@ def advice(config: TrainConfig, device: torch.device, *, max_len: int, asked_for
     )
 
 
-def that_it_ran_out(error: BaseException) -> str:
+def that_a_gpu_is_full(error: torch.OutOfMemoryError) -> str:
     """What to say where no flag is known to save any."""
-    asked = _asked_for(str(error))
-    return f"Out of memory{f': {asked} more were asked for' if asked else ''}. {_ELSEWHERE}"
+    asked = f": {size} more were asked for" if (size := _asked_for(str(error))) else ""
+    return f"The GPU's memory is full{asked}. End other programs that use it, or compute on the CPU, with --device cpu."
 
 
 def _smaller_batches(config: TrainConfig, max_len: int) -> Iterator[str]:
@@ -144,7 +143,10 @@ class RowsAtOnce:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if num_rows == 1:
-            raise UserError(f"Out of memory ({self._device}) with one description at once. {_ELSEWHERE}")
+            raise UserError(
+                f"Out of memory ({self._device}) with one description at once. End other programs that use it"
+                + ("." if self._device.type == "cpu" else ", or compute on the CPU, with --device cpu.")
+            )
         self._limit = num_rows // 2
         notice = Notice(f"Memory ran out with {num_rows:,} descriptions at once; going on with {self._limit:,}.")
         warnings.warn(notice, stacklevel=4)

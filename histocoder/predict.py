@@ -109,7 +109,6 @@ class Coder:
         self.card = model_card(model.config)
         self._trie: CodeTrie | None = None
         self._search: TrieSearch | None = None
-        self._at_once = RowsAtOnce(self.device)
         self._encoded_at_once = _ENCODED_AT_ONCE.get(self.device.type, _ENCODED_AT_ONCE_ELSEWHERE)
 
     @classmethod
@@ -223,9 +222,10 @@ class Coder:
         bar = tqdm(total=len(table), unit="text", disable=hidden, leave=False)
         parts: list[tuple[np.ndarray, Prediction]] = []
         code = partial(self.predict_batch, mode=mode, k=k, constrain=bool(constrain))
+        at_once = RowsAtOnce(self.device)
         for places, ids in batches:
             limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
-            for some, part in self._at_once.each(code, ids, limits):
+            for some, part in at_once.each(code, ids, limits):
                 parts.append((places[some], part))
                 bar.update(some.stop - some.start)
         bar.close()
@@ -291,10 +291,14 @@ class Coder:
         """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
         rows = self._distinct(texts, lang)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
+        at_once = RowsAtOnce(self.device)
         for places, ids in self._batches(rows.distinct, batch_size):
-            for some, (_, found, _) in self._at_once.each(self._encode, ids):
-                pooled[places[some]] = found.float().cpu().numpy()
+            for some, found in at_once.each(self._pooled, ids):
+                pooled[places[some]] = found
         return pooled[rows.place]
+
+    def _pooled(self, input_ids: Tensor) -> np.ndarray:
+        return self._encode(input_ids)[1].float().cpu().numpy()
 
     def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
         probabilities = self._computing.classify(pooled).sigmoid()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.data.table import count_rows, fingerprint, is_parquet, iter_table, write_csv
-from histocoder.errors import Notice, UserError
+from histocoder.errors import UserError
 from histocoder.files import make_folder, replacing
 from histocoder.predict import Coder, TextCutWarning
 
@@ -111,8 +111,7 @@ def predict_file(
         total=count_rows(source), unit="row", unit_scale=True, disable=True if rank else None, dynamic_ncols=True
     )
     memory = _Memory(coder, config)
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always", Notice)
+    with _collecting_cuts() as cuts:
         for number, chunk in enumerate(iter_table(source, memory.input_cols, chunk_rows=chunk_rows)):
             part = parts / f"{number:06d}{output.suffix}"
             if number % world_size == rank and not part.exists():
@@ -121,8 +120,8 @@ def predict_file(
                 memory.take_in(_read(part, numbers=memory.numbers_in(chunk)))
             bar.update(len(chunk))
     bar.close()
-    for notice in _notices([w.message for w in heard]):
-        say(notice)
+    if cuts:
+        say(str(TextCutWarning(sum(cut.count for cut in cuts), cuts[0].max_len, cuts[0].unit)))
     distributed.wait_for_all(doing="coding its share")
     distributed.run_on_primary(lambda: _join_parts(parts, output), doing="writing the output")
     say(f"Coded {source} into {output}.")
@@ -205,11 +204,22 @@ def _is_number(column: str, config: PredictConfig) -> bool:
     return config.mode == "full" or column == "conf" or column.startswith("prob_")
 
 
-def _notices(messages: list[Warning | str]) -> list[str]:
-    """Each warning once; those of texts that were cut as one sum."""
-    cut = [message for message in messages if isinstance(message, TextCutWarning)]
-    others = dict.fromkeys(str(message) for message in messages if not isinstance(message, TextCutWarning))
-    return [*others, *([str(TextCutWarning(sum(w.count for w in cut), cut[0].max_len, cut[0].unit))] if cut else [])]
+@contextmanager
+def _collecting_cuts() -> Iterator[list[TextCutWarning]]:
+    """Within it, warnings of texts that are cut are not shown but listed, so that one can tell their sum."""
+    cuts: list[TextCutWarning] = []
+    others = warnings.showwarning
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        if isinstance(message, TextCutWarning):
+            cuts.append(message)
+        else:
+            others(message, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TextCutWarning)
+        warnings.showwarning = show
+        yield cuts
 
 
 def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:

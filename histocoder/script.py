@@ -10,9 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from histocoder import distributed
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
-from histocoder.out_of_memory import is_out_of_memory, that_it_ran_out
+from histocoder.out_of_memory import that_a_gpu_is_full
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -32,9 +34,9 @@ def run_script(main: Callable[[], None]) -> None:
         distributed.leave(str(error), 128 + error.signum)
     except KeyboardInterrupt:
         distributed.leave("Interrupted.", 130)
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            distributed.leave(f"error: {that_it_ran_out(error)}", 2)
+    except torch.OutOfMemoryError as error:
+        distributed.leave(f"error: {that_a_gpu_is_full(error)}", 2)
+    except RuntimeError as error:
         if not distributed.is_lost_contact(error):
             raise
         distributed.leave(
@@ -45,9 +47,11 @@ def run_script(main: Callable[[], None]) -> None:
     distributed.stop()
 
 
-def _show_warning(others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+def _show_warning(
+    others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any
+) -> None:
     """Show a `Notice` as it is, and other warnings with where they arose."""
     if issubclass(category, Notice):
         print(message, file=sys.stderr, flush=True)
     else:
-        others(message, category, *where)
+        others(message, category, *where, **more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from test_scripts import assert_same_weights
 from histocoder.batch_size import _Trial, find_batch_size, largest_that_fits
 from histocoder.checkpoint import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig
-from histocoder.errors import UserError
-from histocoder.out_of_memory import advice, explaining_out_of_memory
+from histocoder.errors import Notice, UserError
+from histocoder.out_of_memory import RowsAtOnce, advice, explaining_out_of_memory
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(batch_size=8, num_epochs=1, learning_rate=1e-3, seq2seq_weight=0.1)
@@ -175,3 +176,23 @@ def test_rows_are_not_sought_where_positions_are_given(table: Path, tmp_path: Pa
     args = finetune(table, tmp_path / "out", "--auto-batch-size", "--tokens-per-batch", 512)
     ended = run(*args, check=False)
     assert ended.returncode == 2 and "choose one" in ended.stderr
+
+
+def test_rows_are_halved_until_they_fit():
+    def work(rows: torch.Tensor, others: torch.Tensor | None) -> tuple[list[int], list[int] | None]:
+        if len(rows) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return rows.tolist(), None if others is None else others.tolist()
+
+    room, rows = 3, torch.arange(10)
+    with pytest.warns(Notice, match="with (10|5) descriptions at once; going on with (5|2)") as notices:
+        pieces = list(RowsAtOnce(CPU).each(work, rows, -rows))
+    assert len(notices) == 2
+    assert [piece for piece, _ in pieces] == [slice(start, start + 2) for start in range(0, 10, 2)]
+    own, others = zip(*(found for _, found in pieces), strict=True)
+    assert [*chain(*own)] == rows.tolist() and [*chain(*others)] == (-rows).tolist()
+    room = 0
+    with pytest.raises(UserError, match="one description at once"), pytest.warns(Notice):
+        list(RowsAtOnce(CPU).each(work, rows, None))
+    with pytest.raises(RuntimeError, match="size of tensor"):  # what fails for another reason is not tried again
+        list(RowsAtOnce(CPU).each(lambda some: some + torch.ones(3), rows))

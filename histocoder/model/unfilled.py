@@ -1,4 +1,4 @@
-"""Modules whose weights are loaded at once, made without random ones before."""
+"""Modules made without random weights, since theirs are loaded next."""
 
 from __future__ import annotations
 
