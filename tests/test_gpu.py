@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,9 +80,10 @@ def test_lower_precisions_train_alike(tmp_path: Path, table: Path, gpu: dict[str
         losses[precision] = pd.read_csv(tmp_path / precision / "logs.csv")["val_loss"].dropna()
     assert losses["fp32"].iloc[-1] < 0.95 * losses["fp32"].iloc[0]
     for precision in ("bf16", "fp16"):
-        pd.testing.assert_series_equal(losses[precision], losses["fp32"], rtol=0.02)
+        pd.testing.assert_series_equal(losses[precision], losses["fp32"], rtol=2e-3)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_where_it_ended(tmp_path: Path, table: Path, gpu: dict[str, str]):
     options = (*GPU, "--precision", "bf16", "--dropout", 0.1)
     on_gpu(gpu, *steps(table, tmp_path / "whole", *options))
@@ -142,7 +144,8 @@ print(json.dumps(found))
 def test_a_step_neither_waits_for_the_gpu_nor_casts_weights(tmp_path: Path, gpu: dict[str, str]):
     found = json.loads(on_gpu(gpu, "-c", COUNTING, tmp_path).stdout.splitlines()[-1])
     assert found["fp32"] == found["bf16"] == [0, 1, 0]
-    assert found["fp16"][:2] == [0, 1]  # the loss scale is found without a wait; its weights are cast at each use
+    waits, reads, casts = found["fp16"]  # the loss scale is found without a wait; weights are cast at each use
+    assert (waits, reads) == (0, 1) and casts > 0
 
 
 def test_training_that_does_not_fit_says_what_to_try(tmp_path: Path, table: Path, gpu: dict[str, str]):
@@ -155,7 +158,8 @@ def test_a_batch_size_that_fits_is_found(tmp_path: Path, table: Path, gpu: dict[
     args = [*steps(table, tmp_path / "out", *GPU), "--auto-batch-size"]
     args[args.index("--no-report")] = "--overwrite"  # so that there is one
     result = on_gpu(gpu, *args, SIMULATED_GPU_BYTES="24000000")
-    assert "Batches of" in result.stdout and "The report is" in result.stdout
+    (size,) = re.findall(r"Batches of (\d+) rows fit", result.stdout)
+    assert 2 <= int(size) < 32 and "The report is" in result.stdout  # of 58 rows 32 would be the most
 
 
 def test_prediction_that_does_not_fit_goes_on_with_less_at_once(tmp_path: Path, trained: Path, gpu: dict[str, str]):
@@ -164,9 +168,8 @@ def test_prediction_that_does_not_fit_goes_on_with_less_at_once(tmp_path: Path, 
     on_gpu(gpu, *args)
     easily = pd.read_csv(tmp_path / "codes.csv")
     result = on_gpu(gpu, *args, SIMULATED_GPU_BYTES="7000000")
-    assert "Memory ran out with 64 descriptions at once; going on with 32." in result.stdout
+    assert "Memory ran out with 64 descriptions at once; going on with 32." in result.stderr
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "codes.csv"), easily, atol=2e-6, rtol=0)
-    for room in (1_000_000, 2_800_000):  # the model itself does not fit, and not even one description beside it
-        result = on_gpu(gpu, *args, check=False, SIMULATED_GPU_BYTES=str(room))
-        assert result.returncode == 2 and result.stderr.startswith("error: Out of memory")
-        assert "--device cpu" in result.stderr and "Traceback" not in result.stderr
+    result = on_gpu(gpu, *args, check=False, SIMULATED_GPU_BYTES="1000000")  # less than the model takes
+    assert result.returncode == 2 and "error: The GPU's memory is full. End" in result.stderr
+    assert "--device cpu" in result.stderr and "Traceback" not in result.stderr

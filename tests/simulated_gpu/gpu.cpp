@@ -89,17 +89,22 @@ void release(void *context) {
     delete held;
 }
 
-Tensor renamed(const Tensor &x, c10::Device device) {
-    const c10::Storage &storage = x.storage();
+c10::Storage renamed(const c10::Storage &storage, c10::Device device) {
+    if (device == kGpu && storage.data_ptr().get_deleter() == &release)  // an operator gave a view of what it got
+        return static_cast<Held *>(storage.data_ptr().get_context())->storage;
     const int64_t bytes = device == kGpu ? static_cast<int64_t>(storage.nbytes()) : 0;
     TORCH_CHECK_WITH(OutOfMemoryError, allocated + bytes <= room(), "CUDA out of memory: a simulated GPU is full.");
     allocated += bytes;
     if (allocated > peak)
         peak = allocated.load();
     c10::DataPtr data(const_cast<void *>(storage.data()), new Held{storage, bytes}, release, device);
-    c10::Storage alias(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(data), nullptr, false);
+    return c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(data), nullptr, false);
+}
+
+Tensor renamed(const Tensor &x, c10::Device device) {
     const auto key = device == kGpu ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-    auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(alias), c10::DispatchKeySet(key), x.dtype());
+    c10::Storage storage = renamed(x.storage(), device);
+    auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), x.dtype());
     result.unsafeGetTensorImpl()->set_sizes_and_strides(x.sizes(), x.strides());
     result.unsafeGetTensorImpl()->set_storage_offset(x.storage_offset());
     return result;
