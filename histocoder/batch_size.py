@@ -129,8 +129,8 @@ class _Trial:
         self._before = 0.0 if device.type == "cuda" else _resident_bytes()
         gradients = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
         self.room = _SHARE_OF_MEMORY[device.type] * free_bytes(device)
-        if self._is_alone and distributed.world_size() > 1:
-            self.room -= gradients  # DDP's buckets hold them in the forward pass, too
+        if self._is_alone and (distributed.world_size() > 1 or config.gradient_accumulation_steps > 1):
+            self.room -= gradients  # DDP's buckets hold them in the forward pass, too, or sums of earlier batches do
         strategy = _Unconnected(StrategyConfig()) if config.strategy.fsdp is None else None
         self._learner = Learner(model, config, device, total_steps=1 << 30, strategy=strategy)
         model.train()

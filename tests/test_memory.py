@@ -137,6 +137,12 @@ def test_memory_that_runs_out_in_a_trial_is_no_error(monkeypatch: pytest.MonkeyP
     assert trial.peak(4) == math.inf
 
 
+def test_sums_of_gradients_take_room(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("histocoder.batch_size.free_bytes", lambda _: 1e9)
+    rooms = [_Trial(tiny_model(), replace(CONFIG, gradient_accumulation_steps=steps), CPU).room for steps in (1, 2)]
+    assert rooms[0] - rooms[1] == 4 * sum(p.numel() for p in tiny_model().parameters())
+
+
 def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Path, tmp_path: Path):
     args = (*STEPS, "--augmentation-prob", 0.5)
     output = run(*finetune(table, tmp_path / "auto", *args, "--auto-batch-size")).stdout
