@@ -21,7 +21,8 @@ from histocoder.errors import UserError
 from histocoder.formatters import BOS, EOS
 from histocoder.learner import Learner
 from histocoder.model import MixerModel
-from histocoder.out_of_memory import advice, is_out_of_memory
+from histocoder.out_of_memory import advice
+from histocoder.rows_at_once import is_out_of_memory
 from histocoder.strategies import Replicated
 
 MAX_ROWS = 1024

@@ -28,8 +28,8 @@ from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
-from histocoder.out_of_memory import RowsAtOnce
 from histocoder.precision import computing_dtype
+from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
 
 MODES = ("greedy", "flat", "topk", "full")

@@ -19,7 +19,8 @@ from histocoder.batch_size import _Trial, find_batch_size, largest_that_fits
 from histocoder.checkpoint import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import Notice, UserError
-from histocoder.out_of_memory import RowsAtOnce, advice, explaining_out_of_memory
+from histocoder.out_of_memory import advice, explaining_out_of_memory
+from histocoder.rows_at_once import RowsAtOnce
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(batch_size=8, num_epochs=1, learning_rate=1e-3, seq2seq_weight=0.1)
