@@ -121,15 +121,14 @@ def collect(parameters: Iterable[nn.Parameter]) -> None:
     """
     copies = {p: copy for p in parameters if (copy := kept_copy(p)) is not None}
     gradients = {p: gradient for p, copy in copies.items() if (gradient := copy.gradient) is not None}
-    is_first = {p: p.grad is None for p in gradients}
+    with_own = {p: p.grad for p in gradients if p.grad is not None}
+    if with_own:
+        torch._foreach_add_(list(with_own.values()), [gradients[p] for p in with_own])
+    without = {p: torch.empty_like(p) for p in gradients if p not in with_own}
+    if without:
+        torch._foreach_copy_(list(without.values()), [gradients[p] for p in without])  # in one go, for GPUs
     for parameter in gradients:
-        if is_first[parameter]:
-            parameter.grad = torch.empty_like(parameter)
-    # all in one go, as a GPU would have it
-    for is_one, function in ((True, torch._foreach_copy_), (False, torch._foreach_add_)):
-        if some := [p for p in gradients if is_first[p] is is_one]:
-            function([cast(Tensor, p.grad) for p in some], [gradients[p] for p in some])
-    for parameter in gradients:
+        parameter.grad = without.get(parameter, parameter.grad)
         copies[parameter].forget_gradient()
 
 
