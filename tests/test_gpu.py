@@ -111,7 +111,7 @@ def test_prediction_is_what_it_is_on_a_cpu(tmp_path: Path, trained: Path, gpu: d
 
 
 COUNTING = """
-import ctypes, json, sys
+import json, sys
 from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
