@@ -23,6 +23,7 @@ from histocoder.nodes import on_each_node
 CACHE_FOLDER = "cache"
 _WORD_ROWS = 250_000
 """Descriptions whose words are counted, at most."""
+_ROWS_AT_ONCE = 1 << 14
 
 
 def open_data(
@@ -70,8 +71,10 @@ def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter |
 
 def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
     """Descriptions from all over the data, in their order; all where there are few."""
-    for row in range(0, len(arrays), -(-len(arrays) // _WORD_ROWS)):
-        yield arrays.characters.text(row).partition(LANG_SEP)[2]
+    rows = np.arange(0, len(arrays), -(-len(arrays) // _WORD_ROWS))
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        for text in arrays.characters.decode(rows[start : start + _ROWS_AT_ONCE]):
+            yield text.partition(LANG_SEP)[2]
 
 
 def read_word_list(path: str) -> WordList:

@@ -96,10 +96,11 @@ def test_arrays_hold_what_the_file_says(mixed: Path, tmp_path: Path):
     assert len(arrays) == len(examples) == 66
     codes = np.array([None, *arrays.code_table], dtype=object)[arrays.codes]
     assert (codes == examples.codes.to_numpy()).all()
-    for row in range(66):
-        assert arrays.texts.text(row) == f"{examples.langs[row]}[SEP]{examples.texts[row]}"[:30]
+    texts = [f"{lang}[SEP]{text}"[:30] for lang, text in zip(examples.langs, examples.texts, strict=True)]
+    assert arrays.texts.decode(np.arange(66)) == texts and arrays.texts.decode(np.array([7, 3])) == [texts[7], texts[3]]
     assert [arrays.languages[place] for place in arrays.langs] == examples.langs
     assert arrays.texts.ids.dtype == np.uint32  # one character lies beyond 16 bits
+    assert type(arrays.texts.ids) is np.ndarray  # a `memmap` takes microseconds for each slice
     assert arrays.texts.lengths.dtype == arrays.codes.dtype == np.uint8
 
 

@@ -214,7 +214,7 @@ def test_noise_is_put_on_characters_and_tokenised_as_any_text(encoder: Path, tmp
     arrays = pickle.loads(pickle.dumps(arrays_of(tmp_path, tokenizer)))
     own = arrays_of(tmp_path, CHARACTERS)
     assert own.characters is own.texts and own.folder != arrays.folder
-    assert [arrays.characters.text(i) for i in range(64)] == [own.texts.text(i) for i in range(64)]
+    assert arrays.characters.decode(np.arange(64)) == own.texts.decode(np.arange(64))
     noise = Augmenter(WordList.from_texts(TEXTS), augmentation_prob=1.0, num_transformations=3, unk_lang_prob=0.5)
     common = {"formatter": FORMATTER, "classes": CODES, "max_len": MAX_LEN, "augmenter": noise}
     noisy, same = OccupationDataset(arrays, **common), OccupationDataset(own, **common)

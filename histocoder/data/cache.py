@@ -7,17 +7,16 @@ import json
 import os
 import shutil
 import sys
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from histocoder.data.arrays import ArrayFile, checksum, map_array
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
@@ -29,7 +28,6 @@ CACHE_FILE, CACHE_VERSION = "cache.json", 3
 _TOKEN_ARRAYS = ("ids", "offsets", "lengths")
 _ARRAYS = (*_TOKEN_ARRAYS, "codes", "num_codes", "langs")
 _CHARACTER_ARRAYS = ("characters", "character_offsets", "character_lengths")
-_COPY_BYTES = 1 << 22
 
 
 @dataclass
@@ -71,7 +69,7 @@ class ExampleArrays:
 def open_cache(folder: Path, tokenizer: Tokenizer = CHARACTERS) -> ExampleArrays:
     """Map what `build_cache` has written, with the same tokenizer, into memory."""
     record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
-    arrays = {name: np.memmap(folder / name, dtype=form["dtype"], mode="r") for name, form in record["arrays"].items()}
+    arrays = {name: map_array(folder / name, form["dtype"]) for name, form in record["arrays"].items()}
     texts = TokenizedTexts(arrays["ids"], arrays["offsets"], arrays["lengths"], tokenizer)
     return ExampleArrays(
         folder=folder,
@@ -173,7 +171,7 @@ def is_whole(folder: Path, made_from: dict[str, Any] | None = None) -> bool:
     try:
         record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
         return made_from in (None, record["made_from"]) and all(
-            _checksum(folder / name) == form["crc32"] for name, form in record["arrays"].items()
+            checksum(folder / name) == form["crc32"] for name, form in record["arrays"].items()
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -189,7 +187,7 @@ def _write_arrays(
     hashes = []
     with ExitStack() as stack:
         names = _ARRAYS if tokenizer.reads_characters else (*_ARRAYS, *_CHARACTER_ARRAYS)
-        arrays = {name: stack.enter_context(_ArrayFile(folder / name)) for name in names}
+        arrays = {name: stack.enter_context(ArrayFile(folder / name)) for name in names}
         for examples in files.chunks(say=notices.append):
             descriptions = normalize(examples.texts, text_normalization)
             hashes.append(_distinct(np.fromiter(map(hash, descriptions), dtype=np.int64, count=len(descriptions))))
@@ -228,7 +226,7 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     return ordered[is_new]
 
 
-def _append_tokens(tokens: TokenizedTexts, arrays: list[_ArrayFile], before: int) -> int:
+def _append_tokens(tokens: TokenizedTexts, arrays: list[ArrayFile], before: int) -> int:
     """Write ids, offsets and lengths behind those of `before` tokens; return how many there are now."""
     ids, offsets, lengths = arrays
     if before == 0:
@@ -252,52 +250,3 @@ def _places(values: Sequence[str] | np.ndarray, places: dict[str, int]) -> np.nd
     index, distinct = pd.factorize(np.asarray(values, dtype=object))
     table = [places.setdefault(value, len(places)) for value in distinct]
     return np.array([*table, -1])[index]  # a missing value's index is -1
-
-
-class _ArrayFile:
-    """Writes chunks of non-negative integers one behind the other, in the smallest type that holds them all."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._dtype = np.dtype(np.uint8)
-        self._file = path.open("wb")
-
-    def __enter__(self) -> _ArrayFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._file.close()
-
-    def append(self, values: np.ndarray) -> None:
-        """Write a chunk."""
-        dtype = np.promote_types(self._dtype, np.min_scalar_type(int(values.max(initial=0))))
-        if dtype != self._dtype:
-            self._widen(dtype)
-        self._file.write(values.astype(dtype).tobytes())
-
-    def _widen(self, dtype: np.dtype) -> None:
-        self._file.close()
-        narrow = self._path.rename(self._path.with_suffix(".narrow"))
-        self._file = self._path.open("wb")
-        with narrow.open("rb") as file:
-            while chunk := file.read(_COPY_BYTES):
-                self._file.write(np.frombuffer(chunk, self._dtype).astype(dtype).tobytes())
-        narrow.unlink()
-        self._dtype = dtype
-
-    def close(self) -> dict[str, Any]:
-        """Say what was written."""
-        self._file.close()
-        return {
-            "dtype": self._dtype.str,
-            "bytes": self._path.stat().st_size,
-            "crc32": _checksum(self._path),
-        }
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_COPY_BYTES):
-            value = zlib.crc32(chunk, value)
-    return value

@@ -186,10 +186,11 @@ class OccupationDataset(Dataset):
 
     def _augment(self, augmenter: Augmenter, rows: np.ndarray, epoch: int) -> list[str]:
         noise = augmenter.noise(rows, epoch)
+        texts = self.arrays.characters.decode(rows)
         altered = []
-        for i, row in enumerate(rows.tolist()):
-            lang = self.arrays.languages[self.arrays.langs[row]]
-            text = augmenter.alter(self.arrays.characters.text(row)[len(lang) + len(LANG_SEP) :], noise, i)
+        for i, place in enumerate(self.arrays.langs[rows].tolist()):
+            lang = self.arrays.languages[place]
+            text = augmenter.alter(texts[i][len(lang) + len(LANG_SEP) :], noise, i)
             altered.append((UNKNOWN if noise.withheld[i] else lang) + LANG_SEP + text)
         return altered
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from histocoder.data.arrays import map_array
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.tokens import TokenizedTexts
 from histocoder.files import temporary_folder
@@ -49,10 +50,10 @@ class Encodings:
         self._dtype = getattr(torch, record["dtype"])
         num_bytes = record["dim"] * self._dtype.itemsize
         self._memory, self._pooled = (  # as bytes, since numpy has no bf16
-            np.memmap(folder / name, dtype=np.uint8, mode="r").reshape(-1, num_bytes) for name in ("memory", "pooled")
+            map_array(folder / name, np.uint8).reshape(-1, num_bytes) for name in ("memory", "pooled")
         )
-        self._offsets = np.memmap(folder / "offsets", dtype=np.int64, mode="r")
-        self._place = np.memmap(folder / "place", dtype=record["place"], mode="r")
+        self._offsets = map_array(folder / "offsets", np.int64)
+        self._place = map_array(folder / "place", record["place"])
 
     def __reduce__(self) -> tuple[type[Encodings], tuple[Path]]:
         return Encodings, (self._folder,)

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
+from histocoder.data.arrays import map_array
 from histocoder.data.examples import LANG_COL, TEXT_COL
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules, Labels
@@ -36,7 +37,7 @@ class Screened:
 
     def units(self) -> np.ndarray:
         """What each kept row belongs to when rows are split, of shape (num_kept,): a hash."""
-        return np.memmap(self.folder / _UNITS, dtype=np.uint64, mode="r")
+        return map_array(self.folder / _UNITS, np.uint64)
 
     def kept(self) -> Iterator[pa.RecordBatch]:
         """The kept rows, a chunk at a time."""

@@ -31,10 +31,13 @@ class TokenizedTexts:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def text(self, row: int) -> str:
-        """The text of a row, as far as it was kept; of CANINE's tokens alone."""
-        ids = self.ids[int(self.offsets[row]) + 1 : int(self.offsets[row + 1]) - 1]
-        return ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    def decode(self, rows: np.ndarray) -> list[str]:
+        """Texts of some rows, as far as they were kept; of CANINE's tokens alone."""
+        lengths = self.lengths[rows].astype(np.int64) - 2
+        ids = self.ids[_ragged(self.offsets[rows].astype(np.int64) + 1, lengths)]
+        joined = ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+        ends = np.cumsum(lengths)
+        return [joined[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
     def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
         """Some texts as one array of shape (len(rows), S), padding behind each; S is by default what they need."""
