@@ -92,11 +92,13 @@ class CharacterTokenizer:
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
         """See `Tokenizer`, likewise below."""
-        marked = [f"{chr(CLS_ID)}{text[: max_len - 2]}{chr(SEP_ID)}" for text in texts]
-        lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
-        ids = np.frombuffer("".join(marked).encode("utf-32-le", "surrogatepass"), dtype="<i4")
-        full = np.flatnonzero(lengths == max_len)
-        return TokenIds(ids, lengths, sum(len(texts[i]) > max_len - 2 for i in full.tolist()))
+        lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        if num_cut := int((lengths > max_len).sum()):
+            texts = [text[: max_len - 2] for text in texts]
+        cls, sep = chr(CLS_ID), chr(SEP_ID)
+        marked = f"{cls}{f'{sep}{cls}'.join(texts)}{sep}" if texts else ""
+        ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
+        return TokenIds(ids, np.minimum(lengths, max_len), num_cut)
 
     def num_positions(self, length: int, max_len: int) -> int:
         return trimmed_length(length, max_len)
