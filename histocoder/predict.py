@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -172,7 +172,7 @@ class Coder:
         threshold: float | None = None,
         constrain: bool | None = None,
         batch_size: int = 256,
-        progress: bool = True,
+        progress: bool | Callable[[int], object] = True,
     ) -> pd.DataFrame:
         """Code descriptions.
 
@@ -193,8 +193,9 @@ class Coder:
             Whether only codes of the key may come; topk and full always do that, greedy not by default.
         batch_size : int
             Descriptions that go through the model at once, at most; fewer where memory runs out.
-        progress : bool
-            Whether to show a bar, on a terminal.
+        progress : bool or callable
+            Whether to show a bar, on a terminal; or what is told, batch by batch, how many distinct descriptions more
+            are coded.
 
         Returns
         -------
@@ -218,17 +219,17 @@ class Coder:
         table = rows.distinct
         self._search = None
         batches = self._batches(table, batch_size)
-        hidden = None if progress and len(table) > batch_size else True  # None: where there is no terminal
-        bar = tqdm(total=len(table), unit="text", disable=hidden, leave=False)
         parts: list[tuple[np.ndarray, Prediction]] = []
         code = partial(self.predict_batch, mode=mode, k=k, constrain=bool(constrain))
         at_once = RowsAtOnce(self.device)
-        for places, ids in batches:
-            limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
-            for some, part in at_once.each(code, ids, limits):
-                parts.append((places[some], part))
-                bar.update(some.stop - some.start)
-        bar.close()
+        hidden = None if progress is True and len(table) > batch_size else True  # None: where there is no terminal
+        with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
+            tell = progress if callable(progress) else bar.update
+            for places, ids in batches:
+                limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
+                for some, part in at_once.each(code, ids, limits):
+                    parts.append((places[some], part))
+                    tell(some.stop - some.start)
         prediction = _join(parts, len(table), width=self._width(mode, k))
         frame = self._full_frame(prediction) if mode == "full" else self._frame(prediction)
         frame = frame.iloc[rows.place]

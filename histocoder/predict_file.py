@@ -6,7 +6,7 @@ import csv
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +25,10 @@ from histocoder.errors import UserError
 from histocoder.files import make_folder, replacing
 from histocoder.predict import Coder, TextCutWarning
 
-CHUNK_ROWS = 50_000
-_REMEMBERED = 500_000  # distinct descriptions whose codes are kept, to be used again in later chunks
+_CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
+"""Of a chunk at most; cells are those of its codes."""
+_REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
+"""Distinct descriptions whose codes are kept, to be used again in later chunks."""
 _DECIMALS = 6
 
 
@@ -57,7 +59,7 @@ def predict_file(
     model_id: str,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
-    chunk_rows: int = CHUNK_ROWS,
+    chunk_rows: int | None = None,
 ) -> None:
     """Code a CSV or Parquet file into another, with all its columns and the codes' behind them.
 
@@ -75,8 +77,8 @@ def predict_file(
         Whether an output that is there is replaced.
     say : callable
         Told what a user should know.
-    chunk_rows : int
-        Rows of a chunk.
+    chunk_rows : int, optional
+        Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
 
     Raises
     ------
@@ -84,6 +86,8 @@ def predict_file(
         For what a user can mend, such as an output that is there already.
     """
     source, output = Path(config.input), Path(config.output)
+    names = coder.column_names(config.mode, k=config.k)
+    chunk_rows = chunk_rows or min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
     parts = output.with_name(f".{output.name}.parts")
 
     def open_parts() -> None:
@@ -107,19 +111,17 @@ def predict_file(
     if not parts.is_dir():
         raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
     rank, world_size = distributed.rank(), distributed.world_size()
-    bar = tqdm(
-        total=count_rows(source), unit="row", unit_scale=True, disable=True if rank else None, dynamic_ncols=True
-    )
-    memory = _Memory(coder, config)
-    with _collecting_cuts() as cuts:
+    memory = _Memory(coder, config, names=names)
+    num_done = 0
+    with _progress_bar(count_rows(source)) as bar, _collecting_cuts() as cuts:
         for number, chunk in enumerate(iter_table(source, memory.input_cols, chunk_rows=chunk_rows)):
             part = parts / f"{number:06d}{output.suffix}"
             if number % world_size == rank and not part.exists():
-                _write(part, memory.code(chunk))
+                _write(part, memory.code(chunk, told=bar.update))
             elif number % world_size == rank:
                 memory.take_in(_read(part, numbers=memory.numbers_in(chunk)))
-            bar.update(len(chunk))
-    bar.close()
+            num_done += len(chunk)
+            bar.update(num_done - bar.n)
     if cuts:
         say(str(TextCutWarning(sum(cut.count for cut in cuts), cuts[0].max_len, cuts[0].unit)))
     distributed.wait_for_all(doing="coding its share")
@@ -127,72 +129,98 @@ def predict_file(
     say(f"Coded {source} into {output}.")
 
 
+def _progress_bar(num_rows: int) -> tqdm:
+    """On rank 0, where there is a terminal."""
+    hidden = True if distributed.rank() else None
+    return tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True)
+
+
 class _Memory:
     """Codes chunks, each distinct description once; a full memory takes in no more, so that it does not grow."""
 
-    def __init__(self, coder: Coder, config: PredictConfig) -> None:
-        self._coder, self._config = coder, config
+    def __init__(self, coder: Coder, config: PredictConfig, *, names: Sequence[str]) -> None:
+        self._coder, self._config, self._names = coder, config, list(names)
         self.input_cols = [c for c in (config.input_col, config.language_col) if c is not None]
-        self._names = coder.column_names(config.mode, k=config.k)
-        self._known = pd.DataFrame(columns=self._names, index=pd.MultiIndex.from_arrays([[], []]))
+        self._numbers = [name for name in names if _is_number(name, config)]
+        self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
+        self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}
+        self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
 
-    def code(self, chunk: pa.Table) -> pa.Table:
-        """The chunk with the codes' columns behind its own; where names would clash, they begin with "pred_"."""
+    def code(self, chunk: pa.Table, *, told: Callable[[float], object] = lambda _: None) -> pa.Table:
+        """The chunk with the codes' columns behind its own; where names would clash, they begin with "pred_".
+
+        `told` hears, batch by batch, how many rows more are done, about.
+        """
         pairs = self._pairs(chunk)
         new = self._new(pairs)
-        fresh = self._predict(new) if len(new) else self._known.iloc[:0]
-        codes = pd.concat([self._known, fresh]).reindex(pairs)
-        self._remember(fresh)
+        num_known = len(pairs) - sum(map(new.__contains__, pairs))
+        told(num_known)
+        if new:
+            rows_each = (len(pairs) - num_known) / len(new)
+            self._add(new, self._predict(new, told=lambda count: told(count * rows_each)))
+        rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
         for name, column in self._output_names(chunk.column_names).items():
-            kind = pa.float64() if _is_number(column, self._config) else pa.string()
-            chunk = chunk.append_column(name, pa.array(codes[column].to_numpy(), kind, from_pandas=True))
+            kind = pa.float64() if column in self._numbers else pa.string()
+            chunk = chunk.append_column(name, pa.array(self._arrays[column][rows], kind, from_pandas=True))
+        self._forget_surplus()
         return chunk
 
     def numbers_in(self, chunk: pa.Table) -> list[str]:
         """The columns that `code` adds to a chunk and that hold numbers."""
-        return [own for own, name in self._output_names(chunk.column_names).items() if _is_number(name, self._config)]
+        return [own for own, name in self._output_names(chunk.column_names).items() if name in self._numbers]
 
     def take_in(self, coded: pa.Table) -> None:
         """Remember a chunk that `code` has coded, as if it had just done so."""
         pairs = self._pairs(coded)
         names = self._output_names(coded.column_names[: -len(self._names)])
-        codes = coded.select(list(names)).to_pandas().set_axis(self._names, axis=1).set_axis(pairs, axis=0)
-        codes = codes[~codes.index.duplicated()]
-        self._remember(codes.reindex(self._new(pairs)))
+        codes = coded.select(list(names)).to_pandas().set_axis(self._names, axis=1)
+        new = self._new(pairs)
+        self._add(new, codes.iloc[list(new.values())])
+        self._forget_surplus()
 
-    def _pairs(self, chunk: pa.Table) -> pd.MultiIndex:
+    def _pairs(self, chunk: pa.Table) -> list[tuple[str, str]]:
         """Text and language of each row."""
-        texts = chunk[self._config.input_col].cast(pa.string()).fill_null("").to_pandas()
+        texts = chunk[self._config.input_col].cast(pa.string()).fill_null("").to_pylist()
         if self._config.language_col is None:
-            langs = np.full(len(texts), self._config.language, dtype=object)
-        else:
-            langs = chunk[self._config.language_col].cast(pa.string()).to_pandas().replace("", None).fillna("unk")
-        return pd.MultiIndex.from_arrays([texts, langs])
+            return [(text, self._config.language) for text in texts]
+        langs = chunk[self._config.language_col].cast(pa.string()).to_pylist()
+        return [(text, lang or "unk") for text, lang in zip(texts, langs, strict=True)]
 
-    def _new(self, pairs: pd.MultiIndex) -> pd.MultiIndex:
-        distinct = pairs.drop_duplicates()
-        return distinct[~distinct.isin(self._known.index)]
+    def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        """Those that are not known, and the row of each where it comes first."""
+        new: dict[tuple[str, str], int] = {}
+        for row, pair in enumerate(pairs):
+            if pair not in self._places:
+                new.setdefault(pair, row)
+        return new
 
-    def _predict(self, new: pd.MultiIndex) -> pd.DataFrame:
+    def _predict(self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object]) -> pd.DataFrame:
         config = self._config
-        frame = self._coder.predict(
-            new.get_level_values(0).to_numpy(dtype=object),
-            new.get_level_values(1).to_numpy(dtype=object),
+        texts, langs = zip(*new, strict=True)
+        return self._coder.predict(
+            texts,
+            langs,
             mode=config.mode,
             k=config.k,
             threshold=config.threshold,
             constrain=config.constrain or None,
             batch_size=config.batch_size,
-            progress=False,
+            progress=told,
         )
-        numbers = [name for name in self._names if _is_number(name, config)]
-        frame = frame.reindex(columns=self._names).set_axis(new, axis=0)
-        return frame.astype({name: float for name in numbers}).round(_DECIMALS)
 
-    def _remember(self, fresh: pd.DataFrame) -> None:
-        room = _REMEMBERED - len(self._known)
-        if room > 0 and len(fresh):
-            self._known = pd.concat([self._known, fresh.iloc[:room]]) if len(self._known) else fresh.iloc[:room]
+    def _add(self, new: Iterable[tuple[str, str]], codes: pd.DataFrame) -> None:
+        start, end = len(self._places), len(self._places) + len(codes)
+        self._places.update(zip(new, range(start, end), strict=True))
+        codes = codes.reindex(columns=self._names)  # flat may have found fewer of a text
+        for name, array in self._arrays.items():
+            if len(array) < end:
+                self._arrays[name] = np.concatenate([array, np.empty_like(array, shape=end)])  # twice as long, or more
+            column = codes[name].to_numpy(array.dtype)
+            self._arrays[name][start:end] = np.round(column, _DECIMALS) if name in self._numbers else column
+
+    def _forget_surplus(self) -> None:
+        while len(self._places) > self._room:
+            self._places.popitem()
 
     def _output_names(self, taken: list[str]) -> dict[str, str]:
         """What each column of codes is called in the output."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import DEADLINE, ROOT, environment, run, torchrun
 from models import save_tiny_model
+from tqdm import tqdm
 
 from histocoder.errors import UserError
 from histocoder.predict import Coder
@@ -103,6 +105,47 @@ def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, mo
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     frame = read(tmp_path / "in.csv")
     assert len(coded) == len(frame[["occ1", "lang"]].drop_duplicates())
+
+
+@pytest.mark.parametrize("limit", ["_REMEMBERED", "_REMEMBERED_CELLS"])
+def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str):
+    frame = pd.concat([write_archive(tmp_path / "in.csv", 60)] * 2)
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    code(model, tmp_path / "in.csv", tmp_path / "whole.csv", chunk_rows=120)
+    monkeypatch.setattr(f"histocoder.predict_file.{limit}", 30)
+    coded = []
+    predict = Coder.predict
+    monkeypatch.setattr(
+        Coder, "predict", lambda self, texts, *a, **k: coded.extend(texts) or predict(self, texts, *a, **k)
+    )
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=30)
+    found, expected = (
+        pd.read_csv(tmp_path / name, dtype={"id": str, "hisco_1": str}) for name in ("out.csv", "whole.csv")
+    )
+    pd.testing.assert_frame_equal(found, expected, atol=2e-6, rtol=0)
+    assert len(frame[["occ1", "lang"]].drop_duplicates()) < len(coded) < len(frame)
+
+
+def test_the_bar_moves_with_each_batch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, **kwargs) -> None:
+            super().__init__(**kwargs | {"disable": False, "file": io.StringIO(), "mininterval": 0.0})
+            self.seen = [0.0]
+            bars.append(self)
+
+        def update(self, n: float = 1) -> bool | None:
+            self.seen.append(self.n + n)
+            return super().update(n)
+
+    write_archive(tmp_path / "in.csv", 120)
+    monkeypatch.setattr("histocoder.predict_file.tqdm", Bar)
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=100, batch_size=8)
+    (bar,) = bars
+    moments = [round(n) for n in bar.seen]
+    assert moments == sorted(moments) and len(set(moments)) > 8
+    assert 100 in moments and moments[-1] == 120
 
 
 @pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.thorough)])
