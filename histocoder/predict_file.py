@@ -234,14 +234,16 @@ def _is_number(column: str, config: PredictConfig) -> bool:
 
 @contextmanager
 def _collecting_cuts() -> Iterator[list[TextCutWarning]]:
-    """Within it, warnings of texts that are cut are not shown but listed, so that one can tell their sum."""
+    """Within it, warnings of cut texts are not shown but listed, so that one can tell their sum; others come once."""
     cuts: list[TextCutWarning] = []
+    shown: set[str] = set()
     others = warnings.showwarning
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
         if isinstance(message, TextCutWarning):
             cuts.append(message)
-        else:
+        elif str(message) not in shown:
+            shown.add(str(message))
             others(message, *where, **more)
 
     with warnings.catch_warnings():

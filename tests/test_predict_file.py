@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -124,6 +125,19 @@ def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch:
     )
     pd.testing.assert_frame_equal(found, expected, atol=2e-6, rtol=0)
     assert len(frame[["occ1", "lang"]].drop_duplicates()) < len(coded) < len(frame)
+
+
+def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
+    texts = [f"{'very ' * (40 * (row % 3 == 0))}old smith {row}" for row in range(30)]
+    pd.DataFrame({"occ1": texts, "lang": "xx"}).to_csv(tmp_path / "in.csv", index=False)
+    said: list[str] = []
+    coder = Coder(load_model(model), "cpu")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        settings = config(tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
+        predict_file(coder, settings, model_id="m", chunk_rows=10, say=said.append)
+    assert len(warned) == 1 and "does not know the language xx" in str(warned[0].message)
+    assert said[0].startswith("10 descriptions are cut") and len(said) == 2
 
 
 def test_the_bar_moves_with_each_batch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
