@@ -13,7 +13,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from histocoder import assemble, cli, distributed
+from histocoder import arguments, assemble, distributed
+from histocoder.cli import Parser
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def build_parser() -> cli.Parser:
+def build_parser() -> Parser:
     """The flags."""
-    parser = cli.Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
+    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
     group = parser.add_argument_group("table")
     group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes")
     group.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes, the first code's first")
@@ -57,10 +58,10 @@ def build_parser() -> cli.Parser:
         "--key", metavar="CSV", help="the codes there may be: system_code,code (default: those in the data)"
     )
     group.add_argument("--prepare-only", action="store_true", help="check and split the table, and stop")
-    cli.add_data_arguments(parser)
-    cli.add_model_arguments(parser)
-    cli.add_training_arguments(parser, num_epochs=5, batch_size=128, seq2seq_weight=0.1)
-    cli.add_run_arguments(parser, save_interval=1000)
+    arguments.add_data_arguments(parser)
+    arguments.add_model_arguments(parser)
+    arguments.add_training_arguments(parser, num_epochs=5, batch_size=128, seq2seq_weight=0.1)
+    arguments.add_run_arguments(parser, save_interval=1000)
     return parser
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from histocoder import assemble, cli
+from histocoder import arguments, assemble
+from histocoder.cli import Parser
 from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, ExampleFiles
 from histocoder.data.key import read_key
@@ -26,9 +27,9 @@ from histocoder.script import run_script
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
 
-def build_parser() -> cli.Parser:
+def build_parser() -> Parser:
     """The flags."""
-    parser = cli.Parser("Train a model that codes occupational descriptions, on prepared files.")
+    parser = Parser("Train a model that codes occupational descriptions, on prepared files.")
     group = parser.add_argument_group("files")
     group.add_argument("--train-data", nargs="+", metavar="FILE", help="CSV or Parquet files to train on")
     group.add_argument("--val-data", nargs="+", metavar="FILE", help="CSV or Parquet files to validate on")
@@ -55,10 +56,10 @@ def build_parser() -> cli.Parser:
     group.add_argument(
         "--key", metavar="CSV", help="the codes there may be: system_code,code (default: those in the data)"
     )
-    cli.add_data_arguments(parser)
-    cli.add_model_arguments(parser)
-    cli.add_training_arguments(parser, num_epochs=50, batch_size=512, seq2seq_weight=0.5)
-    cli.add_run_arguments(parser, save_interval=5000)
+    arguments.add_data_arguments(parser)
+    arguments.add_model_arguments(parser)
+    arguments.add_training_arguments(parser, num_epochs=50, batch_size=512, seq2seq_weight=0.5)
+    arguments.add_run_arguments(parser, save_interval=5000)
     return parser
 
 

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset, losses
 
+from histocoder.arguments import add_strategy_arguments
 from histocoder.checkpoint import list_checkpoints, step_of
-from histocoder.cli import Parser, add_strategy_arguments
+from histocoder.cli import Parser
 from histocoder.config import StrategyConfig
 from histocoder.engine import _Run
 from histocoder.errors import UserError
