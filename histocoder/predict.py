@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,11 +23,13 @@ from histocoder.decoding.confidence import set_probability
 from histocoder.decoding.greedy import greedy
 from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
+from histocoder.descriptions import Descriptions
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
 from histocoder.precision import computing_dtype
+from histocoder.predictions import Prediction
 from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
 
@@ -46,17 +47,6 @@ class TextCutWarning(Notice):
     def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
         super().__init__(f"{count:,} descriptions are cut: with the language they are longer than {max_len} {unit}.")
         self.count, self.max_len, self.unit = count, max_len, unit
-
-
-class Prediction(NamedTuple):
-    """Codes of n descriptions, the first or most probable first."""
-
-    codes: np.ndarray
-    """Strings of shape (n, width); None where there is none."""
-    probs: np.ndarray
-    """Each code's probability, of shape (n, width); NaN where there is none."""
-    conf: np.ndarray
-    """Of the whole prediction, of shape (n,)."""
 
 
 class Coder:
@@ -215,7 +205,7 @@ class Coder:
             raise UserError(f"The mode {mode!r} gives codes of the key only; leave constrain away.")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 or more.")
-        rows = self._distinct(texts, lang)
+        rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         table = rows.distinct
         self._search = None
         batches = self._batches(table, batch_size)
@@ -230,8 +220,11 @@ class Coder:
                 for some, part in at_once.each(code, ids, limits):
                     parts.append((places[some], part))
                     tell(some.stop - some.start)
-        prediction = _join(parts, len(table), width=self._width(mode, k))
-        frame = self._full_frame(prediction) if mode == "full" else self._frame(prediction)
+        prediction = Prediction.join(parts, len(table), width=self._width(mode, k))
+        if mode == "full":
+            frame = pd.DataFrame(prediction.probs, columns=list(self.codes))
+        else:
+            frame = prediction.frame(self.system, self.model.config.descriptions)
         frame = frame.iloc[rows.place]
         frame.index = rows.index
         return frame
@@ -290,7 +283,7 @@ class Coder:
         batch_size: int = 256,
     ) -> np.ndarray:
         """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
-        rows = self._distinct(texts, lang)
+        rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
         at_once = RowsAtOnce(self.device)
         for places, ids in self._batches(rows.distinct, batch_size):
@@ -375,62 +368,6 @@ class Coder:
             ids = texts.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
             yield rows, torch.from_numpy(ids).to(self.device)
 
-    def _distinct(self, texts: str | Sequence[str | None] | pd.Series, lang: str | Sequence[str] | pd.Series) -> _Rows:
-        series = (
-            texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
-        )
-        values = series.to_numpy(dtype=object)
-        langs = np.full(len(values), lang, dtype=object) if isinstance(lang, str) else np.asarray(lang, dtype=object)
-        if len(langs) != len(values):
-            raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
-        langs = self._known_languages(langs)
-        missing = np.array([not isinstance(text, str) or not text.strip() for text in values], dtype=bool)
-        pairs = pd.DataFrame({"text": values, "lang": langs})
-        place = np.full(len(pairs), -1)
-        present = pairs[~missing]
-        place[~missing] = present.groupby(["text", "lang"], sort=False).ngroup().to_numpy()
-        distinct = present.drop_duplicates().reset_index(drop=True)
-        return _Rows(distinct, place, series.index)
-
-    def _known_languages(self, langs: np.ndarray) -> np.ndarray:
-        """Languages that the model knows as they are, and "unk" in place of all others, with a warning."""
-        known = self.model.config.languages
-        langs = np.where(pd.isna(langs), "unk", langs)
-        strange = sorted(set(langs.tolist()) - {*known, "unk"}) if known else []
-        if strange:
-            notice = Notice(
-                f"The model does not know the language {', '.join(strange)} and takes it as unknown (unk); it knows "
-                f"{', '.join(known)}."
-            )
-            warnings.warn(notice, stacklevel=4)
-            langs = np.where(np.isin(langs, strange), "unk", langs)
-        return langs
-
-    def _frame(self, prediction: Prediction) -> pd.DataFrame:
-        columns: dict[str, np.ndarray] = {}
-        descriptions = self.model.config.descriptions
-        for i in range(prediction.codes.shape[1]):
-            codes = prediction.codes[:, i]
-            columns[f"{self.system}_{i + 1}"] = codes
-            columns[f"prob_{i + 1}"] = prediction.probs[:, i]
-            if descriptions:
-                columns[f"desc_{i + 1}"] = np.array([descriptions.get(code) for code in codes], dtype=object)
-        columns["conf"] = prediction.conf
-        return pd.DataFrame(columns)
-
-    def _full_frame(self, prediction: Prediction) -> pd.DataFrame:
-        return pd.DataFrame(prediction.probs, columns=list(self.codes))
-
-
-class _Rows(NamedTuple):
-    """The distinct descriptions of some rows."""
-
-    distinct: pd.DataFrame
-    """`text` and `lang`."""
-    place: np.ndarray
-    """Where each row's description stands among them; -1 where it is missing."""
-    index: pd.Index
-
 
 def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple[int, int]]:
     """Runs of like lengths, from the first to behind the last, in sorted lengths; of so many, where there are."""
@@ -440,19 +377,6 @@ def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple
         end = min(max(alike, start + at_least), start + at_most, len(lengths))
         yield start, end
         start = end
-
-
-def _join(parts: list[tuple[np.ndarray, Prediction]], num_rows: int, *, width: int) -> Prediction:
-    """Put batches in order; one row more stands at the end, of a missing description."""
-    code_width = max((part.codes.shape[1] for _, part in parts), default=width)
-    prob_width = max((part.probs.shape[1] for _, part in parts), default=width)
-    codes = np.full((num_rows + 1, code_width), None, dtype=object)
-    probs, conf = np.full((num_rows + 1, prob_width), np.nan), np.full(num_rows + 1, np.nan)
-    for places, part in parts:
-        codes[places, : part.codes.shape[1]] = part.codes
-        probs[places, : part.probs.shape[1]] = part.probs
-        conf[places] = part.conf
-    return Prediction(codes, probs, conf)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

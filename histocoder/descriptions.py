@@ -1,0 +1,61 @@
+"""The different descriptions among those that a user gives."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from histocoder.errors import Notice, UserError
+
+
+class Descriptions(NamedTuple):
+    """Descriptions with their languages, each once, and who has them."""
+
+    distinct: pd.DataFrame
+    """`text` and `lang`."""
+    place: np.ndarray
+    """Where each row's description stands among them; -1 where it is missing."""
+    index: pd.Index
+    """Of the rows."""
+
+    @classmethod
+    def of(
+        cls,
+        texts: str | Sequence[str | None] | pd.Series,
+        lang: str | Sequence[str] | pd.Series,
+        *,
+        languages: tuple[str, ...],
+    ) -> Descriptions:
+        """Those of some rows; languages but the known ones, where there are any, are taken as unknown."""
+        series = (
+            texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
+        )
+        values = series.to_numpy(dtype=object)
+        langs = np.full(len(values), lang, dtype=object) if isinstance(lang, str) else np.asarray(lang, dtype=object)
+        if len(langs) != len(values):
+            raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
+        langs = _known(langs, languages)
+        missing = np.array([not isinstance(text, str) or not text.strip() for text in values], dtype=bool)
+        pairs = pd.DataFrame({"text": values, "lang": langs})
+        place = np.full(len(pairs), -1)
+        present = pairs[~missing]
+        place[~missing] = present.groupby(["text", "lang"], sort=False).ngroup().to_numpy()
+        return cls(present.drop_duplicates().reset_index(drop=True), place, series.index)
+
+
+def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
+    """Languages that a model knows as they are, and "unk" in place of all others, with a warning."""
+    langs = np.where(pd.isna(langs), "unk", langs)
+    strange = sorted(set(langs.tolist()) - {*languages, "unk"}) if languages else []
+    if strange:
+        notice = Notice(
+            f"The model does not know the language {', '.join(strange)} and takes it as unknown (unk); it knows "
+            f"{', '.join(languages)}."
+        )
+        warnings.warn(notice, stacklevel=4)
+        langs = np.where(np.isin(langs, strange), "unk", langs)
+    return langs

@@ -1,0 +1,48 @@
+"""Codes of descriptions, as arrays and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+
+class Prediction(NamedTuple):
+    """Codes of n descriptions, the first or most probable first."""
+
+    codes: np.ndarray
+    """Strings of shape (n, width); None where there is none."""
+    probs: np.ndarray
+    """Each code's probability, of shape (n, width); NaN where there is none."""
+    conf: np.ndarray
+    """Of the whole prediction, of shape (n,)."""
+
+    @classmethod
+    def join(cls, parts: Sequence[tuple[np.ndarray, Prediction]], num_rows: int, *, width: int) -> Prediction:
+        """Put batches, each with the places of its rows, in order; of `width` codes where there is no batch.
+
+        One row more stands at the end, of a missing description.
+        """
+        code_width = max((part.codes.shape[1] for _, part in parts), default=width)
+        prob_width = max((part.probs.shape[1] for _, part in parts), default=width)
+        codes = np.full((num_rows + 1, code_width), None, dtype=object)
+        probs, conf = np.full((num_rows + 1, prob_width), np.nan), np.full(num_rows + 1, np.nan)
+        for places, part in parts:
+            codes[places, : part.codes.shape[1]] = part.codes
+            probs[places, : part.probs.shape[1]] = part.probs
+            conf[places] = part.conf
+        return cls(codes, probs, conf)
+
+    def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
+        """As `Coder.predict` gives them."""
+        columns: dict[str, np.ndarray] = {}
+        for i in range(self.codes.shape[1]):
+            codes = self.codes[:, i]
+            columns[f"{system}_{i + 1}"] = codes
+            columns[f"prob_{i + 1}"] = self.probs[:, i]
+            if descriptions:
+                columns[f"desc_{i + 1}"] = np.array([descriptions.get(code) for code in codes], dtype=object)
+        columns["conf"] = self.conf
+        return pd.DataFrame(columns)
