@@ -12,6 +12,17 @@ import pandas as pd
 from histocoder.errors import Notice, UserError
 
 
+class UnknownLanguageWarning(Notice):
+    """A model does not know some languages."""
+
+    def __init__(self, languages: Sequence[str], known: Sequence[str]) -> None:
+        super().__init__(
+            f"The model does not know the language {', '.join(languages)} and takes it as unknown (unk); it knows "
+            f"{', '.join(known)}."
+        )
+        self.languages, self.known = tuple(languages), tuple(known)
+
+
 class Descriptions(NamedTuple):
     """Descriptions with their languages, each once, and who has them."""
 
@@ -30,7 +41,21 @@ class Descriptions(NamedTuple):
         *,
         languages: tuple[str, ...],
     ) -> Descriptions:
-        """Those of some rows; languages but the known ones, where there are any, are taken as unknown."""
+        """The descriptions of n rows; blank ones are missing.
+
+        Parameters
+        ----------
+        texts : str, or sequence or Series of str
+        lang : str, or sequence or Series of n
+            Language of all, or of each.
+        languages : tuple of str
+            Those that a model knows; others are taken as unknown, with a warning. None of it where they are not known.
+
+        Raises
+        ------
+        UserError
+            Where there are more or fewer languages than descriptions.
+        """
         series = (
             texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
         )
@@ -52,10 +77,6 @@ def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
     langs = np.where(pd.isna(langs), "unk", langs)
     strange = sorted(set(langs.tolist()) - {*languages, "unk"}) if languages else []
     if strange:
-        notice = Notice(
-            f"The model does not know the language {', '.join(strange)} and takes it as unknown (unk); it knows "
-            f"{', '.join(languages)}."
-        )
-        warnings.warn(notice, stacklevel=4)
+        warnings.warn(UnknownLanguageWarning(strange, languages), stacklevel=4)  # at whoever called `Coder`
         langs = np.where(np.isin(langs, strange), "unk", langs)
     return langs

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -22,13 +21,16 @@ from tqdm import tqdm
 from histocoder import distributed
 from histocoder.data.table import count_rows, fingerprint, is_parquet, iter_table, write_csv
 from histocoder.errors import UserError
-from histocoder.files import make_folder, replacing
-from histocoder.predict import Coder, TextCutWarning
+from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.notices import FileNotices
+from histocoder.predict import Coder
 
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
-"""Of a chunk at most; cells are those of its codes."""
+"""Of a chunk at most, likewise below; a row has a cell for each column of its codes."""
+_GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000
+"""Of a row group of a Parquet file."""
 _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
-"""Distinct descriptions whose codes are kept, to be used again in later chunks."""
+"""Of the distinct descriptions whose codes are kept, to be used again in later chunks."""
 _DECIMALS = 6
 
 
@@ -50,6 +52,8 @@ class PredictConfig:
     def __post_init__(self) -> None:
         if self.language != "unk" and self.language_col is not None:
             raise UserError("Give --language (one for all rows) or --language-col (one for each row), not both.")
+        if self.k < 1:
+            raise UserError(f"--k is {self.k}; it must be 1 or more.")
 
 
 def predict_file(
@@ -111,20 +115,19 @@ def predict_file(
     if not parts.is_dir():
         raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
     rank, world_size = distributed.rank(), distributed.world_size()
-    memory = _Memory(coder, config, names=names)
-    num_done = 0
-    with _progress_bar(count_rows(source)) as bar, _collecting_cuts() as cuts:
+    memory, notices = _Memory(coder, config, names=names), FileNotices()
+    rows_done = 0
+    with _progress_bar(count_rows(source)) as bar, notices.collecting():
         for number, chunk in enumerate(iter_table(source, memory.input_cols, chunk_rows=chunk_rows)):
             part = parts / f"{number:06d}{output.suffix}"
             if number % world_size == rank and not part.exists():
                 _write(part, memory.code(chunk, told=bar.update))
             elif number % world_size == rank:
                 memory.take_in(_read(part, numbers=memory.numbers_in(chunk)))
-            num_done += len(chunk)
-            bar.update(num_done - bar.n)
-    if cuts:
-        say(str(TextCutWarning(sum(cut.count for cut in cuts), cuts[0].max_len, cuts[0].unit)))
+            rows_done += len(chunk)
+            bar.update(rows_done - bar.n)
     distributed.wait_for_all(doing="coding its share")
+    notices.tell(say, may_repeat=memory.is_full)
     distributed.run_on_primary(lambda: _join_parts(parts, output), doing="writing the output")
     say(f"Coded {source} into {output}.")
 
@@ -165,15 +168,22 @@ class _Memory:
         self._forget_surplus()
         return chunk
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes in no more."""
+        return len(self._places) >= self._room
+
     def numbers_in(self, chunk: pa.Table) -> list[str]:
         """The columns that `code` adds to a chunk and that hold numbers."""
         return [own for own, name in self._output_names(chunk.column_names).items() if name in self._numbers]
 
     def take_in(self, coded: pa.Table) -> None:
         """Remember a chunk that `code` has coded, as if it had just done so."""
+        if self.is_full:
+            return
         pairs = self._pairs(coded)
-        names = self._output_names(coded.column_names[: -len(self._names)])
-        codes = coded.select(list(names)).to_pandas().set_axis(self._names, axis=1)
+        own = range(coded.num_columns - len(self._names), coded.num_columns)
+        codes = coded.select(list(own)).to_pandas().set_axis(self._names, axis=1)
         new = self._new(pairs)
         self._add(new, codes.iloc[list(new.values())])
         self._forget_surplus()
@@ -211,7 +221,7 @@ class _Memory:
     def _add(self, new: Iterable[tuple[str, str]], codes: pd.DataFrame) -> None:
         start, end = len(self._places), len(self._places) + len(codes)
         self._places.update(zip(new, range(start, end), strict=True))
-        codes = codes.reindex(columns=self._names)  # flat may have found fewer of a text
+        codes = codes.reindex(columns=self._names)  # flat may have found fewer codes, or more
         for name, array in self._arrays.items():
             if len(array) < end:
                 self._arrays[name] = np.concatenate([array, np.empty_like(array, shape=end)])  # twice as long, or more
@@ -224,7 +234,9 @@ class _Memory:
 
     def _output_names(self, taken: list[str]) -> dict[str, str]:
         """What each column of codes is called in the output."""
-        prefix = "pred_" if set(taken) & set(self._names) else ""
+        prefix = ""
+        while not {prefix + name for name in self._names}.isdisjoint(taken):
+            prefix += "pred_"
         return {prefix + name: name for name in self._names}
 
 
@@ -232,32 +244,13 @@ def _is_number(column: str, config: PredictConfig) -> bool:
     return config.mode == "full" or column == "conf" or column.startswith("prob_")
 
 
-@contextmanager
-def _collecting_cuts() -> Iterator[list[TextCutWarning]]:
-    """Within it, warnings of cut texts are not shown but listed, so that one can tell their sum; others come once."""
-    cuts: list[TextCutWarning] = []
-    shown: set[str] = set()
-    others = warnings.showwarning
-
-    def show(message: Warning | str, *where: Any, **more: Any) -> None:
-        if isinstance(message, TextCutWarning):
-            cuts.append(message)
-        elif str(message) not in shown:
-            shown.add(str(message))
-            others(message, *where, **more)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", TextCutWarning)
-        warnings.showwarning = show
-        yield cuts
-
-
 def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:
     """Make the folder of the parts; one of other settings, or of another input, is begun anew."""
     path = parts / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
-        if num_done := len(list(parts.iterdir())) - 1:
-            say(f"Going on where it was interrupted: {num_done} chunks are done.")
+        remove_leftovers(parts)
+        if chunks_done := len(list(parts.iterdir())) - 1:
+            say(f"Going on where it was interrupted: {chunks_done} chunks are done.")
         return
     shutil.rmtree(parts, ignore_errors=True)
     make_folder(parts)
@@ -286,7 +279,7 @@ def _write(part: Path, table: pa.Table) -> None:
 def _read(part: Path, *, numbers: Sequence[str]) -> pa.Table:
     """A part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
     if is_parquet(part):
-        return pa.parquet.read_table(part)
+        return pa.parquet.ParquetFile(part).read()
     with part.open(encoding="utf-8", newline="") as file:
         kinds = {name: pa.float64() if name in numbers else pa.string() for name in next(csv.reader(file))}
     as_written = pa.csv.ConvertOptions(
@@ -301,8 +294,8 @@ def _join_parts(parts: Path, output: Path) -> None:
     with _kept_for_later(output) as temporary:
         if is_parquet(output):
             with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:
-                for file in files:
-                    writer.write_table(pa.parquet.read_table(file))
+                for group in _groups(files):
+                    writer.write_table(group)
         else:
             with temporary.open("wb") as whole:
                 for i, file in enumerate(files):
@@ -311,6 +304,19 @@ def _join_parts(parts: Path, output: Path) -> None:
                             _skip_header(part)
                         shutil.copyfileobj(part, whole, 1 << 20)
     shutil.rmtree(parts, ignore_errors=True)
+
+
+def _groups(files: Sequence[Path]) -> Iterator[pa.Table]:
+    """What several Parquet files hold, in few tables: a writer keeps a note of each, and of its columns, to the end."""
+    tables: list[pa.Table] = []
+    for file in files:
+        tables.append(pa.parquet.ParquetFile(file).read())
+        rows = sum(map(len, tables))
+        if rows >= min(_GROUP_ROWS, _GROUP_CELLS // tables[0].num_columns):
+            yield pa.concat_tables(tables)
+            tables = []
+    if tables:
+        yield pa.concat_tables(tables)
 
 
 def _skip_header(file: BinaryIO) -> None:

@@ -36,7 +36,15 @@ class Prediction(NamedTuple):
         return cls(codes, probs, conf)
 
     def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
-        """As `Coder.predict` gives them."""
+        """A row for each of the descriptions; the last is the one that `join` has added, if it has.
+
+        Parameters
+        ----------
+        system : str
+            What the codes' columns are called.
+        descriptions : mapping of str to str
+            Of codes. Where there are none, there are no columns of them.
+        """
         columns: dict[str, np.ndarray] = {}
         for i in range(self.codes.shape[1]):
             codes = self.codes[:, i]

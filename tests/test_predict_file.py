@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -51,9 +52,10 @@ def config(source: Path, output: Path, **changes) -> PredictConfig:
     return PredictConfig(**{"input": str(source), "output": str(output), "language_col": "lang", **changes})
 
 
-def code(model: Path, source: Path, output: Path, *, chunk_rows: int = 40, **changes) -> None:
+def code(model: Path, source: Path, output: Path, *, chunk_rows: int = 40, overwrite: bool = False, **changes) -> None:
     coder = Coder(load_model(model), "cpu")
-    predict_file(coder, config(source, output, **changes), model_id="m", chunk_rows=chunk_rows, say=lambda _: None)
+    settings = config(source, output, **changes)
+    predict_file(coder, settings, model_id="m", chunk_rows=chunk_rows, overwrite=overwrite, say=lambda _: None)
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -129,15 +131,60 @@ def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch:
 
 def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
     texts = [f"{'very ' * (40 * (row % 3 == 0))}old smith {row}" for row in range(30)]
-    pd.DataFrame({"occ1": texts, "lang": "xx"}).to_csv(tmp_path / "in.csv", index=False)
+    langs = ["xx"] * 20 + ["xx", "yy"] * 5
+    pd.DataFrame({"occ1": texts, "lang": langs}).to_csv(tmp_path / "in.csv", index=False)
     said: list[str] = []
     coder = Coder(load_model(model), "cpu")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         settings = config(tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
         predict_file(coder, settings, model_id="m", chunk_rows=10, say=said.append)
-    assert len(warned) == 1 and "does not know the language xx" in str(warned[0].message)
+    languages = [str(warning.message).partition(" and ")[0] for warning in warned]
+    assert languages == ["The model does not know the language xx", "The model does not know the language yy"]
     assert said[0].startswith("10 descriptions are cut") and len(said) == 2
+
+
+def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
+    rows = 20_000  # two chunks; in the second another language
+    frame = pd.DataFrame({"occ1": "farmer", "lang": ["xx"] * (rows // 2) + ["yy"] * (rows // 2)})
+    frame.loc[[0, rows - 1], "occ1"] = "very " * 40 + "old smith"
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
+    done = torchrun("-m", "histocoder", *flags, "--output", tmp_path / "out.csv")
+    said = done.stdout + done.stderr
+    assert said.count("does not know the language xx") == said.count("does not know the language yy") == 1
+    assert said.count("descriptions are cut") == said.count("Up to 2 descriptions are cut") == 1
+    assert read(tmp_path / "out.csv")["occ1"].tolist() == frame["occ1"].tolist()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, suffix: str):
+    write_archive(tmp_path / "0.csv", 100)
+    names = [f"{i}.{suffix}" if i else "0.csv" for i in range(4)]
+    for before, after in itertools.pairwise(names):
+        parts = tmp_path / f".{after}.parts"
+        code(model, tmp_path / before, tmp_path / after, mode="flat", k=1)
+        whole = (tmp_path / after).read_bytes()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("histocoder.predict_file._join_parts", lambda *_: None)
+            code(model, tmp_path / before, tmp_path / after, mode="flat", k=1, overwrite=True)
+        assert len(list(parts.glob("0*"))) == 3
+        (parts / f"000001.{suffix}").unlink()
+        code(model, tmp_path / before, tmp_path / after, mode="flat", k=1, overwrite=True)
+        assert (tmp_path / after).read_bytes() == whole
+    names = pq.read_schema(tmp_path / after).names if suffix == "parquet" else list(read(tmp_path / after))
+    own = ["hisco_1", "prob_1", "desc_1", "conf"]
+    assert names == ["id", "occ1", "lang", "prob_note", *own, *(p + n for p in ("pred_", "pred_pred_") for n in own)]
+
+
+def test_a_parquet_file_of_many_chunks_has_few_row_groups(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_archive(tmp_path / "in.csv", 100)
+    (tmp_path / "in.csv").write_text((tmp_path / "in.csv").read_text().replace("prob_note", "id", 1))  # a name twice
+    monkeypatch.setattr("histocoder.predict_file._GROUP_ROWS", 45)
+    code(model, tmp_path / "in.csv", tmp_path / "out.parquet", chunk_rows=10)
+    file = pq.ParquetFile(tmp_path / "out.parquet")
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [50, 50]
+    assert file.schema_arrow.names[:4] == ["id", "occ1", "lang", "id"]
 
 
 def test_the_bar_moves_with_each_batch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -225,6 +272,7 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"output": "there.csv"}, "is there already. Add --overwrite"),
         ({"output": "nowhere/out.csv"}, "no folder nowhere"),
         ({"language": "en"}, "not both"),
+        ({"k": 0}, "--k is 0; it must be 1 or more"),
         ({"input": "ragged.csv"}, "line 3: 3 fields"),
         ({"input": "header.csv"}, "no rows"),
     ],
