@@ -121,7 +121,7 @@ class Ours:
         return gflops(self.run.device, self.run.model.dtype, count)
 
     def where_time_goes(self, count: int) -> dict[str, int] | None:
-        """Milliseconds of a step by what they go into, as Python's profiler sees it, which is little but in bf16."""
+        """Milliseconds of a step by what they go into; in bf16 alone, since its products are all that Python sees."""
         if self.run.model.dtype != torch.bfloat16:
             return None
         with cProfile.Profile() as profile:
