@@ -59,8 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--num-workers", "2"],
-        ["--gradient-accumulation-steps", "2"],
+        ["--num-workers", "2", "--gradient-accumulation-steps", "2"],
         pytest.param(["--gradient-checkpointing"], marks=pytest.mark.thorough),
         pytest.param(["--freeze-encoder"], marks=pytest.mark.thorough),
     ],
@@ -73,7 +72,8 @@ def test_training_is_what_it_is_on_a_cpu(tmp_path: Path, table: Path, gpu: dict[
         pd.testing.assert_series_equal(*(log[column] for log in logs), rtol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precisions_train_alike(tmp_path: Path, table: Path, gpu: dict[str, str], precision: str):
     losses = []
     for name in ("fp32", precision):
