@@ -2,14 +2,19 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from histocoder.config import ModelConfig
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
+from histocoder.precision import has_bf16
 from histocoder.saved_model import save_model
 
 CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
+
+slow_in_bf16 = pytest.mark.skipif(False, reason="") if has_bf16(torch.device("cpu")) else pytest.mark.thorough
+"""Of tests that train in it: a CPU without it, where `auto` is fp32, takes a minute for what others do in seconds."""
 
 
 def tiny_model(num_blocks: int = 2) -> MixerModel:

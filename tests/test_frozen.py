@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_table
-from models import tiny_model
+from models import slow_in_bf16, tiny_model
 from test_speed import dataset
 
 from histocoder import engine, frozen
@@ -81,7 +81,7 @@ def test_with_noise_only_what_is_validated_on_is_encoded_once(folder: Path, enco
     assert NUM_EPOCHS * 64 < sum(encoded) - 64 <= NUM_EPOCHS * 64 * COPIES  # a batch that has both has one of them
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), pytest.param("bf16", 1e-2, marks=slow_in_bf16)])
 def test_training_on_kept_encodings_is_training(
     folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch, precision: str, tolerance: float
 ):

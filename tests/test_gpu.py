@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import DEADLINE, ROOT, environment, run, write_table
 from jobs import assert_same_end, faulty, finetune
+from models import slow_in_bf16
 
 FOLDER = Path(__file__).with_name("simulated_gpu")
 TORCH = Path(torch.__file__).parent
@@ -72,8 +73,9 @@ def test_training_is_what_it_is_on_a_cpu(tmp_path: Path, table: Path, gpu: dict[
         pd.testing.assert_series_equal(*(log[column] for log in logs), rtol=1e-4)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("bf16", marks=slow_in_bf16), pytest.param("fp16", marks=pytest.mark.thorough)]
+)
 def test_lower_precisions_train_alike(tmp_path: Path, table: Path, gpu: dict[str, str], precision: str):
     losses = []
     for name in ("fp32", precision):

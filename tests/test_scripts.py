@@ -145,7 +145,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Pat
 
 def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
     table = write_table(tmp_path / "t.csv", copies=2)
-    extra = ("--batch-size", 4, "--max-steps", 40, "--dropout", 0.1)
+    extra = ("--batch-size", 4, "--max-steps", 25, "--dropout", 0.1)
     torchrun(*finetune(table, tmp_path / "whole", *extra))
     args = finetune(table, tmp_path / "parts", *extra)
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, environment, run, write_table
+from models import slow_in_bf16
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from histocoder import kernels
@@ -71,6 +72,7 @@ def losses(run: _Run, steps: int, *, pad: bool) -> list[float]:
     raise AssertionError
 
 
+@slow_in_bf16
 def test_bf16_in_trimmed_batches_learns_as_fp32_in_padded_ones(tmp_path: Path):
     data = dataset(tmp_path, write_table(tmp_path / "table.csv", copies=2), ("hisco_1",))
     curves = [
