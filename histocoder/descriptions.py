@@ -49,7 +49,7 @@ class Descriptions(NamedTuple):
         lang : str, or sequence or Series of n
             Language of all, or of each.
         languages : tuple of str
-            Those that a model knows; others are taken as unknown, with a warning. None of it where they are not known.
+            Those that a model knows; others are taken as unknown, with a warning. Where it is empty, all are kept.
 
         Raises
         ------

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from histocoder import distributed
@@ -14,16 +15,10 @@ from histocoder.predict import TextCutWarning
 
 
 class FileNotices:
-    """Collects notices over the chunks of a file.
-
-    Attributes
-    ----------
-    num_cut : int
-        Descriptions that this process has found too long; one that was coded twice counts twice.
-    """
+    """Collects notices over the chunks of a file."""
 
     def __init__(self) -> None:
-        self.num_cut = 0
+        self._num_cut = 0  # descriptions; one that was coded twice counts twice
         self._limit: tuple[int, str] = (0, "")
         self._languages: set[str] = set()
         self._known: tuple[str, ...] = ()
@@ -32,31 +27,29 @@ class FileNotices:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Within it, cut texts are counted, rank 0 shows unknown languages that are new, and others are shown once."""
-        others = warnings.showwarning
-
-        def show(message: Warning | str, *where: Any, **more: Any) -> None:
-            if isinstance(message, TextCutWarning):
-                self.num_cut += message.count
-                self._limit = message.max_len, message.unit
-            elif isinstance(message, UnknownLanguageWarning):
-                new = sorted(set(message.languages) - self._languages)
-                self._languages.update(new)
-                self._known = message.known
-                if new and distributed.is_primary():
-                    others(UnknownLanguageWarning(new, message.known), *where, **more)
-            elif str(message) not in self._shown:
-                self._shown.add(str(message))
-                others(message, *where, **more)
-
         with warnings.catch_warnings():
             warnings.simplefilter("always", TextCutWarning)
             warnings.simplefilter("always", UnknownLanguageWarning)
-            warnings.showwarning = show
+            warnings.showwarning = partial(self._take, warnings.showwarning)
             yield
+
+    def _take(self, show: Callable[..., None], message: Warning | str, *where: Any, **more: Any) -> None:
+        if isinstance(message, TextCutWarning):
+            self._num_cut += message.count
+            self._limit = message.max_len, message.unit
+        elif isinstance(message, UnknownLanguageWarning):
+            new = sorted(set(message.languages) - self._languages)
+            self._languages.update(new)
+            self._known = message.known
+            if new and distributed.is_primary():
+                show(UnknownLanguageWarning(new, message.known), *where, **more)
+        elif str(message) not in self._shown:
+            self._shown.add(str(message))
+            show(message, *where, **more)
 
     def tell(self, say: Callable[[str], None], *, may_repeat: bool) -> None:
         """Say what all processes have found; `may_repeat`: whether one may have coded a description twice."""
-        own = {"num_cut": self.num_cut, "limit": self._limit, "languages": [*self._languages], "known": self._known}
+        own = {"num_cut": self._num_cut, "limit": self._limit, "languages": [*self._languages], "known": self._known}
         found = [json.loads(text) for text in distributed.gather_texts(json.dumps(own))]
         for part in found[1:]:  # rank 0 has told its own
             if new := sorted(set(part["languages"]) - self._languages):
