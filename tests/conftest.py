@@ -90,12 +90,6 @@ def run(
     return result
 
 
-def torchrun(*args: object, processes: int = 2, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a script on several gloo processes of this machine."""
-    launcher = ("-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1")
-    return run(*launcher, f"--master_port={free_port()}", *args, check=check)
-
-
 def free_port() -> int:
     """A port on loopback that nothing listens on."""
     with socket.socket() as listener:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,11 +48,15 @@ def end_of(process: Forked, within: float = DEADLINE) -> subprocess.CompletedPro
 
 
 @contextmanager
-def ranks(*commands: list[str], each_a_node: bool = False) -> Iterator[list[Forked]]:
+def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[list[Forked]]:
     """Processes that train together, one for each command; none is left in the end."""
     env = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
-        Forked(command, cwd=ROOT, env={**environment(), **env, "RANK": str(rank), "LOCAL_RANK": str(local_rank)})
+        Forked(
+            [str(arg) for arg in command],
+            cwd=ROOT,
+            env={**environment(), **env, "RANK": str(rank), "LOCAL_RANK": str(local_rank)},
+        )
         for rank, command in enumerate(commands)
         for local_rank in [0 if each_a_node else rank]
     ]
@@ -63,7 +67,7 @@ def ranks(*commands: list[str], each_a_node: bool = False) -> Iterator[list[Fork
             process.kill()
 
 
-def two_ranks(args: list[str], *, check: bool = True) -> list[subprocess.CompletedProcess[str]]:
+def two_ranks(args: Sequence[object], *, check: bool = True) -> list[subprocess.CompletedProcess[str]]:
     """How the two ended."""
     with ranks(args, args) as started:
         ended = [end_of(process) for process in started]

@@ -6,11 +6,11 @@ import os
 import re
 import stat
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import environment, run, torchrun, write_table
+from conftest import environment, run, write_table
+from jobs import Torchrun, two_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import finetune
@@ -174,22 +174,24 @@ def test_as_a_program(tmp_path: Path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--target-cols", "hisco"),  # found by rank 0, which prepares
-        ("--target-cols", "hisco_1", "--batch-size", "4000"),  # found by every rank
-        ("--target-cols", "hisco_1", "--bach-size", "8"),  # found before the ranks have met
-    ],
-)
-def test_on_every_rank_at_once(tmp_path: Path, flags: tuple[str, ...]):
+def command(tmp_path: Path, *flags: str) -> list[str]:
     table = write_table(tmp_path / "table.csv")
-    started = time.monotonic()
     args = ("finetune.py", "--dataset", table, "--save-path", tmp_path / "out", "--encoder", "tiny", *flags)
-    result = torchrun(*args, check=False)
-    assert result.returncode != 0 and time.monotonic() - started < 60
-    assert result.stderr.count("error: ") == 1 and "exitcode  : 2" in result.stderr
-    assert 'File "' not in result.stderr.split("torch/distributed")[0]  # no traceback of ours
+    return [str(arg) for arg in args]
+
+
+def test_what_rank_0_finds_ends_all(tmp_path: Path):
+    first, other = two_ranks(command(tmp_path, "--target-cols", "hisco"), check=False)
+    assert first.returncode == other.returncode == 2
+    assert first.stderr.count("error: ") == 1 and "Traceback" not in first.stderr and not other.stderr
+
+
+@pytest.mark.parametrize("flag", [("--batch-size", "4000"), ("--bach-size", "8")])  # the latter before they have met
+def test_what_every_rank_finds_is_said_once(tmp_path: Path, flag: tuple[str, str]):
+    with Torchrun(command(tmp_path, "--target-cols", "hisco_1", *flag)) as job:
+        assert job.end(60) != 0
+    assert job.output.count("error: ") == 1 and "exitcode  : 2" in job.output
+    assert 'File "' not in job.output.split("torch/distributed")[0]  # no traceback of ours
 
 
 def test_more_processes_than_gpus(monkeypatch):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run, torchrun, write_table
-from jobs import finetune
+from conftest import run, write_table
+from jobs import faulty, finetune, two_ranks
 from safetensors.torch import load_file
 from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset
@@ -84,7 +84,7 @@ def test_weights_that_are_not_finite_are_not_saved(started: _Run):
 def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(table: Path, tmp_path: Path):
     extra = ("--max-steps", 8, "--eval-interval", 4)
     run("tests/faulty.py", "nan:0:3-4", "--", *finetune(table, tmp_path / "one", *extra, "--batch-size", 8))
-    torchrun("tests/faulty.py", "nan:1:3-4", "--", *finetune(table, tmp_path / "two", *extra, "--batch-size", 4))
+    two_ranks(faulty(finetune(table, tmp_path / "two", *extra, "--batch-size", 4), "nan:1:3-4"))
     assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
     for out in (tmp_path / "one", tmp_path / "two"):
         assert logs(out, "skipped_steps") == [0, 0, 1, 1, 0, 0, 0, 0]
@@ -96,9 +96,10 @@ def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(table: Path, tmp_pa
 def test_too_many_skipped_steps_end_the_run_at_its_last_good_checkpoint(table: Path, tmp_path: Path):
     out = tmp_path / "out"
     extra = ("--batch-size", 4, "--max-steps", 20, "--save-interval", 2, "--max-skipped-steps", 3)
-    result = torchrun("tests/faulty.py", "nan:1:5-20", "--", *finetune(table, out, *extra), check=False)
-    assert result.returncode != 0 and result.stderr.count("error: ") == 1
-    assert f"last 3 steps are not finite; the last good checkpoint is {out}/checkpoints/step-0000006" in result.stderr
+    ended = two_ranks(faulty(finetune(table, out, *extra), "nan:1:5-20"), check=False)
+    said = ended[0].stderr + ended[1].stderr
+    assert 0 not in [one.returncode for one in ended] and said.count("error: ") == 1
+    assert f"last 3 steps are not finite; the last good checkpoint is {out}/checkpoints/step-0000006" in said
     assert [path.name[-1] for path in list_checkpoints(out)] == ["4", "6"] and not (out / "model.safetensors").exists()
     four, six = (load_file(path / "model.safetensors") for path in list_checkpoints(out))
     assert all(torch.equal(four[name], six[name]) for name in four)

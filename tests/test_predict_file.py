@@ -17,7 +17,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import DEADLINE, ROOT, environment, run, torchrun
+from conftest import DEADLINE, ROOT, environment, run
+from jobs import two_ranks
 from models import save_tiny_model
 from tqdm import tqdm
 
@@ -150,8 +151,8 @@ def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
     frame.loc[[0, rows - 1], "occ1"] = "very " * 40 + "old smith"
     frame.to_csv(tmp_path / "in.csv", index=False)
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
-    done = torchrun("-m", "histocoder", *flags, "--output", tmp_path / "out.csv")
-    said = done.stdout + done.stderr
+    ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv"])
+    said = "".join(one.stdout + one.stderr for one in ended)
     assert said.count("does not know the language xx") == said.count("does not know the language yy") == 1
     assert said.count("descriptions are cut") == said.count("Up to 2 descriptions are cut") == 1
     assert read(tmp_path / "out.csv")["occ1"].tolist() == frame["occ1"].tolist()
@@ -257,7 +258,7 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
     frame = write_archive(tmp_path / "in.csv", 200)
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--output")
     run("-m", "histocoder", *flags, tmp_path / "one.csv")
-    torchrun("-m", "histocoder", *flags, tmp_path / "two.csv")
+    two_ranks(["-m", "histocoder", *flags, tmp_path / "two.csv"])
     one, two = read(tmp_path / "one.csv"), read(tmp_path / "two.csv")
     assert two["id"].tolist() == frame["id"].tolist()
     assert two["hisco_1"].tolist() == one["hisco_1"].tolist()

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import DEADLINE, ROOT, environment, free_port, run, shared, torchrun, write_table
-from jobs import TINY, finetune
+from conftest import DEADLINE, ROOT, environment, free_port, run, shared, write_table
+from jobs import TINY, finetune, two_ranks
 from safetensors.torch import load_file
 
 
@@ -94,8 +94,8 @@ def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
 def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
     extra = ("--freeze-encoder", "--eval-interval", 3, "--augmentation-prob", 0, "--unk-lang-prob", 0)
     run(*finetune(table, tmp_path / "one", *extra, "--batch-size", 8, "--max-steps", 6))
-    two = torchrun(*finetune(table, tmp_path / "two", *extra, "--batch-size", 4, "--max-steps", 6))
-    assert two.stdout.count("are computed once") == 2  # of training and validation data, by rank 0
+    first, other = two_ranks(finetune(table, tmp_path / "two", *extra, "--batch-size", 4, "--max-steps", 6))
+    assert (first.stdout + other.stdout).count("are computed once") == 2  # of training and validation data, by rank 0
     assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
     start = tmp_path / "start"
     run(*finetune(table, start, "--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1))  # a first step at rate 0
@@ -146,12 +146,11 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Pat
 def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
     table = write_table(tmp_path / "t.csv", copies=2)
     extra = ("--batch-size", 4, "--max-steps", 25, "--dropout", 0.1)
-    torchrun(*finetune(table, tmp_path / "whole", *extra))
+    two_ranks(finetune(table, tmp_path / "whole", *extra))
     args = finetune(table, tmp_path / "parts", *extra)
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     assert interrupted(args, at_step=17, signum=signal.SIGINT, launcher=launcher) != 0
-    rest = torchrun(*args)
-    assert "Going on from step" in rest.stdout
+    assert "Going on from step" in two_ranks(args)[0].stdout
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -226,7 +225,7 @@ def test_train_mixer_under_two_ranks(tmp_path: Path):
     train, val = mixer_files(tmp_path)
     common = ("train_mixer.py", "--train-data", train, train, "--val-data", val, *TINY, "--max-steps", 6)
     run(*common, "--save-dir", tmp_path / "one", "--batch-size", 8)
-    torchrun(*common, "--save-dir", tmp_path / "two", "--batch-size", 4)
+    two_ranks([*common, "--save-dir", tmp_path / "two", "--batch-size", 4])
     assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=3e-5)
     config = json.loads((tmp_path / "two" / "config.json").read_text())
     assert config["formatter"]["name"] == "hisco" and config["formatter"]["num_blocks"] == 5
@@ -328,10 +327,10 @@ def test_prepare_only_prepares_and_stops(table: Path, tmp_path: Path):
 
 def test_a_cache_is_built_once_for_all_ranks_and_runs(table: Path, tmp_path: Path):
     extra = ("--batch-size", 4, "--max-steps", 12, "--cache-dir", tmp_path / "cache")  # two epochs
-    first = torchrun(*finetune(table, tmp_path / "one", *extra))
-    assert first.stdout.count("Tokenised data_train.csv") == first.stdout.count("Tokenised data_val.csv") == 1
-    again = torchrun(*finetune(table, tmp_path / "two", *extra))
-    assert "Tokenised" not in again.stdout and not (tmp_path / "two" / "cache").exists()
+    said = "".join(one.stdout for one in two_ranks(finetune(table, tmp_path / "one", *extra)))
+    assert said.count("Tokenised data_train.csv") == said.count("Tokenised data_val.csv") == 1
+    again = two_ranks(finetune(table, tmp_path / "two", *extra))
+    assert not any("Tokenised" in one.stdout for one in again) and not (tmp_path / "two" / "cache").exists()
     assert_same_weights(tmp_path / "one", tmp_path / "two")
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
@@ -347,7 +346,7 @@ def test_a_runs_own_cache_keeps_nothing_of_other_settings(table: Path, tmp_path:
 def test_a_token_budget_under_two_ranks(table: Path, tmp_path: Path):
     extra = ("--num-epochs", 2, "--eval-interval", 10)
     run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 400))
-    torchrun(*finetune(table, tmp_path / "two", *extra, "--tokens-per-batch", 200))
+    two_ranks(finetune(table, tmp_path / "two", *extra, "--tokens-per-batch", 200))
     assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
     assert logs(tmp_path / "one", "epoch")[-1] == 2 and logs(tmp_path / "one", "lr")[-1] == 0
     other = run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 300), check=False)
