@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from histocoder.engine import mixed_loss
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, EOS
 from histocoder.learner import Learner
+from histocoder.memory import available_bytes, resident_bytes
 from histocoder.model import MixerModel
 from histocoder.out_of_memory import advice
 from histocoder.rows_at_once import is_out_of_memory
@@ -127,9 +127,10 @@ class _Trial:
         self._num_blocks = model.config.formatter["num_blocks"]
         self._has_stepped = False
         self._is_alone = config.strategy.fsdp is None or distributed.world_size() == 1
-        self._before = 0.0 if device.type == "cuda" else _resident_bytes()
+        free = free_bytes(device)
+        self.room = _SHARE_OF_MEMORY[device.type] * free
+        self._before = 0.0 if device.type == "cuda" else resident_bytes()
         gradients = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
-        self.room = _SHARE_OF_MEMORY[device.type] * free_bytes(device)
         if self._is_alone and (distributed.world_size() > 1 or config.gradient_accumulation_steps > 1):
             self.room -= gradients  # DDP's buckets hold them in the forward pass, too, or sums of earlier batches do
         strategy = _Unconnected(StrategyConfig()) if config.strategy.fsdp is None else None
@@ -154,7 +155,8 @@ class _Trial:
             _release()
         if self._device.type == "cuda":
             return float(torch.cuda.max_memory_allocated(self._device))
-        return _resident_bytes() - self._before
+        # torch keeps for later what it has freed (`keep_freed_memory`), so that peaks stay
+        return resident_bytes() - self._before
 
     def _step(self, num_rows: int) -> None:
         batch = self._longest(num_rows).to(self._device)
@@ -207,29 +209,6 @@ def free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        available = [1024.0 * int(lines["MemAvailable"].split()[0]), *_left_in_group()]
+        return available_bytes() / distributed.local_world_size()
     except (OSError, KeyError) as error:
         raise UserError("--auto-batch-size works on GPUs, and on CPUs under Linux; set --batch-size.") from error
-    return min(available) / distributed.local_world_size()
-
-
-def _left_in_group() -> list[float]:
-    """What a container's limit leaves, where there is one."""
-    for folder, names in (("", ("memory.max", "memory.current")), ("memory", _NAMES_BEFORE)):
-        try:
-            limit, used = ((Path("/sys/fs/cgroup") / folder / name).read_text().strip() for name in names)
-        except OSError:
-            continue
-        return [] if limit == "max" else [float(limit) - float(used)]
-    return []
-
-
-_NAMES_BEFORE = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-"""Of the files of cgroups, version 1."""
-
-
-def _resident_bytes() -> float:
-    """Memory of this process; torch keeps for later what it has freed (`keep_freed_memory`), so that peaks stay."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024.0 * int(lines["VmRSS"].split()[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import shutil
@@ -13,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from histocoder.compiling import check_compiler
 from histocoder.devices import device_name
 from histocoder.errors import UserError
 from histocoder.files import make_folder
+from histocoder.memory import total_bytes
 from histocoder.model.encoder import hub_answers
 from histocoder.precision import has_bf16
 
@@ -165,12 +166,9 @@ def _kernels() -> Finding:
 
 
 def _memory() -> Finding:
-    try:
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
+    size = total_bytes()
+    if math.isinf(size):
         return Finding(NOTE, "memory", "unknown here")
-    with suppress(OSError, ValueError):  # that of a container or a SLURM job; or "max"
-        size = min(size, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8")))
     if size < 2 * _TRAINING_BYTES:
         what = (
             f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch: lower --batch-size, or --encoder small."

@@ -19,6 +19,7 @@ from histocoder.batch_size import _Trial, find_batch_size, largest_that_fits
 from histocoder.checkpoint import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import Notice, UserError
+from histocoder.memory import available_bytes, total_bytes
 from histocoder.out_of_memory import advice, explaining_out_of_memory
 from histocoder.rows_at_once import RowsAtOnce
 
@@ -136,6 +137,47 @@ def test_memory_that_runs_out_in_a_trial_is_no_error(monkeypatch: pytest.MonkeyP
     assert trial.peak(2) < math.inf
     monkeypatch.setattr("histocoder.batch_size.mixed_loss", lambda *_: torch.empty(10**15))
     assert trial.peak(4) == math.inf
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("membership", "folder", "files", "cached"),
+    [
+        ("0::/system/job_7/step_0", "system/job_7", ("memory.max", "memory.current"), "inactive_file"),
+        (
+            "5:cpu:/\n4:memory:/slurm/job_7\n0::/",
+            "memory/slurm/job_7",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "total_inactive_file",
+        ),
+        ("0::/a/name/of/the/host", ".", ("memory.max", "memory.current"), "inactive_file"),
+    ],
+)
+def test_a_job_may_take_less_than_its_machine_has(
+    membership: str, folder: str, files: tuple[str, str], cached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "membership").write_text(membership)
+    group = tmp_path / folder
+    (group / "step_0").mkdir(parents=True)
+    for place, allowed in ((group, str(GIB)), (group / "step_0", "max")):
+        for name, text in zip((*files, "memory.stat"), (allowed, str(GIB // 2), f"{cached} {GIB // 4}"), strict=True):
+            (place / name).write_text(f"{text}\n")
+    monkeypatch.setattr("histocoder.memory._GROUPS", tmp_path)
+    monkeypatch.setattr("histocoder.memory._MEMBERSHIP", tmp_path / "membership")
+    assert total_bytes() == GIB
+    assert available_bytes() == GIB - (GIB // 2 - GIB // 4)  # what was read from files can be given up
+
+
+def test_other_systems_are_told_to_set_the_size(monkeypatch: pytest.MonkeyPatch):
+    def not_here(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", not_here)
+    for device in (CPU, torch.device("mps")):
+        with pytest.raises(UserError, match="set --batch-size"):
+            _Trial(tiny_model(), CONFIG, device)
 
 
 def test_sums_of_gradients_take_room(monkeypatch: pytest.MonkeyPatch):
