@@ -113,10 +113,7 @@ class Learner:
             A checkpoint's folder: where the strategy has processes write their shares, these lie in it afterwards, and
             are left out of what is returned.
         """
-        if into is None:
-            weights, optimizer = self.weights(), self.strategy.optimizer_state(self.optimizer)
-        else:
-            weights, optimizer = self.strategy.checkpoint_state(self.model, self.optimizer, into)
+        weights, optimizer = self.strategy.state(self.model, self.optimizer, into=into)
         return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
 
     def restore(self, state: LearnerState) -> None:

@@ -49,14 +49,16 @@ def on_each_node(
     """
     if distributed.world_size() == 1:
         return folder
-    mark, sizes = distributed.from_primary((_read(folder / marker), _sizes(folder, files)) if _is_primary() else None)
+    mark, sizes = distributed.from_primary(
+        (_read(folder / marker), _sizes(folder, files)) if distributed.is_primary() else None
+    )
     is_seen = _read(folder / marker) == mark and _sizes(folder, files) == sizes
-    asks = distributed.is_first_here() and not (is_seen and (_is_primary() or is_whole(folder)))
+    asks = distributed.is_first_here() and not (is_seen and (distributed.is_primary() or is_whole(folder)))
     asking = [rank for rank, answer in enumerate(distributed.gather(torch.tensor(asks))) if answer]
     if not asking:
         return folder
     send = distributed.broadcaster([0, *asking])
-    if _is_primary():
+    if distributed.is_primary():
         for chunk in _chunks(folder, sizes):
             send(chunk)
     elif asks:
@@ -75,10 +77,6 @@ def refuse_differences(settings: dict[str, Any]) -> None:
                 f"Process {rank} was started otherwise than process 0: {', '.join(names)}. Give all nodes the same "
                 "flags and the same files."
             )
-
-
-def _is_primary() -> bool:
-    return distributed.is_primary()
 
 
 def _read(path: Path) -> bytes:

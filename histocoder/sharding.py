@@ -118,25 +118,12 @@ class Sharded:
         gathered = {name: self._on_primary(share) for name, share in self._shares.items()}
         return self._state_dict(gathered) if distributed.is_primary() else {}
 
-    def optimizer_state(self, optimizer: ShareAdamW) -> dict[str, Any]:
-        """Likewise."""
-        state = optimizer.state_dict()
-        gathered = {
-            i: {
-                name: self._on_primary(_like(share, value)) if value.dim() else value.cpu()
-                for name, value in optimizer.state[own].items()
-            }
-            for i, (own, share) in enumerate(optimizer.pairs)
-            if own in optimizer.state
-        }
-        return {**state, "state": gathered} if distributed.is_primary() else {}
-
-    def checkpoint_state(
-        self, model: MixerModel, optimizer: ShareAdamW, into: Path
+    def state(
+        self, model: MixerModel, optimizer: ShareAdamW, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """With --fsdp-state-dict sharded, each process writes its share."""
-        if self._config.fsdp_state_dict == "full":
-            return self.weights(model), self.optimizer_state(optimizer)
+        if into is None or self._config.fsdp_state_dict == "full":
+            return self.weights(model), self._gathered_state(optimizer)
         moments = {
             i: {name: _like(share, value) if value.dim() else value for name, value in optimizer.state[own].items()}
             for i, (own, share) in enumerate(optimizer.pairs)
@@ -165,6 +152,18 @@ class Sharded:
             for i, values in state["state"].items()
         }
         optimizer.load_state_dict({**state, "state": shares})
+
+    def _gathered_state(self, optimizer: ShareAdamW) -> dict[str, Any]:
+        """The optimizer's, in rank 0's CPU memory; gathered one by one."""
+        gathered = {
+            i: {
+                name: self._on_primary(_like(share, value)) if value.dim() else value.cpu()
+                for name, value in optimizer.state[own].items()
+            }
+            for i, (own, share) in enumerate(optimizer.pairs)
+            if own in optimizer.state
+        }
+        return {**optimizer.state_dict(), "state": gathered} if distributed.is_primary() else {}
 
     def _state_dict(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state dict of a model with these parameters, by name."""

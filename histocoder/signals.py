@@ -52,7 +52,7 @@ class StopSignals:
             os._exit(128 + signum)
 
 
-def leave_signals_to_the_parent() -> None:
+def leave_signals_to_the_parent(_worker: int) -> None:
     """In a process that loads data: what asks the run to stop, and may reach all its processes, leaves it at work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

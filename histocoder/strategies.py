@@ -49,13 +49,13 @@ class Strategy(Protocol):
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
         """The model's state dict, whole on rank 0."""
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state dict as one process would have it, whole on rank 0."""
-
-    def checkpoint_state(
-        self, model: MixerModel, optimizer: Optimizer, into: Path
+    def state(
+        self, model: MixerModel, optimizer: Optimizer, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """`weights` and `optimizer_state`; or what is left of them when all processes have written into a folder."""
+        """`weights`, and the optimizer's state dict as one process would have it, whole on rank 0.
+
+        With a folder, what is left of them when processes have written their shares there, where they do.
+        """
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """Set the weights from a state dict, whole on every process."""
@@ -140,15 +140,12 @@ class Replicated:
         """Not copied."""
         return model.state_dict()
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Not copied, but for what other processes hold."""
-        return optimizer.state_dict() if isinstance(optimizer, AdamW) else optimizer.whole_state()
-
-    def checkpoint_state(
-        self, model: MixerModel, optimizer: Optimizer, into: Path
+    def state(
+        self, model: MixerModel, optimizer: Optimizer, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Not written."""
-        return self.weights(model), self.optimizer_state(optimizer)
+        """Not written, and not copied but for what other processes hold."""
+        state = optimizer.state_dict() if isinstance(optimizer, AdamW) else optimizer.whole_state()
+        return self.weights(model), state
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """In place."""

@@ -11,28 +11,9 @@ from histocoder.errors import UserError
 from histocoder.files import replacing
 
 LOG_FILE = "logs.csv"
-COLUMNS = (
-    "step",
-    "epoch",
-    "train_loss",
-    "val_loss",
-    "val_loss_linear",
-    "val_loss_seq2seq",
-    "seq_acc",
-    "token_acc",
-    "flat_acc",
-    "greedy_seq_acc",
-    "lr",
-    "grad_norm",
-    "samples_per_sec",
-    "skipped_steps",
-    "gpu_memory_gb",
-)
 DASHBOARD_NAMES = {
     "epoch": "train/epoch",
     "train_loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "skipped_steps": "train/skipped_steps",
     "val_loss": "val/loss",
     "val_loss_linear": "val/loss_linear",
     "val_loss_seq2seq": "val/loss_seq2seq",
@@ -41,10 +22,14 @@ DASHBOARD_NAMES = {
     "flat_acc": "val/flat_acc",
     "greedy_seq_acc": "val/greedy_seq_acc",
     "lr": "hyperparams/lr",
+    "grad_norm": "train/grad_norm",
     "samples_per_sec": "perf/rows_per_sec",
+    "skipped_steps": "train/skipped_steps",
     "gpu_memory_gb": "perf/gpu_memory_gb",
 }
-"""What each column but `step` is called in W&B and TensorBoard."""
+"""What each number is called in W&B and TensorBoard."""
+COLUMNS = ("step", *DASHBOARD_NAMES)
+"""Of `logs.csv`."""
 
 
 def dashboard_values(values: dict[str, float]) -> dict[str, float]:

@@ -15,7 +15,6 @@ from test_scripts import logs
 
 from histocoder.dashboards import run_name
 from histocoder.memory import peak_gpu_memory
-from histocoder.tracking import COLUMNS, DASHBOARD_NAMES
 
 TRAINING = {"train/loss", "train/grad_norm", "train/epoch", "train/skipped_steps"}
 VALIDATION = {f"val/{name}" for name in ("loss", "loss_linear", "loss_seq2seq")} | {
@@ -61,10 +60,6 @@ def artifact_of(records: list) -> Any:
     (artifact,) = (r.request.log_artifact.artifact if r.HasField("request") else r.artifact
                    for r in records if r.HasField("artifact") or r.request.HasField("log_artifact"))  # fmt: skip
     return artifact
-
-
-def test_every_column_has_a_name():
-    assert set(DASHBOARD_NAMES) == set(COLUMNS) - {"step"}
 
 
 def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -43,13 +42,13 @@ class BatchLoader:
             data,
             sampler=sampler,
             batch_size=None,
-            collate_fn=_merged,
+            collate_fn=Batch.merged,  # type: ignore[arg-type]  # it gets a batch, not a list of rows
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor if config.num_workers else None,
             persistent_workers=config.persistent_workers and config.num_workers > 0,
             pin_memory=pin_memory,
             timeout=config.worker_timeout if config.num_workers else 0,
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=leave_signals_to_the_parent,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
         )
 
@@ -93,11 +92,3 @@ class BatchLoader:
             return None
         i = self._num_received % len(self._workers)  # they take turns
         return f"Loader worker {i} (process {self._workers[i].pid}) has given no batch for {self._timeout:g} s."
-
-
-def _merged(batch: Any) -> Batch:
-    return batch.merged()
-
-
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    leave_signals_to_the_parent()

@@ -85,7 +85,7 @@ class BucketSampler:
 
     def __len__(self) -> int:
         """Shares of the epoch at hand."""
-        return self._num_batches * self._num_parts
+        return self.num_batches(self._epoch) * self._num_parts
 
     def num_batches(self, epoch: int) -> int:
         """Global batches of an epoch."""
@@ -96,7 +96,6 @@ class BucketSampler:
     def set_position(self, epoch: int, consumed: int) -> None:
         """Choose the epoch, and how many of its rows the next iteration leaves out, as consumed by all ranks."""
         self._epoch, self._consumed = epoch, consumed
-        self._num_batches = self.num_batches(epoch)
 
     def global_batches(self, epoch: int, *, consumed: int = 0) -> Iterator[np.ndarray]:
         """The batches of an epoch, in order, but the first ones that have `consumed` rows together."""
@@ -151,9 +150,6 @@ class SequentialSampler:
     def __init__(self, lengths: np.ndarray, *, batch_size: int, num_replicas: int = 1, rank: int = 0) -> None:
         self._rows = np.argsort(lengths, kind="stable")[rank::num_replicas]
         self._batch_size = batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._rows) / self._batch_size)
 
     def __iter__(self) -> Iterator[Share]:
         for start in range(0, len(self._rows), self._batch_size):
