@@ -119,6 +119,22 @@ def test_top_k_is_the_head_of_full(k: int, few: int, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(probs, best.values)
 
 
+@pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.bfloat16, -0.5)])
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("k", [1, 5, 30, 90])  # for 30 and more a beam has too many nodes itself
+@torch.no_grad()
+def test_top_k_finds_k_codes(k: int, rows: int, dtype: torch.dtype, slack: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(search._SLACK, dtype, slack)  # below 0 as if the second descent came to far lower scores
+    formatter = build_formatter("occ1950", num_blocks=1)
+    decoder, memory, mask = decoder_and_memory(formatter, rows=rows)
+    memory = memory.to(dtype)
+    found = TrieSearch(decoder.to(dtype), trie := CodeTrie([f"{i:03}" for i in range(0, 1000, 7)], formatter))
+    codes, probs = found.top_k(memory, mask, k=k)
+    best = found.full(memory, mask).topk(k).values
+    torch.testing.assert_close(probs, best, rtol=1e-5 if dtype == torch.float32 else 0.1, atol=1e-7)
+    assert (probs > 0).all() and all(len(set(row)) == k for row in codes.tolist()) and trie.num_codes == 143
+
+
 @torch.no_grad()
 def test_top_k_leaves_out_most_of_the_trie(monkeypatch: pytest.MonkeyPatch):
     formatter = build_formatter("occ1950", num_blocks=1)

@@ -12,7 +12,8 @@ from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS
 from histocoder.model import Decoder, Stepper, TreeDecoder
 
-_SLACK = 1e-4  # of log-probabilities computed in batches of other shapes
+_SLACK = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""Of log-probabilities that are computed once more in batches of another shape, by the precision of the decoder."""
 _CROWDED = 0.125
 """Of the trie's nodes: where a search has to look at more, it is faster to compute all of them, in one shape."""
 _FEW = 64
@@ -99,16 +100,18 @@ class TrieSearch:
 
     def _top_k(self, memory: Tensor, memory_mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
         floor = torch.full((len(memory), 1), -torch.inf, device=memory.device)
-        beam, _ = self._descend(memory, memory_mask, floor=floor, width=k)
-        floor = beam.scores[:, -1:] - _SLACK  # of k codes, since every node of the trie leads to one
-        leaves, crowded = self._descend(memory, memory_mask, floor=floor, width=None)
+        beam, crowded = self._descend(memory, memory_mask, floor=floor, width=k)
+        floor = beam.scores[:, -1:] - _SLACK[memory.dtype]  # of k codes, since every node of the trie leads to one
+        floor = floor.masked_fill(crowded[:, None], torch.inf)
+        leaves, also_crowded = self._descend(memory, memory_mask, floor=floor, width=None)
+        rest = crowded | also_crowded | (leaves.real.sum(1) < k)  # too few: scores differ by more than the slack
         codes = torch.empty(len(memory), k, dtype=torch.long, device=memory.device)
         probs = torch.empty(len(memory), k, device=memory.device)
-        if bool(crowded.any()):
-            best = self.full(memory[crowded], None if memory_mask is None else memory_mask[crowded]).topk(k)
-            codes[crowded], probs[crowded] = best.indices, best.values
-        if not bool(crowded.all()):
-            codes[~crowded], probs[~crowded] = leaves.places[~crowded, :k], leaves.scores[~crowded, :k].exp()
+        if bool(rest.any()):
+            best = self.full(memory[rest], None if memory_mask is None else memory_mask[rest]).topk(k)
+            codes[rest], probs[rest] = best.indices, best.values
+        if not bool(rest.all()):
+            codes[~rest], probs[~rest] = leaves.places[~rest, :k], leaves.scores[~rest, :k].exp()
         return codes, probs
 
     def _descend(
@@ -131,9 +134,9 @@ class TrieSearch:
         limit = max(_FEW, _CROWDED * sum(len(children) for children in self._trie.children))
         for children, child_tokens in zip(self._trie.children, self._trie.tokens, strict=True):
             seen += level.real.sum(1)
-            if bool((seen > limit).all()):
-                break
             level = Branches(level.places, level.scores.masked_fill((seen > limit)[:, None], -torch.inf))
+            if not bool(level.real.any()):
+                break
             log_probs = stepper.step_tree(tokens, parents, level.real).float().log_softmax(-1)  # (B, W, V)
             candidates = level.scores[..., None] + log_probs.gather(-1, child_tokens[nodes])  # (B, W, C)
             candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
