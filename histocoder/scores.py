@@ -93,7 +93,7 @@ def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.Dat
         return separator.join(code.split(separator)[:digits]) if separator else code[:digits]
 
     short = {code: cut(code) for code in sets["code"].unique()}
-    return sets[["row"]].assign(code=sets["code"].map(short)).drop_duplicates(ignore_index=True)
+    return sets[["row"]].assign(code=sets["code"].map(short).astype(object)).drop_duplicates(ignore_index=True)
 
 
 def seen_groups(times: pd.Series) -> pd.Series:

@@ -217,6 +217,13 @@ def test_evaluation_of_a_model():
     assert rows["right"].mean() == metrics["greedy"]["overall"]["accuracy"]
 
 
+def test_descriptions_that_all_have_no_code():
+    evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])), progress=False)
+    json.dumps(evaluation.metrics, allow_nan=False)
+    right = [evaluation.metrics[head]["overall"]["accuracy"] for head in ("greedy", "flat")]
+    assert right[0] == evaluation.rows["right"].mean() and evaluation.metrics["num_rows"] == 2
+
+
 def test_times_seen_in_training_data():
     whole = few_examples()
     texts, codes = times_seen((whole.take(np.arange(4)), whole.take(np.arange(4, 6))), ["farmer", "cobbler", "miner"])
