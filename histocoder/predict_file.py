@@ -19,7 +19,7 @@ import pyarrow.parquet
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.data.table import count_rows, fingerprint, is_parquet, iter_table, write_csv
+from histocoder.data.table import count_rows, fingerprint, is_parquet, open_table, write_csv
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.notices import FileNotices
@@ -118,7 +118,7 @@ def predict_file(
     memory, notices = _Memory(coder, config, names=names), FileNotices()
     rows_done = 0
     with _progress_bar(count_rows(source)) as bar, notices.collecting():
-        for number, chunk in enumerate(iter_table(source, memory.input_cols, chunk_rows=chunk_rows)):
+        for number, chunk in enumerate(open_table(source, memory.input_cols).chunks(chunk_rows=chunk_rows)):
             part = parts / f"{number:06d}{output.suffix}"
             if number % world_size == rank and not part.exists():
                 _write(part, memory.code(chunk, told=bar.update))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.data.table import check_columns, iter_table, open_table, read_header, write_csv
+from histocoder.data.table import open_table, write_csv
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -60,18 +60,18 @@ def review(
         raise UserError(f"--budget is {budget}; it must be 1 or more.")
     if output.exists() and not overwrite:
         raise UserError(f"{output} is there already, perhaps filled in. Add --overwrite to replace it.")
-    header = read_header(predictions)
     by = [input_col, *([language_col] if language_col else [])]
-    prefix = "pred_" if "pred_conf" in header else ""
-    check_columns(predictions, [*by, f"{prefix}conf"], header)
-    codes = _code_columns(header, prefix)
+    file = open_table(predictions, by, optional=("conf", "pred_conf"))
+    prefix = "pred_" if "pred_conf" in file.header else ""
+    columns = [*by, *_code_columns(file.header, prefix), f"{prefix}conf"]
+    file.check(columns)
     parts, passed = [], 0
-    for chunk in iter_table(predictions, by, chunk_rows=_CHUNK_ROWS):
-        frame = chunk.select([*by, *codes, f"{prefix}conf"]).to_pandas()
+    for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=columns):
+        frame = chunk.select(columns).to_pandas()
         cells = frame.pop(f"{prefix}conf")
         frame["conf"] = pd.to_numeric(cells, errors="coerce")
         if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
-            line = open_table(predictions, by).lines(bad[:1] + passed)[0]
+            line = file.lines(bad[:1] + passed)[0]
             raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is no number.")
         passed += len(frame)
         grouped = frame.groupby(by, sort=False, dropna=True)

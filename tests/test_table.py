@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from histocoder.data.table import read_table
+from histocoder.data import dialect
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import read_key
+from histocoder.data.table import open_table, read_table
 from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+from histocoder.review import review
+
+NOTE = '"note (a, b, c, d, e, f, g)"'
+"""A column whose name holds more commas than a header has semicolons."""
 
 GOOD = [
     (b"occ1,h\nx,1\n", ["x"]),
@@ -75,3 +83,40 @@ def test_no_parquet_file(tmp_path: Path):
     (tmp_path / "t.parquet").write_text("occ1\nx\n")
     with pytest.raises(UserError, match="not a Parquet file"):
         read_table(tmp_path / "t.parquet", ["occ1"])
+
+
+@pytest.mark.parametrize("header", ["occ1;lang;hisco_1", "lang;occ1", "occ1;other"])
+def test_columns_that_may_be_missing_tell_the_separator(tmp_path: Path, header: str):
+    path = tmp_path / "t.csv"
+    path.write_text(f"{header};{NOTE}\n" + ";".join("x" * (header.count(";") + 2)) + "\n")
+    file = open_table(path, ["occ1"], optional=["lang", "hisco_1"])
+    assert file.header == [*header.split(";"), NOTE.strip('"')]
+    assert file.read(["occ1"]).columns["occ1"].to_pylist() == ["x"]
+
+
+def test_columns_are_checked_when_they_are_read(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("occ1,h,lang,lang\nx,1,a,b\n")
+    file = open_table(tmp_path / "t.csv", ["occ1"], optional=["lang"])
+    with pytest.raises(UserError, match="2 columns named 'lang'"):
+        file.read(["occ1", "lang"])
+    with pytest.raises(UserError, match="no column 'k'"):
+        file.read(["k"])
+
+
+def test_readers_of_files_look_at_them_once_and_by_the_columns_they_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    looked_at: list[Path] = []
+    is_utf8 = dialect._is_utf8
+    monkeypatch.setattr(dialect, "_is_utf8", lambda path: looked_at.append(path) or is_utf8(path))
+
+    examples, key, coded = (tmp_path / name for name in ("examples.csv", "key.csv", "coded.csv"))
+    examples.write_text(f"occ1;hisco_1;hisco_2;lang;{NOTE}\nfarmer;61110;77610;en;x\n")
+    key.write_text(f"system_code;code;{NOTE}\n61110;0;x\n77610;1;x\n")
+    coded.write_text(f"occ1;hisco_1;prob_1;conf;{NOTE}\nfarmer;61110;0.5;0.5;x\n")
+    found = ExampleFiles((examples,), ("hisco_1", "hisco_2"), build_formatter("hisco", num_blocks=2)).read()
+    assert found.langs == ["en"] and found.codes.to_numpy().tolist() == [["61110", "77610"]]
+    assert read_key(key).codes == ("61110", "77610")
+    chosen = review(coded, tmp_path / "review.csv", budget=1, say=lambda _: None)
+    assert chosen["hisco_1"].tolist() == ["61110"]
+    assert looked_at == [examples, key, coded]

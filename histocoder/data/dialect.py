@@ -36,7 +36,7 @@ class Dialect:
 
 
 def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
-    """The header, and the delimiter that shows most of the columns asked for (then: most columns).
+    """The header, and the delimiter that shows most of some columns (then: most columns).
 
     Raises
     ------

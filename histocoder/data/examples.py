@@ -13,13 +13,15 @@ import pyarrow as pa
 
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
-from histocoder.data.table import Table, open_table, read_header
+from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
 MAX_CODES = 5
 """Code columns of a prepared file at most."""
+_INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))
+"""Those of a file that holds indices into a key."""
 
 
 @dataclass
@@ -98,12 +100,11 @@ class ExampleFiles:
         return Examples.join(parts)
 
     def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
-        header = read_header(path)
-        columns, use_index = self._code_columns(path, header)
+        file = open_table(path, [self.input_col], optional=[self.language_col, *self.target_cols, *_INDEX_COLS])
+        columns, use_index = self._code_columns(file)
         targets = self.target_cols[: len(columns)] if use_index else columns
-        lang_cols = [self.language_col] if self.language_col in header else []
+        lang_cols = [self.language_col] if self.language_col in file.header else []
         wanted = [self.input_col, *lang_cols, *columns]
-        file = open_table(path, wanted)
         for notice in file.notices:
             say(notice)
         checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key)
@@ -126,15 +127,15 @@ class ExampleFiles:
         if not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
 
-    def _code_columns(self, path: Path, header: list[str]) -> tuple[list[str], bool]:
+    def _code_columns(self, file: TableFile) -> tuple[list[str], bool]:
         """The columns of a file that hold codes, and whether they hold indices into the key instead."""
-        indexed = [f"code{i}" for i in range(1, MAX_CODES + 1) if f"code{i}" in header]
+        indexed = [column for column in _INDEX_COLS if column in file.header]
         first, *others = self.target_cols
-        if first in header or "code1" not in indexed:
-            return [first, *(column for column in others if column in header)], False
+        if first in file.header or _INDEX_COLS[0] not in indexed:
+            return [first, *(column for column in others if column in file.header)], False
         if self.key is None:
             raise UserError(
-                f"{path} has code1 … (indices into a key) instead of {first}; name the key file with --key."
+                f"{file.path} has code1 … (indices into a key) instead of {first}; name the key file with --key."
             )
         return indexed[: len(self.target_cols)], True
 

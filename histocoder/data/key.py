@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from histocoder.data.table import read_header, read_table, write_csv
+from histocoder.data.table import open_table, write_csv
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -56,17 +56,18 @@ def read_key(path: str | Path) -> Key:
         Where a column is missing, a code stands twice, or the indices are not 0, 1, 2, …
     """
     path = Path(path)
-    header = read_header(path)
+    file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
     found = {
-        role: next((name for name in names if name in header), None)
+        role: next((name for name in names if name in file.header), None)
         for role, names in (("code", _CODE_COLUMNS), ("index", _INDEX_COLUMNS), ("desc", _DESC_COLUMNS))
     }
     code_col, index_col, desc_col = found["code"], found["index"], found["desc"]
     if code_col is None or index_col is None:
         raise UserError(
-            f"The key {path} needs the columns system_code and code (its index from 0); it has: {', '.join(header)}."
+            f"The key {path} needs the columns system_code and code (its index from 0); it has: "
+            f"{', '.join(file.header)}."
         )
-    table = read_table(path, [c for c in (code_col, index_col, desc_col) if c is not None])
+    table = file.read([c for c in (code_col, index_col, desc_col) if c is not None])
     codes, indices = table.columns[code_col].to_pylist(), table.columns[index_col].to_pylist()
     numbers = [_index(text) for text in indices]
     if (row := _first_odd(numbers, allowed=range(len(numbers)))) is not None:

@@ -42,7 +42,7 @@ class Table:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A CSV or Parquet file that has the columns asked for; see `open_table`."""
+    """A CSV or Parquet file that was looked at once; see `open_table`."""
 
     path: Path
     header: list[str]
@@ -56,10 +56,29 @@ class TableFile:
             return []
         return [f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."]
 
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise a UserError that names the first missing column, those there are, and the nearest."""
+        for column in columns:
+            if (times := self.header.count(column)) > 1:
+                raise UserError(f"{self.path} has {times} columns named {shown(column)}; rename all but one.")
+            if times == 0:
+                near = difflib.get_close_matches(column, self.header, n=1, cutoff=0.5)
+                hint = f" Did you mean {shown(near[0])}?" if near else ""
+                names = [name if name.isprintable() and len(name) <= 60 else shown(name) for name in self.header]
+                more = ", …" if len(names) > 50 else ""
+                raise UserError(f"{self.path} has no column {column!r}; it has: {', '.join(names[:50])}{more}.{hint}")
+
+    def read(self, columns: Sequence[str]) -> Table:
+        """Some columns as text, at once; raises UserError as `read_table` does."""
+        parts = list(self.tables(columns))
+        joined = {c: pa.concat_arrays([part.columns[c] for part in parts]) for c in columns}
+        return Table(self, joined, np.concatenate([part.rows for part in parts]))
+
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
         """All columns in chunks, CSV as text; raises UserError, as far as a chunk tells, as `read_table` does.
 
-        Of Parquet, `columns` alone are read where they are given.
+        A chunk has `chunk_rows` rows, the last one may have fewer. Of Parquet, `columns` alone are read where they are
+        given.
         """
         if self.dialect is not None:
             batches = csv_batches(self.path, self.header, self.dialect)
@@ -83,6 +102,7 @@ class TableFile:
 
     def tables(self, columns: Sequence[str]) -> Iterator[Table]:
         """Some columns in chunks, as text; raises UserError, as far as a chunk tells, as `read_table` does."""
+        self.check(columns)
         whole = _whole_numbers(self.path, columns) if self.dialect is None else set()
         position = 0
         for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=list(columns)):
@@ -99,7 +119,7 @@ class TableFile:
         return positions + 1 if self.dialect is None else find_lines(self.path, self.dialect, positions)
 
 
-def open_table(path: str | Path, columns: Sequence[str]) -> TableFile:
+def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[str] = ()) -> TableFile:
     """Look at a CSV or Parquet file.
 
     CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon or tab. The string
@@ -110,6 +130,8 @@ def open_table(path: str | Path, columns: Sequence[str]) -> TableFile:
     path : path
     columns : sequence of str
         Those that must be there.
+    optional : sequence of str
+        Those that may be there. The separator is the one by which most of both are found.
 
     Raises
     ------
@@ -117,13 +139,15 @@ def open_table(path: str | Path, columns: Sequence[str]) -> TableFile:
         Where the file or a column is missing, or the file is empty or no text.
     """
     path = Path(path)
+    known = (*columns, *optional)
     _check_exists(path)
     try:
-        header, dialect = (_parquet_columns(path), None) if is_parquet(path) else sniff(path, columns)
+        header, dialect = (_parquet_columns(path), None) if is_parquet(path) else sniff(path, known)
     except PermissionError as error:
         raise UserError(f"{path} can't be read: permission denied.") from error
-    check_columns(path, columns, header)
-    return TableFile(path, header, dialect)
+    file = TableFile(path, header, dialect)
+    file.check(columns)
+    return file
 
 
 def read_table(path: str | Path, columns: Sequence[str]) -> Table:
@@ -141,29 +165,7 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Table:
         As `open_table`; and where the file has no rows, or a row of another length than its header, or can't be read
         as text. The message names the line.
     """
-    file = open_table(path, columns)
-    parts = list(file.tables(columns))
-    joined = {c: pa.concat_arrays([part.columns[c] for part in parts]) for c in columns}
-    return Table(file, joined, np.concatenate([part.rows for part in parts]))
-
-
-def iter_table(path: str | Path, columns: Sequence[str], *, chunk_rows: int) -> Iterator[pa.Table]:
-    """Read all columns of a file in chunks, CSV as text; errors as in `read_table`, as far as a chunk tells.
-
-    Parameters
-    ----------
-    path : path
-    columns : sequence of str
-        Those that must be there.
-    chunk_rows : int
-        Rows of a chunk; the last one may have fewer.
-    """
-    yield from open_table(path, columns).chunks(chunk_rows=chunk_rows)
-
-
-def read_header(path: str | Path) -> list[str]:
-    """The names of a file's columns; errors as in `open_table`."""
-    return open_table(path, ()).header
+    return open_table(path, columns).read(columns)
 
 
 def fingerprint(path: str | Path) -> dict[str, str | int]:
@@ -199,19 +201,6 @@ def csv_writer(path: Path, schema: pa.Schema) -> pa.csv.CSVWriter:
 
 def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
-
-
-def check_columns(path: Path, columns: Sequence[str], existing: Sequence[str]) -> None:
-    """Raise a UserError that names the first missing column, those there are, and the nearest."""
-    for column in columns:
-        if existing.count(column) > 1:
-            raise UserError(f"{path} has {existing.count(column)} columns named {shown(column)}; rename all but one.")
-        if column not in existing:
-            near = difflib.get_close_matches(column, existing, n=1, cutoff=0.5)
-            hint = f" Did you mean {shown(near[0])}?" if near else ""
-            names = [name if name.isprintable() and len(name) <= 60 else shown(name) for name in existing]
-            more = ", …" if len(names) > 50 else ""
-            raise UserError(f"{path} has no column {column!r}; it has: {', '.join(names[:50])}{more}.{hint}")
 
 
 def _check_exists(path: Path) -> None:
