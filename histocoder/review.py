@@ -74,13 +74,10 @@ def review(
             line = file.lines(bad[:1] + passed)[0]
             raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is no number.")
         passed += len(frame)
-        grouped = frame.groupby(by, sort=False, dropna=True)
-        parts.append(grouped.first().assign(times=grouped.size()))
-    whole = pd.concat(parts).groupby(level=by, sort=False)
-    table = whole.first().assign(times=whole["times"].sum()).rename(columns=lambda name: name.removeprefix(prefix))
-    table = table[table["conf"].notna()]
+        parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
+    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=lambda name: name.removeprefix(prefix))
     worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
-    chosen = table.loc[worth.index[:budget]].reset_index()
+    chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
     with replacing(output) as temporary:
         write_csv(pa.Table.from_pandas(chosen, preserve_index=False), temporary)
     rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
@@ -89,6 +86,12 @@ def review(
         f"{wrong:,.0f} are likely wrong. Mend the codes, then: finetune.py --dataset {output}."
     )
     return chosen
+
+
+def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """The first row of each description, with the sum of `times`."""
+    times = rows.groupby(by, dropna=False)["times"].transform("sum")
+    return rows.assign(times=times).drop_duplicates(by)
 
 
 def _code_columns(header: list[str], prefix: str) -> list[str]:

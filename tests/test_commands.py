@@ -17,6 +17,7 @@ from conftest import DEADLINE, ROOT, environment, run, shared
 from jobs import finetune
 from models import CODES, save_tiny_model
 
+from histocoder import review as reviewing
 from histocoder.errors import UserError
 from histocoder.review import review
 from histocoder.saved_model import published_weights
@@ -124,3 +125,23 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
     with pytest.raises(UserError, match="no column 'occ'"):
         review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, input_col="occ")
+
+
+def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    columns = ["occ1", "lang", "hisco_1", "prob_1", "hisco_2", "prob_2", "conf"]
+    rows = [
+        ("smed", "da", "83110", 0.5, None, None, 0.5),
+        ("smed", "en", "61110", 0.4, "77610", 0.4, 0.2),
+        (None, "da", None, None, None, None, None),
+        ("smed", "da", "83110", 0.5, None, None, 0.5),
+        ("smed", None, "83110", 0.3, None, None, 0.3),
+    ]
+    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "coded.parquet")
+    monkeypatch.setattr(reviewing, "_CHUNK_ROWS", 1)
+    by_text, by_both = (
+        review(tmp_path / "coded.parquet", tmp_path / f"{col}.csv", budget=5, language_col=col, say=lambda _: None)
+        for col in (None, "lang")
+    )
+    assert by_text[["hisco_1", "hisco_2", "conf", "times"]].fillna("").to_numpy().tolist() == [["83110", "", 0.5, 4]]
+    expected = [["da", "", 2], ["en", "77610", 1], ["", "", 1]]
+    assert by_both[["lang", "hisco_2", "times"]].fillna("").to_numpy().tolist() == expected
