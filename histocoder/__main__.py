@@ -161,14 +161,10 @@ def _evaluate(args: argparse.Namespace) -> None:
         coder.formatter,
         input_col=args.input_col,
         language_col=args.language_col,
+        language=args.language,
         rules=rules,
     )
-    notices: list[str] = []
-    examples = files.read(say=notices.append)
-    if args.language is not None:
-        examples.langs = [args.language] * len(examples)
-    for notice in notices if args.language is None else []:
-        _say(notice)
+    examples = files.read(say=_say)
     train_data = Path(args.train_data) if args.train_data else _beside(folder, TRAIN_FILE)
     seen: dict = {}
     if train_data is not None:

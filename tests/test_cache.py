@@ -140,6 +140,17 @@ def test_a_damaged_cache_is_built_again(table: Path, tmp_path: Path, counted: li
     assert sum(counted) == 64 and contents(folder) == before
 
 
+def test_examples_of_one_language(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    for header, lang in (("occ1,hisco_1,lang", "da"), ("occ1,hisco_1,other", "x")):
+        table.write_text(f"{header}\nvæver,75400,{lang}\n,75400,{lang}\n", encoding="cp1252")
+        heard: list[str] = []
+        assert example_files(table, language="en").read(say=heard.append).langs == ["en"]
+        assert len(heard) == 2 and "cp1252" in heard[0] and "1 rows without a description" in heard[1]
+    caches = {build(example_files(table, language=language), tmp_path / "cache") for language in (None, "en", "da")}
+    assert len(caches) == 3
+
+
 def test_a_worker_is_handed_the_folder_and_not_the_arrays(table: Path, tmp_path: Path):
     arrays = cache.open_cache(build(ExampleFiles((table,), ("hisco_1",), FORMATTER), tmp_path / "cache"))
     handed = pickle.dumps(arrays)

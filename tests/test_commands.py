@@ -18,6 +18,7 @@ from jobs import finetune
 from models import CODES, save_tiny_model
 
 from histocoder import review as reviewing
+from histocoder.__main__ import main
 from histocoder.errors import UserError
 from histocoder.review import review
 from histocoder.saved_model import published_weights
@@ -85,8 +86,6 @@ def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
     ],
 )
 def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path):
-    from histocoder.__main__ import main
-
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(args)
@@ -103,6 +102,19 @@ def test_convert_there_and_back(tmp_path: Path):
     run("-m", "histocoder", "convert", "--to-occcanine", tmp_path / "model", "--output", tmp_path / "last.bin")
     (before, codes), (after, codes_after) = published_weights(published), published_weights(tmp_path / "last.bin")
     assert codes == codes_after and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def evaluate(model: Path, data: Path, *args: object) -> None:
+    """As the command does; its report goes beside the data."""
+    given = ("--model", model, "--data", data, "--output", data.parent / "evaluation", *args)
+    main(["evaluate", *map(str, given)])
+
+
+def test_evaluate_with_one_language_says_the_rest(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\nvæver,da,61110\nfarmer,da,6111x\n", encoding="cp1252")
+    evaluate(model, tmp_path / "t.csv", "--language", "en", "--drop-bad-labels")
+    said = capsys.readouterr().out
+    assert "1 rows with labels that do not fit are left out" in said and "cp1252" in said and "unk" not in said
 
 
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):

@@ -162,6 +162,7 @@ def _made_from(files: ExampleFiles, max_len: int, text_normalization: str, token
         "rules": asdict(files.rules),
         "max_len": max_len,
         "text_normalization": text_normalization,
+        **({} if files.language is None else {"language": files.language}),
         **({} if fingerprint_of_tokenizer is None else {"tokenizer": fingerprint_of_tokenizer}),
     }
 

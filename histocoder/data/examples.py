@@ -70,6 +70,8 @@ class ExampleFiles:
     input_col: str = TEXT_COL
     language_col: str = LANG_COL
     """Without it all rows of a file are "unk"."""
+    language: str | None = None
+    """Of all rows, whatever `language_col` says."""
     key: Key | None = None
     """The only codes there may be."""
     rules: LabelRules = field(default_factory=LabelRules)
@@ -103,7 +105,7 @@ class ExampleFiles:
         file = open_table(path, [self.input_col], optional=[self.language_col, *self.target_cols, *_INDEX_COLS])
         columns, use_index = self._code_columns(file)
         targets = self.target_cols[: len(columns)] if use_index else columns
-        lang_cols = [self.language_col] if self.language_col in file.header else []
+        lang_cols = [self.language_col] if self.language is None and self.language_col in file.header else []
         wanted = [self.input_col, *lang_cols, *columns]
         for notice in file.notices:
             say(notice)
@@ -124,7 +126,7 @@ class ExampleFiles:
             say(f"{path}: {num_blank:,} rows without a description are left out.")
         if num_bad:
             say(f"{path}: {num_bad:,} rows with labels that do not fit are left out.")
-        if not lang_cols:
+        if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
 
     def _code_columns(self, file: TableFile) -> tuple[list[str], bool]:
@@ -145,7 +147,7 @@ class ExampleFiles:
         if self.language_col in table.columns:
             langs = table.columns[self.language_col].fill_null("unk").filter(mask).to_pylist()
         else:
-            langs = ["unk"] * len(texts)
+            langs = [self.language or "unk"] * len(texts)
         codes = codes[keep].reindex(columns=list(self.target_cols)).astype(object)
         return Examples(texts, langs, codes.where(codes.notna(), None))
 
