@@ -122,7 +122,9 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     _add_model(parser)
     parser.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet of descriptions and codes")
     parser.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes (default: the model's)")
-    parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
+    parser.add_argument(
+        "--input-col", default="occ1", metavar="COL", help="column of descriptions, of --train-data too (default: occ1)"
+    )
     parser.add_argument("--language", metavar="LANG", help="of all of them (default: by --language-col)")
     parser.add_argument("--language-col", default="lang", metavar="COL", help="column of languages (default: lang)")
     parser.add_argument("--zero-pad-codes", action="store_true", help="give codes of digits their leading zeros back")
@@ -168,7 +170,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     train_data = Path(args.train_data) if args.train_data else _beside(folder, TRAIN_FILE)
     seen: dict = {}
     if train_data is not None:
-        trained = ExampleFiles((train_data,), coder.model.config.target_cols, coder.formatter, rules=rules)
+        text_col = _text_column(train_data, args.input_col)
+        target_cols = coder.model.config.target_cols
+        trained = ExampleFiles((train_data,), target_cols, coder.formatter, input_col=text_col, rules=rules)
         seen = dict(zip(("texts_seen", "codes_seen"), times_seen(trained.chunks(), examples.texts), strict=True))
     found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
     title = f"{Path(args.model).name} on {Path(args.data).name}"
@@ -179,6 +183,15 @@ def _evaluate(args: argparse.Namespace) -> None:
         save_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
         _say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
     _say(f"The report is {report}.")
+
+
+def _text_column(path: Path, wanted: str) -> str:
+    """The column of descriptions of training data: the one that was named, else that of prepared data."""
+    from histocoder.data.examples import TEXT_COL
+    from histocoder.data.table import open_table
+
+    header = open_table(path, (), optional=(wanted, TEXT_COL)).header
+    return TEXT_COL if TEXT_COL in header and wanted not in header else wanted
 
 
 def _beside(folder: Path, name: str) -> Path | None:

@@ -117,6 +117,20 @@ def test_evaluate_with_one_language_says_the_rest(model: Path, tmp_path: Path, c
     assert "1 rows with labels that do not fit are left out" in said and "cp1252" in said and "unk" not in said
 
 
+def test_evaluate_reads_descriptions_of_both_files_by_one_name(model: Path, tmp_path: Path):
+    data, own, prepared, none = (tmp_path / f"{name}.csv" for name in ("data", "own", "prepared", "none"))
+    data.write_text("job,lang,hisco_1\nfarmer,en,61110\n")
+    own.write_text("job,occ1,hisco_1\nfarmer,x,61110\nfarmer,x,61110\n")
+    prepared.write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,61110,\nfarmer,en,61110,\n")
+    none.write_text("beruf,hisco_1\nfarmer,61110\n")
+    for train_data in (own, prepared):
+        evaluate(model, data, "--input-col", "job", "--train-data", train_data)
+        metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+        assert list(metrics["greedy"]["by_text_seen"]) == ["2-5"]
+    with pytest.raises(SystemExit):
+        evaluate(model, data, "--input-col", "job", "--train-data", none)
+
+
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
     rows = (
         [("sure", "11111", 0.99)] * 30 + [("often", "22222", 0.9)] * 20 + [("rare", "33333", 0.1), (None, None, None)]
