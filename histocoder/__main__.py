@@ -167,16 +167,17 @@ def _evaluate(args: argparse.Namespace) -> None:
         rules=rules,
     )
     examples = files.read(say=_say)
-    train_data = Path(args.train_data) if args.train_data else _beside(folder, TRAIN_FILE)
+    run = _run_of(folder)
+    train_data = Path(args.train_data or run / TRAIN_FILE)
     seen: dict = {}
-    if train_data is not None:
+    if args.train_data or train_data.is_file():
         text_col = _text_column(train_data, args.input_col)
         target_cols = coder.model.config.target_cols
         trained = ExampleFiles((train_data,), target_cols, coder.formatter, input_col=text_col, rules=rules)
         seen = dict(zip(("texts_seen", "codes_seen"), times_seen(trained.chunks(), examples.texts), strict=True))
     found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
     title = f"{Path(args.model).name} on {Path(args.data).name}"
-    report = write_report(Path(args.output), found, coder, title=title, logs=_beside(folder, LOG_FILE))
+    report = write_report(Path(args.output), found, coder, title=title, logs=run / LOG_FILE)
     for line in summary(found.metrics):
         _say(line)
     if args.save_thresholds:
@@ -194,9 +195,14 @@ def _text_column(path: Path, wanted: str) -> str:
     return TEXT_COL if TEXT_COL in header and wanted not in header else wanted
 
 
-def _beside(folder: Path, name: str) -> Path | None:
-    """A file of the run that a model's folder belongs to: there, or in one of the folders above it."""
-    return next((parent / name for parent in (folder, *folder.parents[:2]) if (parent / name).is_file()), None)
+def _run_of(folder: Path) -> Path:
+    """The folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
+    from histocoder.checkpoint import BEST_FOLDER, CHECKPOINTS_FOLDER
+
+    folder = folder.resolve()
+    if folder.parent.name == CHECKPOINTS_FOLDER:
+        return folder.parents[1]
+    return folder.parent if folder.name == BEST_FOLDER else folder
 
 
 def _add_review(commands: argparse._SubParsersAction) -> None:

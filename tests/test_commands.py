@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,19 @@ def test_evaluate_reads_descriptions_of_both_files_by_one_name(model: Path, tmp_
         assert list(metrics["greedy"]["by_text_seen"]) == ["2-5"]
     with pytest.raises(SystemExit):
         evaluate(model, data, "--input-col", "job", "--train-data", none)
+
+
+def test_evaluate_takes_training_data_of_its_own_run_only(model: Path, tmp_path: Path):
+    data = tmp_path / "t.csv"
+    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
+    for part in ("best", "checkpoints/step-0000010", "copy"):
+        shutil.copytree(model, tmp_path / "run" / part)
+    (tmp_path / "run" / "data_train.csv").write_text("occ1,hisco_1\nfarmer,61110\n")
+    seen = {}
+    for part in ("best", "checkpoints/step-0000010", "copy"):
+        evaluate(tmp_path / "run" / part, data)
+        seen[part] = "by_text_seen" in json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["greedy"]
+    assert seen == {"best": True, "checkpoints/step-0000010": True, "copy": False}
 
 
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
