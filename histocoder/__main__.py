@@ -154,6 +154,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.summary import summary
     from histocoder.tracking import LOG_FILE
 
+    if args.save_thresholds:
+        _check_may_change(Path(args.model))
     folder = local_folder(args.model)
     coder = Coder.from_pretrained(folder, str(device))
     rules = LabelRules(args.zero_pad_codes, True, args.drop_bad_labels)
@@ -184,6 +186,19 @@ def _evaluate(args: argparse.Namespace) -> None:
         save_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
         _say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
     _say(f"The report is {report}.")
+
+
+def _check_may_change(model: Path) -> None:
+    """Refuse a model whose config.json must stay as it is: the hub's, or a checkpoint's, which has a checksum of it."""
+    from histocoder.saved_model import MANIFEST_FILE
+
+    if not model.is_dir():
+        raise UserError(f"There is no folder {model} to keep thresholds in; a model of the hub's must be saved in one.")
+    if (model / MANIFEST_FILE).is_file():
+        raise UserError(
+            f"{model} is a checkpoint, which counts as damaged once --save-thresholds alters it. Name its run's folder "
+            "or best/, or a copy of it without manifest.json."
+        )
 
 
 def _text_column(path: Path, wanted: str) -> str:

@@ -105,7 +105,7 @@ def test_convert_there_and_back(tmp_path: Path):
     assert codes == codes_after and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def evaluate(model: Path, data: Path, *args: object) -> None:
+def evaluate(model: Path | str, data: Path, *args: object) -> None:
     """As the command does; its report goes beside the data."""
     given = ("--model", model, "--data", data, "--output", data.parent / "evaluation", *args)
     main(["evaluate", *map(str, given)])
@@ -143,6 +143,23 @@ def test_evaluate_takes_training_data_of_its_own_run_only(model: Path, tmp_path:
         evaluate(tmp_path / "run" / part, data)
         seen[part] = "by_text_seen" in json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["greedy"]
     assert seen == {"best": True, "checkpoints/step-0000010": True, "copy": False}
+
+
+def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    data = tmp_path / "t.csv"
+    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
+    checkpoint = shutil.copytree(model, tmp_path / "step-0000010")
+    (checkpoint / "manifest.json").write_text("{}")
+    before = (checkpoint / "config.json").read_bytes()
+    monkeypatch.setattr("histocoder.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
+    for name, message in ((checkpoint, "without manifest.json"), ("org/name", "There is no folder org/name")):
+        with pytest.raises(SystemExit) as ended:
+            evaluate(name, data, "--save-thresholds")
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and message in said and said.count("\n") == 1
+    assert (checkpoint / "config.json").read_bytes() == before
 
 
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
