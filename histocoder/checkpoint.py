@@ -18,7 +18,7 @@ from torch import Tensor
 
 from histocoder.config import ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import replacing, sync
+from histocoder.files import sync
 from histocoder.model import MixerModel, Tokenizer
 from histocoder.saved_model import (
     CONFIG_FILE,
@@ -33,6 +33,7 @@ from histocoder.saved_model import (
     read_weights,
     save_config,
     save_model,
+    save_published,
     sha256,
 )
 
@@ -163,18 +164,8 @@ def _write_files(
 
 def save_last_bin(folder: Path, config: ModelConfig, learner: LearnerState, *, step: int) -> None:
     """Write `last.bin`, the dict that OccCANINE's own scripts save and load."""
-    content = {
-        "model": learner.weights,
-        "optimizer": learner.optimizer,
-        "scheduler": learner.scheduler,
-        "step": step,
-        "key": {code: i for i, code in enumerate(config.codes)},
-    }
-    with replacing(folder / LAST_BIN_FILE) as temporary:
-        try:
-            torch.save(content, temporary)
-        except RuntimeError as error:  # a full disk, among others
-            raise UserError(f"Could not write {folder / LAST_BIN_FILE}: {error}.") from error
+    state = {"optimizer": learner.optimizer, "scheduler": learner.scheduler}
+    save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from histocoder.config import ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
-from histocoder.files import replacing
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, Unfilled, is_canine
 from histocoder.predict import Coder
-from histocoder.saved_model import load_model, published_weights
+from histocoder.saved_model import load_model, published_weights, save_published
 
 NUM_BLOCKS = {"hisco": 5, "occ1950": 2}
 PAD_TO = 128
@@ -122,6 +119,4 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
     model = load_model(Path(folder))
     if not is_canine(model.config.encoder):
         raise UserError(f"OccCANINE has no form for the model in {folder}, whose encoder is no CANINE.")
-    content = {"model": model.state_dict(), "step": 0, "key": {code: i for i, code in enumerate(model.config.codes)}}
-    with replacing(Path(path)) as temporary:
-        torch.save(content, temporary)
+    save_published(Path(path), model.config, model.state_dict(), step=0)

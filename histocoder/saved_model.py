@@ -158,6 +158,33 @@ def published_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | 
     return _own_names(weights), tuple(sorted(key, key=key.__getitem__)) if isinstance(key, dict) else None
 
 
+def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], *, step: int, **state: Any) -> None:
+    """Write a model as OccCANINE's own scripts do, whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        The file, such as `last.bin`.
+    config : ModelConfig
+    weights : dict
+    step : int
+        Optimizer steps done.
+    **state
+        What else the file holds: `optimizer` and `scheduler`, for those scripts to train on.
+
+    Raises
+    ------
+    UserError
+        Where the file can't be written.
+    """
+    key = {code: i for i, code in enumerate(config.codes)}
+    with replacing(path) as temporary:
+        try:
+            torch.save({"model": weights, "step": step, "key": key, **state}, temporary)
+        except RuntimeError as error:  # a full disk, among others
+            raise UserError(f"Could not write {path}: {str(error).splitlines()[0]}") from error
+
+
 def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The names of OccCANINE's first version in this one's; without buffers that old transformers saved."""
     renamed = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,19 @@ def test_convert_there_and_back(tmp_path: Path):
     run("-m", "histocoder", "convert", "--to-occcanine", tmp_path / "model", "--output", tmp_path / "last.bin")
     (before, codes), (after, codes_after) = published_weights(published), published_weights(tmp_path / "last.bin")
     assert codes == codes_after and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_convert_to_a_full_disk(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["convert", "--to-occcanine", str(model), "--output", str(tmp_path / "last.bin")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Could not write" in said and said.count("\n") == 1, said
+    assert not list(tmp_path.iterdir())
 
 
 def evaluate(model: Path | str, data: Path, *args: object) -> None:
