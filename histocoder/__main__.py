@@ -83,7 +83,7 @@ def _predict(args: argparse.Namespace) -> None:
         raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
     device = distributed.start(device=args.device)
 
-    from histocoder.data.table import fingerprint
+    from histocoder.files import sha256
     from histocoder.hub import local_folder
     from histocoder.predict import Coder
     from histocoder.predict_file import PredictConfig, predict_file
@@ -93,7 +93,7 @@ def _predict(args: argparse.Namespace) -> None:
     if args.input:
         options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
         config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
-        model_id = f"{fingerprint(folder / 'model.safetensors')['sha256']} {coder.precision}"
+        model_id = f"{sha256(folder / 'model.safetensors')} {coder.precision}"
         predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
         return
     table = coder.predict(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from histocoder.config import ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import sync
+from histocoder.files import sha256, sync
 from histocoder.model import MixerModel, Tokenizer
 from histocoder.saved_model import (
     CONFIG_FILE,
@@ -34,7 +34,6 @@ from histocoder.saved_model import (
     save_config,
     save_model,
     save_published,
-    sha256,
 )
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from histocoder.errors import UserError
+
+_HASH_BYTES = 1 << 24
 
 
 @contextmanager
@@ -31,6 +34,15 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def remove_leftovers(folder: Path) -> None:

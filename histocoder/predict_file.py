@@ -105,7 +105,7 @@ def predict_file(
         settings = {
             **asdict(config),
             "model": model_id,
-            "source": fingerprint(source)["sha256"],
+            "source": fingerprint(source),
             "chunk_rows": chunk_rows,
         }
         settings["processes"] = distributed.world_size()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from histocoder.config import MODEL_TYPE, ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import replacing
+from histocoder.files import replacing, sha256
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, Unfilled, is_canine
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
@@ -213,11 +212,3 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise DamagedError(f"{path} can't be read ({error}).") from error
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -106,7 +106,7 @@ def settings_of(
         "--augmentation-prob": args.augmentation_prob,
         "--num-transformations": args.num_transformations,
         "--unk-lang-prob": args.unk_lang_prob,
-        "--fn-word-freq": args.fn_word_freq and str(fingerprint(args.fn_word_freq)["sha256"])[:8],
+        "--fn-word-freq": args.fn_word_freq and fingerprint(args.fn_word_freq)[:8],
         BATCH_SETTINGS["--batch-size"]: rows_of_a_step(args) if num_tokens is None else None,
         BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * num_parts,
     }

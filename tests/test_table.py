@@ -7,7 +7,7 @@ import pytest
 from histocoder.data import dialect
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
-from histocoder.data.table import open_table, read_table
+from histocoder.data.table import fingerprint, open_table, read_table
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.review import review
@@ -77,6 +77,17 @@ def test_missing_file_names_the_nearest(tmp_path: Path):
         read_table(tmp_path / "sensus.csv", ["occ1"])
     with pytest.raises(UserError, match="is a folder"):
         read_table(tmp_path, ["occ1"])
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_args: object, **_options: object) -> None:
+        raise PermissionError
+
+    (tmp_path / "t.csv").write_text("occ1\nx\n")
+    monkeypatch.setattr(Path, "open", refuse)  # who tests as root may read all
+    for look in (fingerprint, lambda path: open_table(path, ["occ1"])):
+        with pytest.raises(UserError, match="permission denied"):
+            look(tmp_path / "t.csv")
 
 
 def test_no_parquet_file(tmp_path: Path):

@@ -155,7 +155,7 @@ def _made_from(files: ExampleFiles, max_len: int, text_normalization: str, token
     fingerprint_of_tokenizer = tokenizer.fingerprint()
     return {
         "format_version": CACHE_VERSION,
-        "sources": [fingerprint(path)["sha256"] for path in files.paths],
+        "sources": [fingerprint(path) for path in files.paths],
         "columns": [files.input_col, files.language_col, *files.target_cols],
         "formatter": files.formatter.to_config(),
         "key": None if files.key is None else hashlib.sha256("&".join(files.key.codes).encode()).hexdigest(),

@@ -98,8 +98,10 @@ def prepare(
 def _record(config: PrepareConfig) -> dict[str, Any]:
     settings = {**asdict(config), "target_cols": list(config.target_cols)}
     settings.pop("dataset")
-    settings["key"] = fingerprint(config.key)["sha256"] if config.key else None
-    return {"format_version": PREPARED_VERSION, "source": fingerprint(config.dataset), "settings": settings}
+    settings["key"] = fingerprint(config.key) if config.key else None
+    dataset = Path(config.dataset)
+    source = {"file": dataset.name, "sha256": fingerprint(dataset), "bytes": dataset.stat().st_size}
+    return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:

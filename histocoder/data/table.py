@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ import pyarrow.parquet
 
 from histocoder.data.dialect import Dialect, csv_batches, find_lines, sniff
 from histocoder.errors import UserError, shown
+from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000
 """Rows of a large file that are held as text at once."""
-_HASH_BYTES = 1 << 24
+_BLOCK_BYTES = 1 << 24
 
 
 @dataclass
@@ -140,11 +140,8 @@ def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[s
     """
     path = Path(path)
     known = (*columns, *optional)
-    _check_exists(path)
-    try:
-        header, dialect = (_parquet_columns(path), None) if is_parquet(path) else sniff(path, known)
-    except PermissionError as error:
-        raise UserError(f"{path} can't be read: permission denied.") from error
+    _check_readable(path)
+    header, dialect = (_parquet_columns(path), None) if is_parquet(path) else sniff(path, known)
     file = TableFile(path, header, dialect)
     file.check(columns)
     return file
@@ -168,15 +165,11 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Table:
     return open_table(path, columns).read(columns)
 
 
-def fingerprint(path: str | Path) -> dict[str, str | int]:
-    """A file's name, size in bytes and SHA-256; errors as in `open_table`."""
+def fingerprint(path: str | Path) -> str:
+    """The SHA-256 of a user's file; raises UserError where there is none that can be read."""
     path = Path(path)
-    _check_exists(path)
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_BYTES):
-            digest.update(chunk)
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    _check_readable(path)
+    return sha256(path)
 
 
 def count_rows(path: str | Path) -> int:
@@ -185,7 +178,7 @@ def count_rows(path: str | Path) -> int:
     if is_parquet(path):
         return pa.parquet.read_metadata(path).num_rows
     with path.open("rb") as file:
-        return max(sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_HASH_BYTES), b"")) - 1, 0)
+        return max(sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_BLOCK_BYTES), b"")) - 1, 0)
 
 
 def write_csv(table: pa.Table, path: Path) -> None:
@@ -203,13 +196,17 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
-def _check_exists(path: Path) -> None:
+def _check_readable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a CSV or Parquet file.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
         raise UserError(f"There is no file {path}.{hint}")
+    try:
+        path.open("rb").close()
+    except PermissionError as error:
+        raise UserError(f"{path} can't be read: permission denied.") from error
 
 
 def _parquet_columns(path: Path) -> list[str]:
