@@ -14,6 +14,8 @@ FORMAT_VERSION = 1
 
 MAX_TARGET_LEN = 128
 """Positions that the decoder knows."""
+ALL_LANGUAGES = "*"
+"""Stands for all of them among thresholds."""
 NUM_GREEDY = 1024
 """Validation rows that are decoded freely during training."""
 
@@ -126,7 +128,7 @@ class ModelConfig:
     text_normalization: str = "none"
     """See `data.normalize`."""
     thresholds: dict[str, float] = field(default_factory=dict)
-    """By language, the probability from which the flat head's classes count; "*" for all others."""
+    """By language, the probability from which the flat head's classes count; `ALL_LANGUAGES` for all others."""
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)
@@ -139,9 +141,14 @@ class ModelConfig:
 
     @property
     def system(self) -> str:
-        """The classification's name, as far as the columns of codes (hisco_1, …) or the formatter tell."""
-        stem = self.target_cols[0].rstrip("0123456789").rstrip("_") if self.target_cols else ""
-        return stem or str(self.formatter["name"])
+        """The classification's name: the common stem of the columns of codes (hisco_1, …), else the formatter's."""
+        stems = {column.rstrip("0123456789").rstrip("_") for column in self.target_cols}
+        return (stems.pop() if len(stems) == 1 else "") or str(self.formatter["name"])
+
+    def threshold(self, lang: str) -> float:
+        """The probability from which the flat head's classes count in a language; those it does not know are "unk"."""
+        known = lang if not self.languages or lang in self.languages else "unk"
+        return self.thresholds.get(known, self.thresholds.get(ALL_LANGUAGES, 0.5))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `from_dict` reads them back."""

@@ -7,7 +7,7 @@ Barrier, https://arxiv.org/abs/2402.13604.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from histocoder.formatters import CODE_SEP
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
 from histocoder.predict import Coder
 from histocoder.scores import (
-    ALL_LANGUAGES,
     THRESHOLDS,
     best_thresholds,
     calibration,
@@ -100,7 +99,8 @@ def evaluate(
 
     langs = pd.Series(examples.langs, dtype=object)
     truth, greedy = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
-    flat = probable[probable["prob"] > applied_thresholds(coder, examples.langs)[probable["row"]]]
+    applied = langs.map(coder.model.config.threshold).to_numpy()
+    flat = probable[probable["prob"] > applied[probable["row"]]]
     groups = _groups(examples, truth, texts_seen, codes_seen)
     system = coder.formatter.system
     separator = WITHIN_BLOCK_SEP if getattr(system, "use_within_block_sep", False) else ""
@@ -181,14 +181,6 @@ def head_metrics(
         "production": production_curve(conf, right),
     }
     return metrics, scores
-
-
-def applied_thresholds(coder: Coder, langs: Sequence[str]) -> np.ndarray:
-    """The threshold that the flat head is held to in each row: the model's own of the language, else 0.5."""
-    config = coder.model.config
-    default = config.thresholds.get(ALL_LANGUAGES, 0.5)
-    known = {lang: lang if not config.languages or lang in config.languages else "unk" for lang in set(langs)}
-    return np.array([config.thresholds.get(known[lang], default) for lang in langs])
 
 
 def _groups(

@@ -66,7 +66,7 @@ class Coder:
     Attributes
     ----------
     system : str
-        What the codes' columns are called: the common stem of the target columns, else the formatter's name.
+        What the codes' columns are called; see `ModelConfig.system`.
     codes : tuple of str
         The codes of the model's key.
     precision : str
@@ -95,7 +95,7 @@ class Coder:
         self.precision = str(dtype).removeprefix("torch.")
         self.formatter = formatter_from_config(model.config.formatter)
         self.codes = model.config.codes
-        self.system = _stem(model.config.target_cols) or self.formatter.name
+        self.system = model.config.system
         self.card = model_card(model.config)
         self._trie: CodeTrie | None = None
         self._search: TrieSearch | None = None
@@ -310,10 +310,10 @@ class Coder:
 
     def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor | None:
         """Each row's threshold of the flat head; None where there is none to apply."""
-        known = self.model.config.thresholds
-        if threshold is None and not known:
+        config = self.model.config
+        if threshold is None and not config.thresholds:
             return None
-        values = [threshold if threshold is not None else known.get(lang, known.get("*", 0.5)) for lang in langs]
+        values = [config.threshold(lang) if threshold is None else threshold for lang in langs]
         return torch.tensor(values, device=self.device)
 
     def _code_trie(self) -> CodeTrie:
@@ -381,9 +381,3 @@ def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple
 
 def _numpy(tensor: Tensor) -> np.ndarray:
     return tensor.double().cpu().numpy()
-
-
-def _stem(columns: Sequence[str]) -> str:
-    """The common stem of columns such as hisco_1, hisco_2; empty where they have none."""
-    stems = {column.rstrip("0123456789").rstrip("_") for column in columns}
-    return stems.pop() if len(stems) == 1 else ""

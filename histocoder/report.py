@@ -12,12 +12,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from histocoder import plots
+from histocoder.config import ALL_LANGUAGES
 from histocoder.evaluate import Evaluation
 from histocoder.files import make_folder, replacing
 from histocoder.page import Markup, figure, page, table, tag, tiles
 from histocoder.plots import DECODER, FLAT
 from histocoder.predict import Coder
-from histocoder.scores import ALL_LANGUAGES
 from histocoder.summary import Metrics, num_descriptions, percent, summary
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from histocoder.config import ALL_LANGUAGES
 from histocoder.formatters import MISSING
 
 THRESHOLDS = np.arange(1, 100) / 100
 """Of the flat head's probabilities, to choose from."""
-ALL_LANGUAGES = "*"
 SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 

@@ -1,5 +1,6 @@
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from histocoder.data.normalize import normalize
 from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, Stepper, load_encoder
 from histocoder.occcanine import save_occcanine
 from histocoder.saved_model import published_weights
@@ -75,6 +77,23 @@ def test_descriptions_are_encoded_in_small_batches_and_decoded_in_large_ones(
         np.testing.assert_allclose(after[numbers], before[numbers], atol=1e-6)
         assert after.drop(columns=numbers).equals(before.drop(columns=numbers))
     assert len(decoded) <= 10 and decoded[0] == 48
+
+
+@pytest.mark.parametrize(
+    ("target_cols", "system"),
+    [(("occ_1", "occ_2"), "occ"), (("psti",), "psti"), (("occ_a", "occ_b"), "general"), (("1", "2"), "general")],
+)
+def test_codes_are_called_by_what_their_columns_have_in_common(target_cols: tuple[str, ...], system: str):
+    formatter = build_formatter("general", num_blocks=len(target_cols)).to_config()
+    config = replace(tiny_model().config, formatter=formatter, target_cols=target_cols)
+    assert config.system == Coder(MixerModel(config), "cpu").system == system
+
+
+def test_thresholds_of_languages():
+    config = replace(tiny_model().config, thresholds={"en": 0.2, "unk": 0.3})  # it knows Danish and English
+    assert [config.threshold(lang) for lang in ("en", "da", "xx", "unk")] == [0.2, 0.5, 0.3, 0.3]
+    assert replace(config, thresholds={"*": 0.4}).threshold("xx") == 0.4
+    assert replace(config, languages=()).threshold("xx") == 0.5
 
 
 def test_topk_is_the_head_of_full(coder: Coder):
