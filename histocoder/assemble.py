@@ -26,7 +26,7 @@ from histocoder.checkpoint import (
     clear_run,
     drop_checkpoints_after,
 )
-from histocoder.config import LoaderConfig
+from histocoder.config import LoaderConfig, config_of
 from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -151,13 +151,7 @@ def train(
                 train_data,
                 val_data,
                 train_config,
-                loader=LoaderConfig(
-                    args.num_workers,
-                    args.prefetch_factor,
-                    args.pin_memory,
-                    args.persistent_workers,
-                    args.worker_timeout,
-                ),
+                loader=config_of(LoaderConfig, args),
                 device=device,
                 folder=folder,
                 settings=settings,

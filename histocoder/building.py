@@ -91,8 +91,6 @@ def build_model(
         text_normalization=args.text_normalization,
     )
     if args.initial_checkpoint is None:
-        if args.only_encoder:
-            raise UserError("--only-encoder says what to take of --initial-checkpoint; give that as well.")
         encoder = _load_encoder(args)
         check_vocabulary(encoder, tokenizer, name=args.encoder)
         return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from histocoder.errors import UserError
 
@@ -37,6 +38,15 @@ def check_target_len(num_blocks: int, block_size: int) -> None:
 def check_max_len(max_len: int) -> None:
     """Raise a UserError where the encoder can't have so many positions."""
     _require(max_len >= 16 and max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")
+
+
+def check_decoder(*, dropout: float, dim_feedforward: int | None) -> None:
+    """Raise a UserError where there can be no decoder with these."""
+    _require(0 <= dropout < 1, f"--dropout is {dropout:g}; it must be 0 or more and less than 1.")
+    _require(
+        dim_feedforward is None or dim_feedforward >= 1,
+        f"--decoder-dim-feedforward is {dim_feedforward}; it must be 1 or more.",
+    )
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)
-        _require(0 <= self.dropout < 1, f"--dropout is {self.dropout:g}; it must be 0 or more and less than 1.")
+        check_decoder(dropout=self.dropout, dim_feedforward=self.decoder_dim_feedforward)
 
     @property
     def num_classes(self) -> int:
@@ -185,8 +195,6 @@ class AugmentConfig:
     """Alterations of one description at most."""
     unk_lang_prob: float = 0.25
     """Share of descriptions whose language is withheld."""
-    word_freq_file: str | None = None
-    """CSV of words to insert (`word,freq`); by default the training descriptions' own."""
 
     def __post_init__(self) -> None:
         for name, value in (("augmentation-prob", self.augmentation_prob), ("unk-lang-prob", self.unk_lang_prob)):
@@ -332,3 +340,11 @@ class LoaderConfig:
         _require(self.worker_timeout > 0, f"--worker-timeout is {self.worker_timeout:g}; it must be more than 0.")
         _require(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
         _require(self.prefetch_factor >= 1, f"--prefetch-factor is {self.prefetch_factor}; it must be 1 or more.")
+
+
+_Config = TypeVar("_Config", PrepareConfig, AugmentConfig, StrategyConfig, TrainConfig, LoaderConfig)
+
+
+def config_of(kind: type[_Config], args: argparse.Namespace, **given: Any) -> _Config:
+    """A configuration whose fields are what is given, and for the rest the arguments of the same names."""
+    return kind(**given, **{f.name: getattr(args, f.name) for f in fields(kind) if f.name not in given})

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from histocoder import distributed
 from histocoder.checkpoint import LearnerState
-from histocoder.compiling import check_compiler
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.memory import keep_freed_memory
@@ -140,7 +139,6 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
     model.to(device)
     model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
     if config.compile:
-        check_compiler(device)
         model.compile_layers()
     if config.gradient_checkpointing:
         model.checkpoint_layers()

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from dataclasses import fields
 from typing import Any
 
 import torch
 
 from histocoder import distributed
-from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.compiling import check_compiler
+from histocoder.config import (
+    AugmentConfig,
+    LoaderConfig,
+    StrategyConfig,
+    TrainConfig,
+    check_decoder,
+    check_max_len,
+    config_of,
+)
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
@@ -23,9 +31,17 @@ from histocoder.strategies import check_strategy
 
 
 def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
-    """Raise a UserError where training can't be as the arguments say, before any work is done."""
+    """Raise a UserError where training can't be as the arguments say, before any work is done or any undone."""
+    check_max_len(args.max_len)
+    check_decoder(dropout=args.dropout, dim_feedforward=args.decoder_dim_feedforward)
+    if args.only_encoder and args.initial_checkpoint is None:
+        raise UserError("--only-encoder says what to take of --initial-checkpoint; give that as well.")
+    config_of(AugmentConfig, args)
+    config_of(LoaderConfig, args)
     strategy = train_config_of(args).strategy
     check_strategy(strategy, device, computing_dtype(args.precision, device, use_amp=args.use_amp))
+    if args.compile:
+        check_compiler(device)
     if distributed.world_size() == 1 and (flags := strategy.flags()):
         say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
 
@@ -60,7 +76,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
         tokens_per_batch=args.tokens_per_batch,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         gradient_checkpointing=args.gradient_checkpointing,
-        strategy=StrategyConfig(**{f.name: getattr(args, f.name) for f in fields(StrategyConfig)}),
+        strategy=config_of(StrategyConfig, args),
         seed=args.seed,
         log_interval=args.log_interval,
         eval_interval=args.eval_interval,

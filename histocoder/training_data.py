@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from histocoder import distributed
-from histocoder.config import AugmentConfig, check_max_len
+from histocoder.config import AugmentConfig, config_of
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
 from histocoder.data.examples import ExampleFiles
@@ -36,7 +37,6 @@ def open_data(
     UserError
         On every process, for what a user can mend.
     """
-    check_max_len(args.max_len)
     cache_dir = Path(args.cache_dir) if args.cache_dir else folder / CACHE_FOLDER
 
     def build() -> list[str]:
@@ -52,21 +52,15 @@ def open_data(
 
 def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter | None:
     """The noise that the arguments ask for; None where they ask for none."""
-    config = AugmentConfig(args.augmentation_prob, args.num_transformations, args.unk_lang_prob, args.fn_word_freq)
+    config = config_of(AugmentConfig, args)
     alters = config.augmentation_prob > 0 and config.num_transformations > 0
     if not alters and config.unk_lang_prob == 0:
         return None
-    if config.word_freq_file is not None:
-        words = read_word_list(config.word_freq_file)
+    if args.fn_word_freq is not None:
+        words = read_word_list(args.fn_word_freq)
     else:
         words = WordList.from_texts(some_descriptions(arrays))
-    return Augmenter(
-        words,
-        augmentation_prob=config.augmentation_prob,
-        num_transformations=config.num_transformations,
-        unk_lang_prob=config.unk_lang_prob,
-        seed=args.seed,
-    )
+    return Augmenter(words, **asdict(config), seed=args.seed)
 
 
 def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment, run, write_table
-from jobs import Torchrun, two_ranks
+from jobs import Torchrun, training, two_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import finetune
@@ -111,6 +111,49 @@ def test_finetune(folder: Path, changes: dict[str, str], message: str, monkeypat
     assert not any(".tmp" in name or "model.safetensors" in name or "checkpoints" in name for name in left)
     if "out/data_train.csv" in left:  # what was prepared is whole, and used by the next run
         assert "out/prepared.json" in left
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is complete, beside its table."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    run(*training(out, batch_size=8, steps=2))
+    return out
+
+
+def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """What is in each file, and when it was written."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ({"--prefetch-factor": "0"}, r"--prefetch-factor is 0"),
+        ({"--worker-timeout": "0"}, r"--worker-timeout is 0"),
+        ({"--compile": ""}, r"there is no no-such-compiler here"),
+        ({"--augmentation-prob": "2"}, r"--augmentation-prob is 2"),
+        ({"--num-transformations": "-1"}, r"--num-transformations must be"),
+        ({"--dropout": "2"}, r"--dropout is 2"),
+        ({"--decoder-dim-feedforward": "0"}, r"--decoder-dim-feedforward is 0"),
+        ({"--max-len": "30"}, r"multiple of 4"),
+        ({"--only-encoder": ""}, r"--initial-checkpoint"),
+        ({"--ddp-comm-hook": "bf16"}, r"--ddp-comm-hook bf16 needs GPUs"),
+        ({"--share-val": "1"}, r"--share-val is 1"),
+        ({"--keep-checkpoints": "0"}, r"--keep-checkpoints is 0"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("anew", [{"--resume": "never"}, {"--overwrite": ""}], ids=str)
+def test_a_mistake_leaves_an_earlier_run_as_it_is(
+    folder: Path, finished: Path, anew: dict[str, str], mistake: dict[str, str], message: str, monkeypatch, capsys
+):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    before = files_of(finished)
+    paths = {"--dataset": str(finished.parent / "table.csv"), "--save-path": str(finished)}
+    said = ends_in_a_sentence(finetune, {**BASE, **paths, **anew, **mistake}, monkeypatch, capsys)
+    assert re.search(message, said), said
+    assert files_of(finished) == before
 
 
 @pytest.mark.parametrize(
