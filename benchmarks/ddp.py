@@ -82,11 +82,11 @@ def work(folder: Path, batch_size: int) -> None:
     """A process of a side: each line of its input says how many steps to take, and whether alone."""
     device = distributed.start(device="cpu")
     ours = Ours(Data(folder), TrainConfig(batch_size, 1000, 2e-5, 0.1), device, folder)
-    num_bytes = sum(4 * p.numel() for p in ours.run.model.parameters() if p.requires_grad)
+    num_bytes = sum(4 * p.numel() for p in ours.trainer.model.parameters() if p.requires_grad)
     print(json.dumps({"gradient_bytes": num_bytes}), flush=True)
     for line in sys.stdin:
         num_steps, alone = map(int, line.split())
-        with ours.run.learner.accumulating(more=alone):
+        with ours.trainer.learner.accumulating(more=alone):
             print(json.dumps({"rows_per_s": ours.steps(num_steps)}), flush=True)
     distributed.stop()
 

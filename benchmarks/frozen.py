@@ -32,7 +32,7 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
     ours = Ours(data, TrainConfig(args.batch_size, 1000, 2e-5, 0.1), device, folder, freeze_encoder=True)
     ours.steps(1)
     started = time.perf_counter()
-    use_encodings(ours.run.model, [data.plain], folder=folder)
+    use_encodings(ours.trainer.model, [data.plain], folder=folder)
     seconds = time.perf_counter() - started
     encodings = data.plain.encodings
     rates: dict[str, list[float]] = {"in each step": [], "once": []}

@@ -21,20 +21,19 @@ from train_step import Data, Ours
 
 from histocoder import kernels
 from histocoder.config import TrainConfig
-from histocoder.engine import train_step
 
 MAX_LEN = 128
 
 
 def losses(side: Ours, steps: int, *, pad: bool) -> np.ndarray:
     """Of each step."""
-    side.run.model.eval()
+    side.trainer.model.eval()
     found = []
     for _ in range(steps):
         batch = next(side.epochs)
         if pad:
             batch.input_ids = F.pad(batch.input_ids, (0, MAX_LEN - batch.input_ids.shape[1]))
-        found.append(float(train_step(side.run, [batch])[0]))
+        found.append(float(side.trainer.train_step([batch])[0]))
     return np.array(found)
 
 

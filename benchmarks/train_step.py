@@ -46,10 +46,9 @@ from histocoder.data.key import read_key
 from histocoder.data.prepare import TRAIN_FILE, formatter_of, prepare
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import LANG_SEP, tokenize
-from histocoder.engine import _Run, mixed_loss, train_step
+from histocoder.engine import Trainer, mixed_loss
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.layers import knows_linear
-from histocoder.tracking import NullRun
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
@@ -94,16 +93,17 @@ class Ours:
         model = data.model()
         if freeze_encoder:
             model.freeze_encoder()
-        self.run = _Run.begin(model, data.noisy, data.noisy, config, LoaderConfig(), device, folder, {}, NullRun())
-        self.run.model.train()
+        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "folder": folder, "settings": {}}
+        self.trainer = Trainer(model, data.noisy, data.noisy, config, **options)
+        self.trainer.model.train()
         self.rows = config.batch_size * distributed.world_size()
         self.epochs = self._batches()
         self.taken: list[Batch] = []
 
     def _batches(self) -> Iterator[Batch]:
         for epoch in range(1000):
-            self.run.sampler.set_position(epoch, 0)
-            for batch in self.run.train_loader:
+            self.trainer.sampler.set_position(epoch, 0)
+            for batch in self.trainer.train_loader:
                 if batch.num_rows == self.rows:
                     yield batch
 
@@ -112,17 +112,17 @@ class Ours:
         started = time.perf_counter()
         for _ in range(count):
             self.taken.append(next(self.epochs))
-            loss, _ = train_step(self.run, self.taken[-1:])
+            loss, _ = self.trainer.train_step(self.taken[-1:])
         float(loss)
         return count * self.rows / (time.perf_counter() - started)
 
     def gflops(self, count: int) -> list[float]:
         """Of this machine, as it is now; see `gflops`."""
-        return gflops(self.run.device, self.run.model.dtype, count)
+        return gflops(self.trainer.device, self.trainer.model.dtype, count)
 
     def where_time_goes(self, count: int) -> dict[str, int] | None:
         """Milliseconds of a step by what they go into; in bf16 alone, since its products are all that Python sees."""
-        if self.run.model.dtype != torch.bfloat16:
+        if self.trainer.model.dtype != torch.bfloat16:
             return None
         with cProfile.Profile() as profile:
             self.steps(count)
@@ -140,7 +140,7 @@ class Ours:
         attention.flops, kernels.Attention = 0, attention
         with FlopCounterMode(display=False, custom_mapping=_PRODUCTS) as counter:
             for batch in self.taken[-count:]:
-                train_step(self.run, [batch])
+                self.trainer.train_step([batch])
         kernels.Attention = attention.__base__
         return (counter.get_total_flops() + attention.flops) / (count * self.rows)
 

@@ -33,14 +33,12 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.deterministic import compute_deterministically
 from histocoder.devices import device_name
-from histocoder.engine import check_batch_size, fit
+from histocoder.engine import Trainer, check_batch_size
 from histocoder.errors import UserError
 from histocoder.files import remove_leftovers, replacing
 from histocoder.formatters import MISSING
 from histocoder.launch import node_name
-from histocoder.model import (
-    MixerModel,
-)
+from histocoder.model import MixerModel
 from histocoder.nodes import refuse_differences
 from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.precision import computing_dtype, precision_name
@@ -131,34 +129,32 @@ def train(
     noise = augmenter_of(args, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
     val_data = OccupationDataset(val_arrays, **common)
+    explaining = partial(explaining_out_of_memory, train_config, device, max_len=args.max_len)
+    with explaining():
+        trainer = Trainer(
+            model,
+            train_data,
+            val_data,
+            train_config,
+            loader=config_of(LoaderConfig, args),
+            device=device,
+            folder=folder,
+            settings=settings,
+        )
+
     start_step = checkpoint.state.step if checkpoint is not None else 0
     distributed.run_on_primary(
         lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
     )
-
-    def announce(num_steps: int, strategy: str) -> None:
-        for line in banner(_facts(args, model, train_data, val_data, device, num_steps, strategy)):
-            say(line)
-
     warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
         say(f"Going on from step {start_step} ({checkpoint.path}).")
+    for line in banner(_facts(args, trainer)):
+        say(line)
     tracker = _tracker(args, folder, start_step, model.config.system)
     try:
-        with explaining_out_of_memory(train_config, device, max_len=args.max_len):
-            fit(
-                model,
-                train_data,
-                val_data,
-                train_config,
-                loader=config_of(LoaderConfig, args),
-                device=device,
-                folder=folder,
-                settings=settings,
-                checkpoint=checkpoint,
-                tracker=tracker,
-                announce=announce,
-            )
+        with explaining():
+            trainer.fit(checkpoint, tracker)
         if args.wandb_artifact:
             tracker.keep_model(folder)
     finally:
@@ -252,16 +248,9 @@ def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
         )
 
 
-def _facts(
-    args: argparse.Namespace,
-    model: MixerModel,
-    train_data: OccupationDataset,
-    val_data: OccupationDataset,
-    device: torch.device,
-    num_steps: int,
-    strategy: str,
-) -> RunFacts:
+def _facts(args: argparse.Namespace, trainer: Trainer) -> RunFacts:
     """What the banner tells; all ranks ask for it together."""
+    model, device = trainer.model, trainer.device
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     by_tokens = args.tokens_per_batch is not None
     return RunFacts(
@@ -269,18 +258,18 @@ def _facts(
         encoder=args.encoder,
         num_trained=trained,
         num_frozen=sum(p.numel() for p in model.parameters()) - trained,
-        num_train=len(train_data),
-        num_distinct=train_data.arrays.num_distinct,
-        num_val=len(val_data),
+        num_train=len(trainer.train_data),
+        num_distinct=trainer.train_data.arrays.num_distinct,
+        num_val=len(trainer.val_data),
         num_codes=model.config.num_classes,
         devices=tuple(distributed.gather_texts(device_name(device))),
         num_nodes=len(set(distributed.gather_texts(node_name()))),
         backend=distributed.backend(),
-        strategy=strategy,
+        strategy=trainer.learner.strategy.name,
         precision=precision_name(computing_dtype(args.precision, device, use_amp=args.use_amp)),
         batch_size=args.tokens_per_batch if by_tokens else args.batch_size,
         batch_unit="positions" if by_tokens else "rows",
         accumulation=args.gradient_accumulation_steps,
-        num_steps=num_steps,
+        num_steps=trainer.total_steps,
         num_epochs=args.num_epochs if args.max_steps is None else None,
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,184 +41,48 @@ from histocoder.tracking import NullRun, Tracker
 from histocoder.validation import validate
 
 
-def fit(
-    model: MixerModel,
-    train_data: OccupationDataset,
-    val_data: OccupationDataset,
-    config: TrainConfig,
-    *,
-    loader: LoaderConfig,
-    device: torch.device,
-    folder: Path,
-    settings: dict[str, Any],
-    checkpoint: Checkpoint | None = None,
-    tracker: Tracker | None = None,
-    announce: Callable[[int, str], None] | None = None,
-) -> dict[str, float]:
-    """Train a model, on this process or together with others, and save it.
+class Trainer:
+    """What fits a model, on this process or together with others, and saves it.
 
     Parameters
     ----------
     model : MixerModel
-        Already frozen as far as it is to be; on the CPU.
+        Already frozen as far as it is to be; on the CPU. It is moved.
     train_data, val_data : OccupationDataset
         All rows, on every rank.
     config : TrainConfig
     loader : LoaderConfig
     device : torch.device
     folder : Path
-        The run's; rank 0 writes there.
+        The run's; rank 0 writes there, from `fit` on.
     settings : dict
         What a resumed run must agree on; kept in each checkpoint.
-    checkpoint : Checkpoint, optional
-        To go on from; its weights are loaded into the model.
-    tracker : Tracker, optional
-    announce : callable, optional
-        Called on all ranks, with the number of steps and the strategy's name, before anything is computed.
 
-    Returns
-    -------
-    dict
-        The last validation's numbers.
-
-    Raises
-    ------
-    Interrupted
-        Where the run was asked to stop; its state is saved.
-    UserError
-        Where a file can't be written.
-    MachineError
-        Where a loader worker is killed, or hangs.
+    Attributes
+    ----------
+    total_steps : int
+        Of the whole run.
+    learner : Learner
+    state : TrainState
     """
-    run = _Run.begin(model, train_data, val_data, config, loader, device, folder, settings, tracker or NullRun())
-    if announce is not None:
-        announce(run.total_steps, run.learner.strategy.name)
-    if checkpoint is not None:
-        run.restore(checkpoint)
-    with run.learner.whole():
-        use_encodings(model, [train_data, val_data], folder=folder)
-    run.progress = Progress(run.total_steps, start=run.state.step, show=distributed.is_primary())
-    run.profiler = open_profiler(config.profile_steps, folder, device=device, say=run.progress.say, on_pause=run.pause)
-    with StopSignals(distributed.expect_end) as signals, run.train_loader.naming_workers(), run.profiler:
-        run.stop_requested = lambda: signals.signum
-        while run.state.step < run.total_steps:
-            train_epoch(run)
-    run.progress.close()
-    results = run.state.results or run.validate()
-    run.save_result()
-    return results
 
-
-def check_batch_size(config: TrainConfig, num_rows: int) -> None:
-    """Raise a UserError where a step of all processes together takes more rows than there are to train on."""
-    num_parts = distributed.world_size() * config.gradient_accumulation_steps
-    if config.batch_size * num_parts > num_rows:
-        times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
-        raise UserError(
-            f"A batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on; set --batch-size "
-            f"to {max(num_rows // num_parts, 1)} or less."
-        )
-
-
-def train_epoch(run: _Run) -> None:
-    """Go through what is left of the epoch at hand."""
-    state, config = run.state, run.config
-    run.model.train()
-    run.sampler.set_position(state.epoch, state.samples)
-    for parts in zip(*[iter(run.train_loader)] * config.gradient_accumulation_steps, strict=True):
-        loss, grad_norm = train_step(run, parts)
-        run.profiler.step()
-        state.step += 1
-        state.samples += parts[0].num_rows
-        run.meter.add(loss, grad_norm, rows=parts[0].num_rows)
-        state.results = None
-        is_last = state.step == run.total_steps
-        if state.step % config.log_interval == 0 or is_last:
-            run.log_training()
-        run.advance(loss)
-        if state.step % config.eval_interval == 0 or is_last:
-            run.validate()
-        end_of_epoch = config.save_each_epoch and state.samples == run.num_train
-        if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
-            run.save()
-        if is_last:
-            break
-        if signum := run.ballot.cast(run.stop_requested()):
-            run.interrupt(signum)
-    else:
-        state.epoch, state.samples = state.epoch + 1, 0
-    run.ballot.close()
-
-
-def train_step(run: _Run, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-    """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.
-
-    Returns this rank's part of the loss, and the norm of all gradients.
-    """
-    loss = torch.zeros((), device=run.device)
-    for i, part in enumerate(parts, 1):
-        batch = part.to(run.device)
-        with run.learner.accumulating(more=i < len(parts)):
-            output = run.learner.forward(batch)
-            part_loss = batch.weight * mixed_loss(output, batch, run.num_blocks, run.config.seq2seq_weight)
-            run.learner.backward(part_loss)
-        loss += part_loss.detach()
-    return loss, run.learner.step()
-
-
-def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weight: float) -> Tensor:
-    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * BCE`."""
-    block = losses.block_order_invariant(
-        output.seq2seq_logits,
-        batch.targets,
-        num_blocks=num_blocks,
-        num_rows=batch.num_rows,
-        num_target_blocks=batch.num_target_blocks,
-        counts=batch.counts,
-    )
-    flat = losses.flat_bce(output.flat_logits, batch.class_ids, num_rows=batch.num_rows, counts=batch.counts)
-    return seq2seq_weight * block + (1 - seq2seq_weight) * flat
-
-
-@dataclass
-class _Run:
-    """What an epoch works with."""
-
-    config: TrainConfig
-    learner: Learner
-    sampler: BucketSampler
-    train_loader: BatchLoader
-    num_train: int
-    val_data: OccupationDataset
-    num_blocks: int
-    total_steps: int
-    device: torch.device
-    folder: Path
-    settings: dict[str, Any]
-    tracker: Tracker
-    state: TrainState = field(default_factory=TrainState)
-    meter: Meter = field(default_factory=Meter)
-    ballot: distributed.Ballot = field(default_factory=distributed.Ballot)
-    stop_requested: Callable[[], int] = lambda: 0
-    saved_step: int | None = None
-    progress: Progress = field(default_factory=lambda: Progress(0, show=False))
-    profiler: NullProfiler | Profiler = field(default_factory=NullProfiler)
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         model: MixerModel,
         train_data: OccupationDataset,
         val_data: OccupationDataset,
         config: TrainConfig,
+        *,
         loader: LoaderConfig,
         device: torch.device,
         folder: Path,
         settings: dict[str, Any],
-        tracker: Tracker,
-    ) -> _Run:
-        """Set up batches, and what learns from them."""
-        sampler = BucketSampler(
+    ) -> None:
+        self.model, self.config, self.device = model, config, device
+        self.train_data, self.val_data = train_data, val_data
+        self.folder, self.settings = folder, settings
+        self.num_blocks = model.config.formatter["num_blocks"]
+        self.sampler = BucketSampler(
             train_data.lengths,
             train_data.num_target_blocks,
             batch_size=_global_batch(config, model),
@@ -228,28 +91,98 @@ class _Run:
             rank=distributed.rank(),
             num_parts=config.gradient_accumulation_steps,
         )
-        total_steps = config.max_steps or sum(map(sampler.num_batches, range(config.num_epochs)))
+        self.total_steps = config.max_steps or sum(map(self.sampler.num_batches, range(config.num_epochs)))
         pin_memory = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
-        train_loader = BatchLoader(train_data, sampler, loader, pin_memory=pin_memory)
-        return cls(
-            config=config,
-            learner=Learner(model, config, device, total_steps=total_steps),
-            sampler=sampler,
-            train_loader=train_loader,
-            num_train=len(train_data),
-            val_data=val_data,
-            num_blocks=model.config.formatter["num_blocks"],
-            total_steps=total_steps,
-            device=device,
-            folder=folder,
-            settings=settings,
-            tracker=tracker,
-        )
+        self.train_loader = BatchLoader(train_data, self.sampler, loader, pin_memory=pin_memory)
+        self.learner = Learner(model, config, device, total_steps=self.total_steps)
+        self.state, self.meter, self.ballot = TrainState(), Meter(), distributed.Ballot()
+        self.saved_step: int | None = None
+        self.tracker: Tracker = NullRun()  # these two until `fit`
+        self.progress = Progress(self.total_steps, show=False)
 
-    @property
-    def model(self) -> MixerModel:
-        """Unwrapped."""
-        return self.learner.model
+    def fit(self, checkpoint: Checkpoint | None = None, tracker: Tracker | None = None) -> dict[str, float]:
+        """Train, and save the model.
+
+        Parameters
+        ----------
+        checkpoint : Checkpoint, optional
+            To go on from; its weights are loaded into the model.
+        tracker : Tracker, optional
+
+        Returns
+        -------
+        dict
+            The last validation's numbers.
+
+        Raises
+        ------
+        Interrupted
+            Where the run was asked to stop; its state is saved.
+        UserError
+            Where a file can't be written.
+        MachineError
+            Where a loader worker is killed, or hangs.
+        """
+        self.tracker = tracker or self.tracker
+        if checkpoint is not None:
+            self.restore(checkpoint)
+        with self.learner.whole():
+            use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
+        self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
+        profiler = open_profiler(
+            self.config.profile_steps, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
+        )
+        with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
+            while self.state.step < self.total_steps:
+                self.train_epoch(signals, profiler)
+        self.progress.close()
+        results = self.state.results or self.validate()
+        self.save_result()
+        return results
+
+    def train_epoch(self, signals: StopSignals, profiler: NullProfiler | Profiler) -> None:
+        """Go through what is left of the epoch at hand."""
+        state, config = self.state, self.config
+        self.model.train()
+        self.sampler.set_position(state.epoch, state.samples)
+        for parts in zip(*[iter(self.train_loader)] * config.gradient_accumulation_steps, strict=True):
+            loss, grad_norm = self.train_step(parts)
+            profiler.step()
+            state.step += 1
+            state.samples += parts[0].num_rows
+            self.meter.add(loss, grad_norm, rows=parts[0].num_rows)
+            state.results = None
+            is_last = state.step == self.total_steps
+            if state.step % config.log_interval == 0 or is_last:
+                self.log_training()
+            self.advance(loss)
+            if state.step % config.eval_interval == 0 or is_last:
+                self.validate()
+            end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data)
+            if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
+                self.save()
+            if is_last:
+                break
+            if signum := self.ballot.cast(signals.signum):
+                self.interrupt(signum)
+        else:
+            state.epoch, state.samples = state.epoch + 1, 0
+        self.ballot.close()
+
+    def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.
+
+        Returns this rank's part of the loss, and the norm of all gradients.
+        """
+        loss = torch.zeros((), device=self.device)
+        for i, part in enumerate(parts, 1):
+            batch = part.to(self.device)
+            with self.learner.accumulating(more=i < len(parts)):
+                output = self.learner.forward(batch)
+                part_loss = batch.weight * mixed_loss(output, batch, self.num_blocks, self.config.seq2seq_weight)
+                self.learner.backward(part_loss)
+            loss += part_loss.detach()
+        return loss, self.learner.step()
 
     def advance(self, loss: Tensor) -> None:
         """Move the bar; the loss is read from a CPU only, where that makes no one wait."""
@@ -369,7 +302,7 @@ class _Run:
     def card(self) -> str:
         """The model card of what has been trained so far."""
         return model_card(
-            self.model.config, num_train=self.num_train, num_val=len(self.val_data), metrics=self.state.results
+            self.model.config, num_train=len(self.train_data), num_val=len(self.val_data), metrics=self.state.results
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -397,6 +330,31 @@ class _Run:
             f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Started "
             "again, without --overwrite and --resume, it goes on from there.",
             signum,
+        )
+
+
+def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weight: float) -> Tensor:
+    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * BCE`."""
+    block = losses.block_order_invariant(
+        output.seq2seq_logits,
+        batch.targets,
+        num_blocks=num_blocks,
+        num_rows=batch.num_rows,
+        num_target_blocks=batch.num_target_blocks,
+        counts=batch.counts,
+    )
+    flat = losses.flat_bce(output.flat_logits, batch.class_ids, num_rows=batch.num_rows, counts=batch.counts)
+    return seq2seq_weight * block + (1 - seq2seq_weight) * flat
+
+
+def check_batch_size(config: TrainConfig, num_rows: int) -> None:
+    """Raise a UserError where a step of all processes together takes more rows than there are to train on."""
+    num_parts = distributed.world_size() * config.gradient_accumulation_steps
+    if config.batch_size * num_parts > num_rows:
+        times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
+        raise UserError(
+            f"A batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on; set --batch-size "
+            f"to {max(num_rows // num_parts, 1)} or less."
         )
 
 

@@ -19,7 +19,6 @@ from torch._dynamo.utils import counters
 
 from histocoder import Coder
 from histocoder.data.dataset import OccupationDataset
-from histocoder.engine import train_step
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +55,7 @@ def test_three_graphs_serve_all_lengths_and_batches(
         trained.sampler.set_position(epoch, 0)
         for batch in trained.train_loader:
             shapes.add(batch.input_ids.shape)
-            train_step(trained, [batch])
+            trained.train_step([batch])
     assert {size for size, _ in shapes} == {4, 6} and len({length for _, length in shapes}) >= 5
     assert num_graphs() == 3  # the encoder's first layer, all others, and the decoder's
     assert not counters["graph_break"]

@@ -15,35 +15,35 @@ from test_speed import begin, dataset
 
 from histocoder import engine
 from histocoder.checkpoint import list_checkpoints
-from histocoder.engine import _Run, train_step
+from histocoder.engine import Trainer
 from histocoder.errors import UserError
 from histocoder.meter import Meter
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> _Run:
+def started(tmp_path: Path) -> Trainer:
     """A run of one process that has done a step, so that its optimizer has a state."""
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    run = begin(tmp_path, data, precision="fp32", num_classes=8)
-    one_step(run)
-    return run
+    trainer = begin(tmp_path, data, precision="fp32", num_classes=8)
+    one_step(trainer)
+    return trainer
 
 
-def one_step(run: _Run) -> None:
-    batch = next(iter(run.train_loader))
-    loss, grad_norm = train_step(run, [batch])
-    run.state.step += 1
-    run.meter.add(loss, grad_norm, rows=batch.num_rows)
+def one_step(trainer: Trainer) -> None:
+    batch = next(iter(trainer.train_loader))
+    loss, grad_norm = trainer.train_step([batch])
+    trainer.state.step += 1
+    trainer.meter.add(loss, grad_norm, rows=batch.num_rows)
 
 
-def state_of(run: _Run) -> list[torch.Tensor]:
+def state_of(trainer: Trainer) -> list[torch.Tensor]:
     """Copies of the weights and of the optimizer's state."""
-    moments = [tensor for state in run.learner.optimizer.state.values() for tensor in state.values()]
-    return [tensor.detach().clone() for tensor in (*run.model.parameters(), *moments)]
+    moments = [tensor for state in trainer.learner.optimizer.state.values() for tensor in state.values()]
+    return [tensor.detach().clone() for tensor in (*trainer.model.parameters(), *moments)]
 
 
 @pytest.mark.parametrize(("summand", "factor"), [(0, math.nan), (0, math.inf), (math.inf, 1)])
-def test_a_step_that_is_not_finite_changes_nothing(started: _Run, monkeypatch, summand: float, factor: float):
+def test_a_step_that_is_not_finite_changes_nothing(started: Trainer, monkeypatch, summand: float, factor: float):
     mixed_loss, before = engine.mixed_loss, state_of(started)  # of inf + loss, the gradients would be finite
     with monkeypatch.context() as patched:
         patched.setattr(engine, "mixed_loss", lambda *args: summand + factor * mixed_loss(*args))
@@ -71,7 +71,7 @@ def test_losses_may_lie_elsewhere_than_norms(monkeypatch: pytest.MonkeyPatch):
     assert meter.loss.device.type == "meta" and (int(meter.skipped), float(meter.grad_norm)) == (1, 2.0)
 
 
-def test_weights_that_are_not_finite_are_not_saved(started: _Run):
+def test_weights_that_are_not_finite_are_not_saved(started: Trainer):
     started.save()
     with torch.no_grad():
         next(started.model.parameters())[0] = math.inf

@@ -42,8 +42,7 @@ def fit(folder: Path, *, precision: str = "fp32", seed: int = 5, noise: bool = F
     model.freeze_encoder()
     config = TrainConfig(20, NUM_EPOCHS, 1e-3, 0.5, eval_interval=4, precision=precision, seed=1)
     options = {"loader": LoaderConfig(), "device": CPU, "folder": folder / "out", "settings": {}}
-    results = engine.fit(model, train, val, config, **options)
-    return Trained(model, results)
+    return Trained(model, engine.Trainer(model, train, val, config, **options).fit())
 
 
 @pytest.fixture

@@ -120,7 +120,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, "tests")
 from conftest import write_table
 from sitecustomize import gpu
-from histocoder.engine import train_step
 import test_speed
 from test_speed import begin, dataset
 
@@ -136,13 +135,13 @@ data = dataset(folder, write_table(folder / "table.csv"), ("hisco_1",))
 test_speed.CPU = torch.device("cuda", 0)
 found = {}
 for precision in ("fp32", "bf16", "fp16"):
-    run = begin(folder, data, precision=precision, num_classes=8)
-    weights = {p.untyped_storage().data_ptr() for p in run.model.parameters()}
-    batch = next(iter(run.train_loader))
-    train_step(run, [batch])
+    trainer = begin(folder, data, precision=precision, num_classes=8)
+    weights = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
+    batch = next(iter(trainer.train_loader))
+    trainer.train_step([batch])
     before = gpu.gpu_waits()
     with Casts() as casts:
-        loss, _ = train_step(run, [batch])
+        loss, _ = trainer.train_step([batch])
     waits = gpu.gpu_waits() - before
     loss.item()
     found[precision] = [waits, gpu.gpu_waits() - before - waits, casts.of_weights]

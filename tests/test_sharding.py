@@ -22,7 +22,7 @@ from histocoder.arguments import add_strategy_arguments
 from histocoder.checkpoint import list_checkpoints, step_of
 from histocoder.cli import Parser
 from histocoder.config import StrategyConfig
-from histocoder.engine import _Run
+from histocoder.engine import Trainer
 from histocoder.errors import UserError
 from histocoder.saved_model import load_tensors
 from histocoder.shards import read_shards
@@ -46,7 +46,7 @@ def alone(data: Path) -> Path:
     return data.parent / "alone"
 
 
-def begun(folder: Path, **options: Any) -> _Run:
+def begun(folder: Path, **options: Any) -> Trainer:
     """A run that draws random numbers in every layer."""
     found = begin(
         folder, dataset(folder, write_table(folder / "table.csv"), ("hisco_1",)), num_classes=8, batch_size=4, **options
@@ -234,15 +234,15 @@ def test_frozen_encoders_are_shared_out_too(data: Path, tmp_path: Path):
 
 COUNTED = """
 import runpy, sys
-from histocoder.engine import _Run
-save = _Run.save_result
-def count(run):
-    save(run)
-    own = sum(p.numel() for p in run.learner.strategy.own_parameters(run.model))
-    optimizer = getattr(run.learner.optimizer, "optim", run.learner.optimizer)
+from histocoder.engine import Trainer
+save = Trainer.save_result
+def count(trainer):
+    save(trainer)
+    own = sum(p.numel() for p in trainer.learner.strategy.own_parameters(trainer.model))
+    optimizer = getattr(trainer.learner.optimizer, "optim", trainer.learner.optimizer)
     moments = sum(t.numel() for state in optimizer.state.values() for t in state.values() if t.dim())
-    print("numbers", sum(t.numel() for t in run.learner.model.parameters()), own, moments)
-_Run.save_result = count
+    print("numbers", sum(t.numel() for t in trainer.learner.model.parameters()), own, moments)
+Trainer.save_result = count
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -18,14 +18,13 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.samplers import Share
-from histocoder.engine import _Run, mixed_loss, train_step
+from histocoder.engine import Trainer, mixed_loss
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
 from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
 from histocoder.precision import computing_dtype
-from histocoder.tracking import NullRun
 
 MAX_LEN = 64
 CPU = torch.device("cpu")
@@ -41,7 +40,7 @@ def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: 
     return OccupationDataset(arrays, formatter=formatter, classes=key.codes, max_len=MAX_LEN, augmenter=augmenter)
 
 
-def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes: int, **options: Any) -> _Run:
+def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes: int, **options: Any) -> Trainer:
     torch.manual_seed(0)
     encoder, formatter = load_encoder("tiny", max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
     config = ModelConfig(
@@ -54,19 +53,20 @@ def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes:
     )
     defaults = {"batch_size": 16, "num_epochs": 100, "learning_rate": 3e-4, "seq2seq_weight": 0.1}
     train = TrainConfig(**{**defaults, "precision": precision, **options})
-    return _Run.begin(MixerModel(config, encoder), data, data, train, LoaderConfig(), CPU, folder, {}, NullRun())
+    rest: dict[str, Any] = {"loader": LoaderConfig(), "device": CPU, "folder": folder, "settings": {}}
+    return Trainer(MixerModel(config, encoder), data, data, train, **rest)
 
 
-def losses(run: _Run, steps: int, *, pad: bool) -> list[float]:
-    run.model.train()
+def losses(trainer: Trainer, steps: int, *, pad: bool) -> list[float]:
+    trainer.model.train()
     found: list[float] = []
     for epoch in range(100):
-        run.sampler.set_position(epoch, 0)
-        for batch in run.train_loader:
+        trainer.sampler.set_position(epoch, 0)
+        for batch in trainer.train_loader:
             if pad:
                 width = MAX_LEN - batch.input_ids.shape[1]
                 batch.input_ids = torch.nn.functional.pad(batch.input_ids, (0, width))
-            found.append(train_step(run, [batch])[0].item())
+            found.append(trainer.train_step([batch])[0].item())
             if len(found) == steps:
                 return found
     raise AssertionError
@@ -93,10 +93,10 @@ def test_a_step_waits_for_no_number(tmp_path: Path):
             return func(*args, **(kwargs or {}))
 
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    run = begin(tmp_path, data, precision="bf16", num_classes=8)
-    batch = next(iter(run.train_loader))
+    trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
+    batch = next(iter(trainer.train_loader))
     with Counter() as counter:
-        loss, _ = train_step(run, [batch])
+        loss, _ = trainer.train_step([batch])
         assert counter.reads == 0
         loss.item()
         assert counter.reads == 1
@@ -104,12 +104,12 @@ def test_a_step_waits_for_no_number(tmp_path: Path):
 
 def test_between_batches_that_accumulate_gradients_are_in_fp32(tmp_path: Path):
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    run = begin(tmp_path, data, precision="bf16", num_classes=8)
-    batch = next(iter(run.train_loader))
-    weights = [p for p in run.model.parameters() if p.ndim > 1]
+    trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
+    batch = next(iter(trainer.train_loader))
+    weights = [p for p in trainer.model.parameters() if p.ndim > 1]
     for more, in_copies in ((False, True), (True, False)):
-        with run.learner.accumulating(more=more):
-            run.learner.backward(mixed_loss(run.learner.forward(batch), batch, 1, 0.5))
+        with trainer.learner.accumulating(more=more):
+            trainer.learner.backward(mixed_loss(trainer.learner.forward(batch), batch, 1, 0.5))
         assert any(kept_copy(p).gradient is not None for p in weights) is in_copies
     assert all(p.grad.dtype == torch.float32 for p in weights if p.grad is not None)
 
@@ -125,9 +125,9 @@ def test_a_step_copies_no_bias_to_the_rows_of_a_product(tmp_path: Path):
             return func(*args, **(kwargs or {}))
 
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    run = begin(tmp_path, data, precision="bf16", num_classes=8)
+    trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
     with Counter() as counter:
-        run.learner.forward(next(iter(run.train_loader)))
+        trainer.learner.forward(next(iter(trainer.train_loader)))
     assert counter.copying == 0
 
 
@@ -148,22 +148,22 @@ def test_what_lies_between_products_is_done_by_kernels(tmp_path: Path):
             return func(*args, **(kwargs or {}))
 
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    run = begin(tmp_path, data, precision="bf16", num_classes=8)
-    batch = next(iter(run.train_loader))
+    trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
+    batch = next(iter(trainer.train_loader))
     with Counter() as counter:
-        train_step(run, [batch])
+        trainer.train_step([batch])
     assert "mm" in counter.names and counter.by_columns == 0
     assert not counter.names & {"bmm", "_softmax", "_fused_adamw_", "_foreach_norm", "bernoulli_", "native_dropout"}
     assert not counter.names & {"gelu", "gelu_backward"}
-    of_encoder, of_decoder = map(len, run.model.layers())
+    of_encoder, of_decoder = map(len, trainer.model.layers())
     assert counter.added_within == 2 * of_encoder + 3 * of_decoder  # each residual's gradient
 
 
 def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path: Path):
     data = dataset(tmp_path, ROOT / "data" / "train.csv", ("hisco_1",), noise=True)
-    run = begin(tmp_path, data, precision="fp32", num_classes=8)
-    run.sampler.set_position(1, 0)
-    batches, lengths = list(run.train_loader), data.lengths(1)
+    trainer = begin(tmp_path, data, precision="fp32", num_classes=8)
+    trainer.sampler.set_position(1, 0)
+    batches, lengths = list(trainer.train_loader), data.lengths(1)
     computed = sum(batch.input_ids.numel() for batch in batches)
     needed = sum(trimmed_length(int(lengths[row]), MAX_LEN) for batch in batches for row in batch.rows)
     assert needed <= computed <= 1.02 * needed
@@ -179,10 +179,10 @@ def test_rows_that_are_alike_are_computed_once_with_the_same_gradients(tmp_path:
     assert torch.equal(merged.targets, whole.targets[:16]) and merged.num_rows == 30
     gradients = []
     for batch in (whole, merged):
-        run = begin(tmp_path, data, precision="fp32", num_classes=8, learning_rate=1e-9)
-        loss = mixed_loss(run.learner.forward(batch), batch, 1, 0.5)
+        trainer = begin(tmp_path, data, precision="fp32", num_classes=8, learning_rate=1e-9)
+        loss = mixed_loss(trainer.learner.forward(batch), batch, 1, 0.5)
         loss.backward()
-        gradients.append([loss, *(p.grad for p in run.model.parameters())])
+        gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
