@@ -32,7 +32,7 @@ from histocoder.learner import Learner
 from histocoder.memory import peak_gpu_memory
 from histocoder.meter import Meter
 from histocoder.model import MixerModel, MixerOutput
-from histocoder.profiling import NullProfiler, Profiler, open_profiler
+from histocoder.profiling import Profiler
 from histocoder.progress import Progress
 from histocoder.resume import mark_interrupted
 from histocoder.saved_model import save_model
@@ -129,7 +129,7 @@ class Trainer:
         with self.learner.whole():
             use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
-        profiler = open_profiler(
+        profiler = Profiler(
             self.config.profile_steps, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
         )
         with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
@@ -140,7 +140,7 @@ class Trainer:
         self.save_result()
         return results
 
-    def train_epoch(self, signals: StopSignals, profiler: NullProfiler | Profiler) -> None:
+    def train_epoch(self, signals: StopSignals, profiler: Profiler) -> None:
         """Go through what is left of the epoch at hand."""
         state, config = self.state, self.config
         self.model.train()

@@ -21,27 +21,15 @@ _WARM_UP_STEPS = 2  # of the profiler's own
 _TABLE_ROWS = 30
 
 
-class NullProfiler:
-    """Looks at nothing."""
-
-    def __enter__(self) -> None:
-        """Nothing."""
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing."""
-
-    def step(self) -> None:
-        """Nothing."""
-
-
 class Profiler:
-    """Within `with`, records some steps, once, and then costs nothing any more.
+    """Within `with`, records some steps on rank 0, once, and then costs nothing any more.
 
     Writes `profile/trace.json.gz`, for chrome://tracing or ui.perfetto.dev, and `profile/table.txt`.
 
     Parameters
     ----------
-    num_steps : int
+    num_steps : int or None
+        None: it records nothing.
     folder : Path
         The run's.
     device : torch.device
@@ -53,7 +41,7 @@ class Profiler:
 
     def __init__(
         self,
-        num_steps: int,
+        num_steps: int | None,
         folder: Path,
         *,
         device: torch.device,
@@ -61,26 +49,20 @@ class Profiler:
         on_pause: Callable[[float], None],
     ) -> None:
         self._folder = folder / PROFILE_FOLDER
-        self._num_steps, self._say, self._on_pause = num_steps, say, on_pause
-        self._steps = 0
+        self._say, self._on_pause = say, on_pause
         self._by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-        gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's own notices on standard error
-        wait = SKIPPED_STEPS - _WARM_UP_STEPS
-        self._profile: profile | None = profile(
-            activities=[ProfilerActivity.CPU, *gpu],
-            schedule=schedule(wait=wait, warmup=_WARM_UP_STEPS, active=num_steps, repeat=1),
-        )
+        self._steps, self._last_step = 0, SKIPPED_STEPS + (num_steps or 0)
+        self._profile = _profile_of(num_steps, device) if num_steps and distributed.is_primary() else None
 
     def __enter__(self) -> None:
-        assert self._profile is not None
-        self._profile.start()
+        if self._profile is not None:
+            self._profile.start()
 
     def step(self) -> None:
         """One step has been taken."""
         if self._profile is not None:
             self._steps += 1
-            if self._steps == SKIPPED_STEPS + self._num_steps:
+            if self._steps == self._last_step:
                 self._finish(self._profile)
             else:
                 self._profile.step()
@@ -111,15 +93,12 @@ class Profiler:
         self._on_pause(started)
 
 
-def open_profiler(
-    num_steps: int | None,
-    folder: Path,
-    *,
-    device: torch.device,
-    say: Callable[[str], None],
-    on_pause: Callable[[float], None],
-) -> NullProfiler | Profiler:
-    """One that looks at so many steps, on rank 0; None: at none."""
-    if num_steps is None or not distributed.is_primary():
-        return NullProfiler()
-    return Profiler(num_steps, folder, device=device, say=say, on_pause=on_pause)
+def _profile_of(num_steps: int, device: torch.device) -> profile:
+    """Torch's own, of so many steps behind those that are skipped."""
+    gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's own notices on standard error
+    wait = SKIPPED_STEPS - _WARM_UP_STEPS
+    return profile(
+        activities=[ProfilerActivity.CPU, *gpu],
+        schedule=schedule(wait=wait, warmup=_WARM_UP_STEPS, active=num_steps, repeat=1),
+    )
