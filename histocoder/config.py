@@ -18,7 +18,7 @@ MAX_TARGET_LEN = 128
 ALL_LANGUAGES = "*"
 """Stands for all of them among thresholds."""
 NUM_GREEDY = 1024
-"""Validation rows that are decoded freely during training."""
+"""Validation rows that are decoded freely during training; all are scored with teacher forcing."""
 
 
 def _require(ok: bool, message: str) -> None:
@@ -290,8 +290,6 @@ class TrainConfig:
     """What is written at the end: "histocoder", or "occcanine" for `last.bin` as well."""
     profile_steps: int | None = None
     """Steps that are profiled, near the start; None: none."""
-    num_greedy: int = NUM_GREEDY
-    """Validation rows that are decoded freely; all are scored with teacher forcing."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -228,7 +228,6 @@ class Trainer:
                 num_blocks=self.num_blocks,
                 batch_size=self.config.batch_size,
                 seq2seq_weight=self.config.seq2seq_weight,
-                num_greedy=self.config.num_greedy,
                 device=self.device,
             )
         self.state.results = results

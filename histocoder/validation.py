@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from histocoder import distributed, losses, metrics
+from histocoder.config import NUM_GREEDY
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.decoding.greedy import greedy
@@ -21,7 +22,6 @@ def validate(
     num_blocks: int,
     batch_size: int,
     seq2seq_weight: float,
-    num_greedy: int,
     device: torch.device,
 ) -> dict[str, float]:
     """Losses and accuracies over all rows, each counted once, whatever the number of processes.
@@ -33,8 +33,6 @@ def validate(
     data : OccupationDataset
     num_blocks, batch_size : int
     seq2seq_weight : float
-    num_greedy : int
-        Rows, the same ones each time, that are also decoded freely.
     device : torch.device
 
     Returns
@@ -42,13 +40,13 @@ def validate(
     dict
         `val_loss`, `val_loss_linear`, `val_loss_seq2seq`: as if all rows were one batch. In percent: `seq_acc` (exact
         set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set above 0.5); and
-        `greedy_seq_acc`, the exact set of codes decoded freely, on the sample.
+        `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY` rows, the same ones each time.
     """
     model.eval()
     rank, world_size = distributed.rank(), distributed.world_size()
     sampler = SequentialSampler(data.lengths(), batch_size=batch_size, num_replicas=world_size, rank=rank)
     in_sample = np.zeros(len(data), dtype=bool)
-    in_sample[np.random.default_rng(0).permutation(len(data))[:num_greedy]] = True
+    in_sample[np.random.default_rng(0).permutation(len(data))[:NUM_GREEDY]] = True
     sums = torch.zeros(9, dtype=torch.float64)
     for share in sampler:
         freely = torch.from_numpy(in_sample[share.rows]).to(device)
