@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from histocoder import arguments, assemble, distributed
 from histocoder.cli import Parser
-from histocoder.config import PrepareConfig
+from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
 from histocoder.data.labels import LabelRules
@@ -77,21 +77,11 @@ def main() -> None:
     """Check the arguments, and hold the run's folder while working in it."""
     args = parse_args()
     device = assemble.start(args)
-    config = PrepareConfig(
-        dataset=args.dataset,
+    config = config_of(
+        PrepareConfig,
+        args,
         target_cols=tuple(args.target_cols),
-        input_col=args.input_col,
-        language=args.language,
-        language_col=args.language_col,
-        block_size=args.block_size,
-        use_within_block_sep=args.use_within_block_sep,
-        zero_pad_codes=args.zero_pad_codes,
         allow_short_codes=args.allow_codes_shorter_than_block_size,
-        drop_bad_labels=args.drop_bad_labels,
-        share_val=args.share_val,
-        split_by=args.split_by,
-        seed=args.seed,
-        key=args.key,
     )
     folder = Path(args.save_path)
     with run_folder(folder), marking_interruptions(folder):

@@ -60,30 +60,11 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
     if args.base_batch_size < 1:
         raise UserError(f"--base-batch-size is {args.base_batch_size}; it must be 1 or more.")
     scale = rows_of_a_step(args) / args.base_batch_size if args.scale_lr else 1
-    return TrainConfig(
-        batch_size=args.batch_size,
-        num_epochs=args.num_epochs,
+    return config_of(
+        TrainConfig,
+        args,
         learning_rate=args.learning_rate * scale,
-        seq2seq_weight=args.seq2seq_weight,
-        weight_decay=args.weight_decay,
-        warmup_pct=args.warmup_pct,
-        max_grad_norm=args.max_grad_norm,
-        precision=args.precision,
-        use_amp=args.use_amp,
-        compile=args.compile,
-        max_skipped_steps=args.max_skipped_steps,
-        max_steps=args.max_steps,
-        tokens_per_batch=args.tokens_per_batch,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
-        gradient_checkpointing=args.gradient_checkpointing,
         strategy=config_of(StrategyConfig, args),
-        seed=args.seed,
-        log_interval=args.log_interval,
-        eval_interval=args.eval_interval,
-        save_interval=args.save_interval,
-        save_each_epoch=args.save_each_epoch,
-        keep_checkpoints=args.keep_checkpoints,
-        save_format=args.save_format,
         profile_steps=args.profile,
     )
 
