@@ -76,46 +76,40 @@ class LearnerState:
     """Empty but in fp16."""
 
 
-def save_checkpoint(
-    folder: Path,
-    state: TrainState,
-    *,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    learner: LearnerState,
-    ranks: dict[str, Tensor],
-    settings: dict[str, Any],
-    keep: int,
-) -> Path:
-    """Write what a resume needs into `folder/checkpoints/step-…`, and delete all but the newest `keep`.
+@dataclass
+class Checkpoint:
+    """What a resume needs."""
 
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    state : TrainState
-    config : ModelConfig
-    tokenizer : Tokenizer
-    learner : LearnerState
-    ranks : dict of str to Tensor
-        What each rank holds of its own, such as its random state, one row each.
-    settings : dict
-        What a resumed run must agree on.
-    keep : int
+    path: Path
+    """The checkpoint's folder; see `checkpoint_path`."""
+    state: TrainState
+    learner: LearnerState
+    ranks: dict[str, Tensor]
+    """What each rank holds of its own, such as its random state, one row each."""
+    settings: dict[str, Any]
+    """What a resumed run must agree on."""
+    model_config: ModelConfig
+    tokenizer: Tokenizer
 
-    Returns
-    -------
-    Path
-        The checkpoint's folder.
-    """
-    parent = folder / CHECKPOINTS_FOLDER
-    final = parent / f"step-{state.step:07d}"
-    temporary = unfinished(folder, state.step)
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where a run's checkpoint of a step lies."""
+    return folder / CHECKPOINTS_FOLDER / f"step-{step:07d}"
+
+
+def unfinished(path: Path) -> Path:
+    """Where a checkpoint lies while it is written."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
+    """Write a checkpoint to its path, and delete all of its run but the newest `keep`."""
+    final, temporary = checkpoint.path, unfinished(checkpoint.path)
     try:
-        _write_files(temporary, state, config, learner, ranks, settings, tokenizer)
+        _write_files(temporary, checkpoint)
         _delete(final)  # damaged, else it would not be saved anew
         os.replace(temporary, final)
-        sync(parent)
+        sync(final.parent)
     except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
         raise UserError(
             f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or mend "
@@ -123,26 +117,13 @@ def save_checkpoint(
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in list_checkpoints(folder)[:-keep]:
+    for old in list_checkpoints(final.parents[1])[:-keep]:
         _delete(old)
-    return final
 
 
-def unfinished(folder: Path, step: int) -> Path:
-    """Where a run's checkpoint of a step lies while it is written."""
-    return folder / CHECKPOINTS_FOLDER / f".step-{step:07d}.tmp"
-
-
-def _write_files(
-    folder: Path,
-    state: TrainState,
-    config: ModelConfig,
-    learner: LearnerState,
-    ranks: dict[str, Tensor],
-    settings: dict[str, Any],
-    tokenizer: Tokenizer,
-) -> None:
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint's files into a folder, which may hold shares already, and their checksums at the end."""
+    config, learner, tokenizer = checkpoint.model_config, checkpoint.learner, checkpoint.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     if learner.weights:
         save_model(folder, config, learner.weights, tokenizer=tokenizer)
@@ -151,8 +132,8 @@ def _write_files(
         tokenizer.save(folder / TOKENIZER_FOLDER)
     rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
     torch.save(rest, folder / OPTIMIZER_FILE)
-    save_file(ranks, folder / RANKS_FILE)
-    record = {"format_version": CHECKPOINT_VERSION, **asdict(state), "settings": settings}
+    save_file(checkpoint.ranks, folder / RANKS_FILE)
+    record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
     (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     written = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = {path.relative_to(folder).as_posix(): sha256(path) for path in written}
@@ -191,19 +172,6 @@ def _delete(checkpoint: Path) -> None:
     with suppress(OSError):
         checkpoint.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-@dataclass
-class Checkpoint:
-    """What `load_checkpoint` returns."""
-
-    path: Path
-    state: TrainState
-    learner: LearnerState
-    ranks: dict[str, Tensor]
-    settings: dict[str, Any]
-    model_config: ModelConfig
-    tokenizer: Tokenizer
 
 
 def verify_checkpoint(path: Path) -> None:
@@ -262,15 +230,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a checkpoint that was read, with shares put together, as one that a run can go on from by itself."""
     try:
-        _write_files(
-            folder,
-            checkpoint.state,
-            checkpoint.model_config,
-            checkpoint.learner,
-            checkpoint.ranks,
-            checkpoint.settings,
-            checkpoint.tokenizer,
-        )
+        _write_files(folder, checkpoint)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"Could not write {folder} ({error}).") from error
 

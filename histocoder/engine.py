@@ -16,6 +16,7 @@ from histocoder.checkpoint import (
     BEST_FOLDER,
     Checkpoint,
     TrainState,
+    checkpoint_path,
     list_checkpoints,
     save_checkpoint,
     save_last_bin,
@@ -272,19 +273,18 @@ class Trainer:
         if self.device.type == "cuda":
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
-        learner = self.learner.state(into=unfinished(self.folder, self.state.step))
+        path = checkpoint_path(self.folder, self.state.step)
+        checkpoint = Checkpoint(
+            path=path,
+            state=self.state,
+            learner=self.learner.state(into=unfinished(path)),
+            ranks=ranks,
+            settings=self.settings,
+            model_config=self.model.config,
+            tokenizer=self.model.tokenizer,
+        )
         distributed.run_on_primary(
-            lambda: save_checkpoint(
-                self.folder,
-                self.state,
-                config=self.model.config,
-                tokenizer=self.model.tokenizer,
-                learner=learner,
-                ranks=ranks,
-                settings=self.settings,
-                keep=self.config.keep_checkpoints,
-            ),
-            doing="saving a checkpoint",
+            lambda: save_checkpoint(checkpoint, keep=self.config.keep_checkpoints), doing="saving a checkpoint"
         )
         self.pause(started)
 

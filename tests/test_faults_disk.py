@@ -41,14 +41,14 @@ sys.path.insert(0, {tests!r})
 import faulty
 import torch
 from models import tiny_model
-from histocoder.checkpoint import LearnerState, TrainState, save_checkpoint
+from histocoder.checkpoint import Checkpoint, LearnerState, TrainState, checkpoint_path, save_checkpoint
 if {fault!r}:
     faulty.install({fault!r})
 model = tiny_model()
 learner = LearnerState(model.state_dict(), {{"x": torch.ones(9)}}, {{}}, {{}})
-rest = dict(config=model.config, tokenizer=model.tokenizer, learner=learner)
-rest |= dict(ranks={{"rng": torch.ones(1, 9)}}, settings={{}}, keep=1)
-save_checkpoint(Path({out!r}), TrainState(step={step}), **rest)
+path, ranks = checkpoint_path(Path({out!r}), {step}), {{"rng": torch.ones(1, 9)}}
+checkpoint = Checkpoint(path, TrainState(step={step}), learner, ranks, {{}}, model.config, model.tokenizer)
+save_checkpoint(checkpoint, keep=1)
 """
 
 
