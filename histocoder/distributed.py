@@ -291,7 +291,8 @@ def wait_for_all(*, doing: str) -> None:
 class Ballot:
     """Asks in every step whether any process wants to stop, without waiting for the answer in that step.
 
-    Each call hands in this process's vote and returns the outcome of the votes before, which is the same on all.
+    Each call hands in this process's vote and returns the outcome of the votes before, which is the same on all. The
+    outcome of the last ones comes of `close`.
     """
 
     def __init__(self) -> None:
@@ -302,19 +303,18 @@ class Ballot:
         """Hand in `vote` (0: go on); return the largest vote of the step before."""
         if _group is None:
             return vote
-        outcome = 0
-        if self._votes is not None:
-            self._work.wait()
-            outcome = int(self._votes)
+        outcome = self.close()
         self._votes = torch.tensor(vote)
         self._work = dist.all_reduce(self._votes, op=dist.ReduceOp.MAX, group=_group.control, async_op=True)
         return outcome
 
-    def close(self) -> None:
-        """Take in the last vote, so that no collective is left open."""
-        if self._votes is not None:
-            self._work.wait()
-            self._votes = None
+    def close(self) -> int:
+        """Return the largest of the last votes, if any is out; no collective is left open."""
+        if self._votes is None:
+            return 0
+        self._work.wait()
+        outcome, self._votes = int(self._votes), None
+        return outcome
 
 
 def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:

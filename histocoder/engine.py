@@ -168,7 +168,8 @@ class Trainer:
                 self.interrupt(signum)
         else:
             state.epoch, state.samples = state.epoch + 1, 0
-        self.ballot.close()
+        if (signum := self.ballot.close()) and state.step < self.total_steps:
+            self.interrupt(signum)
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.

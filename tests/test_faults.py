@@ -26,6 +26,7 @@ from jobs import (
     children_of,
     end_of,
     faulty,
+    finetune,
     is_alive,
     leftovers,
     logs,
@@ -167,6 +168,17 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(together: Path, tmp_path: Pa
     assert f"Going on from step {step}" in two_ranks(args)[0].stdout
     assert not (tmp_path / "out" / "interrupted.json").exists()
     assert_same_end(together, tmp_path / "out")
+
+
+def test_a_signal_stops_a_run_of_one_step_an_epoch(tmp_path: Path):
+    args = finetune(write_table(tmp_path / "table.csv"), tmp_path / "out", "--batch-size", 29, "--num-epochs", 2000)
+    with ranks(args, args) as started:
+        wait_for_step(started[0], 3)
+        started[1].send(signal.SIGTERM)
+        ended = [end_of(process, within=60) for process in started]
+    assert [one.returncode for one in ended] == [128 + signal.SIGTERM] * 2
+    step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
+    assert marker(tmp_path / "out")["step"] == step < 2000
 
 
 @pytest.mark.parametrize("rank", [0, 1])
