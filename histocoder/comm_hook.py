@@ -1,4 +1,4 @@
-"""Gradients exchanged in fp16; a part of `distributed`."""
+"""Gradients exchanged in fp16; a part of `strategies`."""
 # without postponed annotations, since DDP reads those of hooks
 
 import math

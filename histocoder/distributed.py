@@ -1,7 +1,7 @@
 """Processes that train together.
 
-The only importer of `torch.distributed` besides `meeting`, `comm_hook`, and the strategies `sharding`, `shards` and
-`zero`.
+The only importer of `torch.distributed` besides `meeting`, and what `strategies` chooses from: `comm_hook`, `sharding`,
+`shards` and `zero`.
 
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one that has no process group. Launchers known: torchrun, `python -m torch.distributed.launch` (with or
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,12 +20,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from histocoder.comm_hook import fp16_hook
 from histocoder.errors import Interrupted, UserError
-from histocoder.launch import Launch, read_launch, slurm_address
+from histocoder.launch import Launch, attempt_of, launcher, read_launch, slurm_address
 from histocoder.meeting import connect, meet
 from histocoder.watch import HEARING_SECONDS, Watch
 
@@ -113,7 +110,7 @@ def start(
         os.environ.setdefault("MASTER_ADDR", host)
         os.environ.setdefault("MASTER_PORT", str(port))
         os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
-    attempt = _attempt()
+    attempt = attempt_of(_launch)
     store = dist.PrefixStore(f"attempt/{attempt}", meet())
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
@@ -126,26 +123,6 @@ def _start_watch(store: dist.Store | None, patience: float) -> None:
     if store is not None or launcher() is not None:
         _watch = Watch(rank=rank(), world_size=world_size(), store=store, launcher=launcher(), patience=patience)
         _watch.start()
-
-
-def launcher() -> int | None:
-    """The process id of the torchrun that has started this process, if there is one."""
-    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-
-
-def _attempt() -> int:
-    """What tells keys in the store from those that the processes of an earlier attempt have left there.
-
-    Each node counts its restarts. The counts agree, but in an elastic rendezvous of several nodes (torchrun --rdzv-id
-    …), which gives each attempt a store of its own.
-    """
-    one_store = _launch.local_world_size == _launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
-    return restarts() if one_store else 0
-
-
-def restarts() -> int:
-    """How often the launcher has started the processes again (torchrun --max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _choose_device(name: str) -> torch.device:
@@ -213,31 +190,6 @@ def is_primary() -> bool:
 def is_first_here() -> bool:
     """Whether this is the first process of its node."""
     return _launch.local_rank == 0
-
-
-def wrap(model: nn.Module, device: torch.device, *, comm_hook: str = "none") -> nn.Module:
-    """The model as training sees it: gradients are averaged over all processes. Freeze before wrapping.
-
-    Parameters
-    ----------
-    model : Module
-    device : torch.device
-    comm_hook : {"none", "bf16", "fp16"}
-        The precision in which gradients are exchanged, if not their own.
-    """
-    if _group is None:
-        return model
-    ids = [device.index] if device.type == "cuda" else None
-    with warnings.catch_warnings():  # the argument's next name means another thing, and older torch does not know it
-        warnings.simplefilter("ignore", FutureWarning)
-        wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
-    if comm_hook == "fp16":
-        wrapped.register_comm_hook(torch.cuda.Stream(device) if device.type == "cuda" else None, fp16_hook)
-    elif comm_hook == "bf16":
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-        wrapped.register_comm_hook(None, bf16_compress_hook)
-    return wrapped
 
 
 def control_group() -> Any:

@@ -58,6 +58,26 @@ def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | N
     return Launch()
 
 
+def launcher() -> int | None:
+    """The process id of the torchrun that has started this process, if there is one."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def restarts() -> int:
+    """How often the launcher has started the processes again (torchrun --max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def attempt_of(launch: Launch) -> int:
+    """What tells keys in the store from those that the processes of an earlier attempt have left there.
+
+    Each node counts its restarts. The counts agree, but in an elastic rendezvous of several nodes (torchrun --rdzv-id
+    …), which gives each attempt a store of its own.
+    """
+    one_store = launch.local_world_size == launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+    return restarts() if one_store else 0
+
+
 def node_name(environ: Mapping[str, str] | None = None) -> str:
     """What tells this process's node from the others: its number, as torchrun or SLURM say it, else its host's name."""
     env = os.environ if environ is None else environ

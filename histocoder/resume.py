@@ -15,6 +15,7 @@ from histocoder import distributed
 from histocoder.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, step_of, verify_checkpoint
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing
+from histocoder.launch import launcher, restarts
 from histocoder.lock import LOCK_FILE
 from histocoder.nodes import on_each_node
 from histocoder.saved_model import MANIFEST_FILE
@@ -75,7 +76,7 @@ def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
     """
 
     def find() -> str:
-        began_here = distributed.restarts() > 0 and _read(folder / LAUNCHER_FILE) == _launcher()
+        began_here = restarts() > 0 and _read(folder / LAUNCHER_FILE) == _launcher()
         return str(find_checkpoint(folder, "auto" if began_here else resume) or "")
 
     found = distributed.from_primary(distributed.run_on_primary(find, doing="verifying checkpoints"))
@@ -130,7 +131,7 @@ def _what_keeps_the_batch(then: dict[str, Any], now: dict[str, Any], num_accumul
 def mark_begun(folder: Path) -> None:
     """Note in a run's folder by which launcher it was opened, and that it is not interrupted; rank 0's part."""
     (folder / INTERRUPTED_FILE).unlink(missing_ok=True)
-    if distributed.launcher() is not None:
+    if launcher() is not None:
         with replacing(folder / LAUNCHER_FILE) as temporary:
             temporary.write_text(_launcher(), encoding="utf-8")
 
@@ -180,7 +181,7 @@ def stay_interrupted(folder: Path) -> None:
     """
 
     def find() -> str:
-        return _read(folder / INTERRUPTED_FILE) if distributed.restarts() else ""
+        return _read(folder / INTERRUPTED_FILE) if restarts() else ""
 
     if record := distributed.from_primary(distributed.run_on_primary(find, doing="looking for interrupted.json")):
         values = json.loads(record)
@@ -188,7 +189,7 @@ def stay_interrupted(folder: Path) -> None:
 
 
 def _launcher() -> str:
-    return f"process {distributed.launcher()} of {socket.gethostname()}"
+    return f"process {launcher()} of {socket.gethostname()}"
 
 
 def _read(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder import distributed
+from histocoder.comm_hook import fp16_hook
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel, keep_copies, used_together
@@ -101,7 +103,21 @@ class Replicated:
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """See `Strategy`, likewise below."""
-        return distributed.wrap(model, device, comm_hook=self._config.ddp_comm_hook)
+        if distributed.backend() is None:
+            return model
+        ids = [device.index] if device.type == "cuda" else None
+        with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped = DistributedDataParallel(
+                model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
+        if self._config.ddp_comm_hook == "fp16":
+            wrapped.register_comm_hook(torch.cuda.Stream(device) if device.type == "cuda" else None, fp16_hook)
+        elif self._config.ddp_comm_hook == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
         """With copies of weights in the precision of the run where that pays."""

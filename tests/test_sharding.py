@@ -132,6 +132,8 @@ MANY_CLASSES = """
 import math
 import torch
 from histocoder import distributed
+from histocoder.config import StrategyConfig
+from histocoder.strategies import Replicated
 device = distributed.start(device="cpu")
 torch.manual_seed(0)
 head, rank = torch.nn.Linear(64, 2000), distributed.rank()
@@ -140,7 +142,7 @@ rows, targets = torch.randn(2, 16, 64), torch.zeros(2, 16, 2000)
 targets.scatter_(2, torch.randint(0, 50, (2, 16, 1)), 1.0)
 found = []
 for hook, factor in (("none", 1.0), ("fp16", 1.0), ("none", 1e9), ("fp16", 1e9), ("fp16", math.inf)):
-    model = distributed.wrap(head, device, comm_hook=hook)
+    model = Replicated(StrategyConfig(ddp_comm_hook=hook)).wrap(head, device)
     head.zero_grad()
     loss = torch.nn.functional.binary_cross_entropy_with_logits(model(rows[rank]), targets[rank])
     (loss * (factor if rank == 1 or factor < math.inf else 1.0)).backward()
