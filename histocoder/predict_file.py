@@ -116,9 +116,12 @@ def predict_file(
         raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
     rank, world_size = distributed.rank(), distributed.world_size()
     memory, notices = _Memory(coder, config, names=names), FileNotices()
+    table = open_table(source, memory.input_cols)
+    for notice in table.notices:
+        say(notice)
     rows_done = 0
     with _progress_bar(count_rows(source)) as bar, notices.collecting():
-        for number, chunk in enumerate(open_table(source, memory.input_cols).chunks(chunk_rows=chunk_rows)):
+        for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
             part = parts / f"{number:06d}{output.suffix}"
             if number % world_size == rank and not part.exists():
                 _write(part, memory.code(chunk, told=bar.update))

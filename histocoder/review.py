@@ -62,6 +62,8 @@ def review(
         raise UserError(f"{output} is there already, perhaps filled in. Add --overwrite to replace it.")
     by = [input_col, *([language_col] if language_col else [])]
     file = open_table(predictions, by, optional=("conf", "pred_conf"))
+    for notice in file.notices:
+        say(notice)
     prefix = "pred_" if "pred_conf" in file.header else ""
     columns = [*by, *_code_columns(file.header, prefix), f"{prefix}conf"]
     file.check(columns)

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from histocoder.errors import UserError
 from histocoder.predict import Coder
 from histocoder.predict_file import PredictConfig, predict_file
+from histocoder.review import review
 from histocoder.saved_model import load_model
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
@@ -143,6 +144,16 @@ def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
     languages = [str(warning.message).partition(" and ")[0] for warning in warned]
     assert languages == ["The model does not know the language xx", "The model does not know the language yy"]
     assert said[0].startswith("10 descriptions are cut") and len(said) == 2
+
+
+def test_what_is_read_as_cp1252_is_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "in.csv").write_text("occ1,lang\nvæver,da\n", encoding="cp1252")
+    coder, settings = Coder(load_model(model), "cpu"), config(tmp_path / "in.csv", tmp_path / "out.csv")
+    predict_file(coder, settings, model_id="m")
+    assert capsys.readouterr().out.count("read as Windows-1252 (cp1252)") == 1
+    (tmp_path / "out.csv").write_text(read(tmp_path / "out.csv").to_csv(index=False), encoding="cp1252")
+    review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1)
+    assert capsys.readouterr().out.count("read as Windows-1252 (cp1252)") == 1
 
 
 def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
