@@ -45,6 +45,9 @@ BAD = [
     (b"occ1,occ1,h\nx,y,1\n", "2 columns named 'occ1'"),
     (b"occ1,h\n\x81,1\n", "neither UTF-8 nor Windows-1252"),
     (b"\n\nocc1,h\nx,1\n", "no column 'occ1'"),
+    (b"occ1,h\nv\xc3\xa6ver,1\nkj\xc3\xb8ber,2\nsmed\xe6,3\n", r"line 4: the byte 0xE6 \(byte 31 of the file\)"),
+    (b"occ1,h\n\xe2\x82\xac \xc3\xa6,1\nsmed\xc3", r"line 3: the byte 0xC3 \(byte 21 of the file\)"),  # cut off
+    (b"\xef\xbb\xbfocc1,h\nv\xe6ver,1\n", r"line 2: the byte 0xE6 \(byte 12 of the file\)"),  # the mark says UTF-8
 ]
 
 
@@ -53,6 +56,18 @@ def test_read_right(tmp_path: Path, content: bytes, texts: list[str | None]):
     path = tmp_path / "t.csv"
     path.write_bytes(content)
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == texts
+
+
+def test_damaged_utf8_is_told_from_cp1252_wherever_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "t.csv"
+    rows = "occ1,h\nvæver og købmand,1\n€,2\n«CAFÉ»,3\n"  # É» is a character of UTF-8, too
+    for num_bytes in range(1, 60):
+        monkeypatch.setattr(dialect, "_CHECK_BYTES", num_bytes)
+        path.write_bytes(rows.encode("cp1252"))
+        assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver og købmand", "€", "«CAFÉ»"]
+        path.write_bytes(rows.encode() + b"sm\xf8r,4\n" + rows.encode())
+        with pytest.raises(UserError, match=r"line 5: the byte 0xF8 \(byte 49 of the file\)"):
+            open_table(path, ["occ1"])
 
 
 @pytest.mark.parametrize(("content", "message"), BAD)

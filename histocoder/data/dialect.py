@@ -20,6 +20,7 @@ _BLOCK_BYTES = 1 << 22
 """What Arrow reads at once; a row must fit in."""
 _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t"
+_NOT_ASCII = bytes(range(128, 256))
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     Raises
     ------
     UserError
-        Where the file is no text, in UTF-8 or cp1252, or has no header.
+        Where the file is no text in UTF-8 or cp1252, is UTF-8 with damage, or has no header.
     """
     encoding = "utf-8-sig" if _is_utf8(path) else "cp1252"
     try:
@@ -125,8 +126,9 @@ def _describe_ragged(path: Path, dialect: Dialect, row: pa.csv.InvalidRow) -> st
 
 
 def _is_utf8(path: Path) -> bool:
-    """Go through a CSV file once: whether it is UTF-8; raises UserError where it is no text."""
-    decoder, is_utf8, line = codecs.getincrementaldecoder("utf-8")(), True, 1
+    """Go through a CSV file once: whether it is UTF-8; raises UserError where it is no text, or damaged UTF-8."""
+    decoder, line, passed = codecs.getincrementaldecoder("utf-8")(), 1, 0
+    damage = ""  # the first byte that is no UTF-8
     with path.open("rb") as file:
         head = file.read(4)
         if not head.removeprefix(codecs.BOM_UTF8).strip():
@@ -136,16 +138,42 @@ def _is_utf8(path: Path) -> bool:
         if head.startswith(b"PK\x03\x04"):
             raise UserError(f"{path} is a zip archive or a spreadsheet; save it as CSV (UTF-8).")
         file.seek(0)
-        while chunk := file.read(_CHECK_BYTES):
+        is_over = False
+        while not is_over:
+            chunk = file.read(_CHECK_BYTES)
+            is_over = not chunk
             if (at := chunk.find(b"\0")) >= 0:
                 line += chunk.count(b"\n", 0, at)
                 raise UserError(
                     f"{path} has a NUL byte in line {line}; it is damaged or no text. Save it as UTF-8 CSV."
                 )
-            line += chunk.count(b"\n")
             try:
-                if is_utf8:
-                    decoder.decode(chunk)
-            except UnicodeDecodeError:
-                is_utf8 = False
-    return is_utf8 and not decoder.getstate()[0]  # what is left over is a character cut off
+                if not damage:
+                    decoder.decode(chunk, final=is_over)
+            except UnicodeDecodeError as error:
+                read, at = error.object, error.start  # the chunk, behind what the one before had begun
+                in_line = line + read.count(b"\n", 0, at)
+                number = passed + len(chunk) - len(read) + at + 1
+                damage = f"line {in_line}: the byte 0x{read[at]:02X} (byte {number} of the file)"
+            line += chunk.count(b"\n")
+            passed += len(chunk)
+    if damage and (head.startswith(codecs.BOM_UTF8) or _is_mostly_utf8(path)):
+        raise UserError(
+            f"{path}, {damage} is no UTF-8, which the file is for the most part. Mend that line, or save the file as "
+            "UTF-8 anew."
+        )
+    return not damage
+
+
+def _is_mostly_utf8(path: Path) -> bool:
+    """Whether more characters of several bytes are UTF-8 than there are bytes that are not.
+
+    Text in cp1252 has such characters by accident alone: a capital with an accent before a sign, as in "«CAFÉ»".
+    """
+    decoder, num_characters, num_bad = codecs.getincrementaldecoder("utf-8")("ignore"), 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHECK_BYTES):
+            text = decoder.decode(chunk)
+            num_characters += len(text) - len(chunk.translate(None, _NOT_ASCII))
+            num_bad += len(chunk) - len(text.encode())
+    return num_characters > num_bad

@@ -122,8 +122,8 @@ class TableFile:
 def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[str] = ()) -> TableFile:
     """Look at a CSV or Parquet file.
 
-    CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon or tab. The string
-    "nan" is a word. Blank lines are skipped.
+    CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon or tab. A file that is
+    UTF-8 but for some bytes is not taken as cp1252. The string "nan" is a word. Blank lines are skipped.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[s
     Raises
     ------
     UserError
-        Where the file or a column is missing, or the file is empty or no text.
+        Where the file or a column is missing, or the file is empty, damaged or no text.
     """
     path = Path(path)
     known = (*columns, *optional)
