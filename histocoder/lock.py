@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""One run at a time in a folder, or at a file."""
 
 from __future__ import annotations
 
@@ -20,36 +20,53 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def run_folder(folder: Path) -> Iterator[None]:
-    """Make a run's folder and hold it, all processes together; a second run on it ends at once.
-
-    The kernel, or the file server, gives a lock back when its process ends, however it ends: a file that a killed run
-    has left holds nobody up. Loader processes do not inherit it.
+    """Make a run's folder and hold it, as `holding` does.
 
     Raises
     ------
     UserError
-        On every process, naming the host and the process that hold the folder, or where it can't be written to.
+        On every process, where another run holds the folder, or where it can't be written to.
     """
-
     is_new = not folder.exists()
+    distributed.run_on_primary(lambda: make_folder(folder), doing="making the run's folder")
+    try:
+        with holding(folder / LOCK_FILE, what=f"works in {folder}", instead="another folder"):
+            yield
+    finally:
+        if is_new and distributed.is_primary():
+            with suppress(OSError):
+                folder.rmdir()  # which it can be where nothing has come of the run
 
-    def take() -> int:
-        make_folder(folder)
-        return _lock(folder / LOCK_FILE)
 
-    handle = distributed.run_on_primary(take, doing="locking the run's folder")
+@contextmanager
+def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
+    """Hold a lock, all processes together, by a file that is there as long; a second run that takes it ends at once.
+
+    The kernel, or the file server, gives a lock back when its process ends, however it ends: a file that a killed run
+    has left holds nobody up. Loader processes do not inherit it.
+
+    Parameters
+    ----------
+    lock : Path
+    what, instead : str
+        What the run that holds it does, and what another is to choose.
+
+    Raises
+    ------
+    UserError
+        On every process, naming the host and the process that hold it.
+    """
+    handle = distributed.run_on_primary(lambda: _lock(lock, what, instead), doing="taking its lock")
     try:
         yield
     finally:
         if handle is not None:
             with suppress(OSError):
-                (folder / LOCK_FILE).unlink()
-                if is_new:
-                    folder.rmdir()  # which it can be where nothing has come of the run
+                lock.unlink()
             os.close(handle)
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, what: str, instead: str) -> int:
     """The open file; closing it gives the lock back."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -58,8 +75,7 @@ def _lock(path: Path) -> int:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise UserError(
-                    f"Another run works in {path.parent}: {_holder(handle)}. Wait for its end, or choose another "
-                    "folder."
+                    f"Another run {what}: {_holder(handle)}. Wait for its end, or choose {instead}."
                 ) from error
             # the file system has no locks: go on without
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):

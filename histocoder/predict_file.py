@@ -22,6 +22,7 @@ from histocoder import distributed
 from histocoder.data.table import count_rows, fingerprint, is_parquet, open_table, write_csv
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.lock import holding
 from histocoder.notices import FileNotices
 from histocoder.predict import Coder
 
@@ -87,7 +88,7 @@ def predict_file(
     Raises
     ------
     UserError
-        For what a user can mend, such as an output that is there already.
+        For what a user can mend, such as an output that is there already, or that another run is writing.
     """
     source, output = Path(config.input), Path(config.output)
     names = coder.column_names(config.mode, k=config.k)
@@ -100,8 +101,6 @@ def predict_file(
             raise UserError(f"{output} is there already. Add --overwrite to replace it, or choose another --output.")
         if source.exists() and output.exists() and output.samefile(source):
             raise UserError("--output is the input itself; choose another.")
-        if not output.parent.is_dir():
-            raise UserError(f"There is no folder {output.parent} to write to.")
         settings = {
             **asdict(config),
             "model": model_id,
@@ -111,28 +110,56 @@ def predict_file(
         settings["processes"] = distributed.world_size()
         _open_parts(parts, settings, say)
 
-    distributed.run_on_primary(open_parts, doing="looking at the input")
-    if not parts.is_dir():
-        raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
+    distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
+    with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
+        distributed.run_on_primary(open_parts, doing="looking at the input")
+        if not parts.is_dir():
+            raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
+        num_chunks = _code_chunks(coder, config, parts, names=names, chunk_rows=chunk_rows, say=say)
+        distributed.run_on_primary(lambda: _join_parts(parts, output, num_chunks), doing="writing the output")
+    say(f"Coded {source} into {output}.")
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder} to write to.")
+    make_folder(folder)  # which says so where it can't be written to
+
+
+def _code_chunks(
+    coder: Coder,
+    config: PredictConfig,
+    parts: Path,
+    *,
+    names: Sequence[str],
+    chunk_rows: int,
+    say: Callable[[str], None],
+) -> int:
+    """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
     memory, notices = _Memory(coder, config, names=names), FileNotices()
-    table = open_table(source, memory.input_cols)
+    table = open_table(config.input, memory.input_cols)
     for notice in table.notices:
         say(notice)
-    rows_done = 0
-    with _progress_bar(count_rows(source)) as bar, notices.collecting():
+    num_chunks = rows_done = 0
+    with _progress_bar(count_rows(config.input)) as bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
-            part = parts / f"{number:06d}{output.suffix}"
+            part = _part(parts, number, Path(config.output))
             if number % world_size == rank and not part.exists():
                 _write(part, memory.code(chunk, told=bar.update))
             elif number % world_size == rank:
                 memory.take_in(_read(part, numbers=memory.numbers_in(chunk)))
+            num_chunks += 1
             rows_done += len(chunk)
             bar.update(rows_done - bar.n)
     distributed.wait_for_all(doing="coding its share")
     notices.tell(say, may_repeat=memory.is_full)
-    distributed.run_on_primary(lambda: _join_parts(parts, output), doing="writing the output")
-    say(f"Coded {source} into {output}.")
+    return num_chunks
+
+
+def _part(parts: Path, number: int, output: Path) -> Path:
+    """Where a chunk is kept, in the output's form."""
+    return parts / f"{number:06d}{output.suffix}"
 
 
 def _progress_bar(num_rows: int) -> tqdm:
@@ -291,9 +318,14 @@ def _read(part: Path, *, numbers: Sequence[str]) -> pa.Table:
     return pa.csv.read_csv(part, parse_options=pa.csv.ParseOptions(newlines_in_values=True), convert_options=as_written)
 
 
-def _join_parts(parts: Path, output: Path) -> None:
+def _join_parts(parts: Path, output: Path, num_chunks: int) -> None:
     """Make one file of all parts, in order, and take the parts away."""
-    files = sorted(parts.glob(f"[0-9]*{output.suffix}"))
+    files = [_part(parts, number, output) for number in range(num_chunks)]
+    for file in files:
+        if not file.exists():
+            raise UserError(
+                f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
+            )
     with _kept_for_later(output) as temporary:
         if is_parquet(output):
             with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:

@@ -241,8 +241,44 @@ def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: 
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=DEADLINE)
     assert not killed.exists()
+    assert (tmp_path / f".killed.{suffix}.lock").exists()  # and yet it holds nobody up
     run("-c", script, killed)
     assert killed.read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_second_run_on_an_output_names_the_first_and_ends(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_archive(tmp_path / "in.csv", 100)
+    output = tmp_path / "out.csv"
+    code(model, tmp_path / "in.csv", tmp_path / "alone.csv", mode="flat")
+    flags = ("--input", tmp_path / "in.csv", "--output", output, "--language-col", "lang", "--overwrite")
+    seconds = []
+    predict = Coder.predict
+
+    def meanwhile(self: Coder, *args, **options) -> pd.DataFrame:
+        second = run("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy", check=False)
+        seconds.append((second.returncode, second.stderr.count(f"writes {output}: process {os.getpid()} on ")))
+        return predict(self, *args, **options)
+
+    monkeypatch.setattr(Coder, "predict", meanwhile)
+    code(model, tmp_path / "in.csv", output, mode="flat")
+    assert seconds == [(2, 1)] * 3
+    assert output.read_bytes() == (tmp_path / "alone.csv").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_chunk_that_is_gone_is_not_passed_over(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_archive(tmp_path / "in.csv", 100)
+    part = tmp_path / ".out.csv.parts" / "000001.csv"
+    with monkeypatch.context() as patched:
+        patched.setattr("histocoder.distributed.wait_for_all", lambda **_: part.unlink())
+        with pytest.raises(UserError, match=r"000001\.csv, one of 3, was coded and is gone"):
+            code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
+    assert not (tmp_path / "out.csv").exists()
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
+    assert len(read(tmp_path / "out.csv")) == 100
 
 
 def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
