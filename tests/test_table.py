@@ -1,5 +1,6 @@
 """Tables as they come: each is read right, or refused with the line and what to do."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,18 @@ def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):
     path.write_text('occ1,h\n"a\nb",1\n\nc,2\n\n\nd,3\n')
     table = read_table(path, ["occ1"])
     assert table.lines(table.rows * 0 + range(3)).tolist() == [2, 5, 8]
+
+
+@pytest.mark.parametrize("num_columns", [2, 10_000])
+def test_lines_are_found_behind_long_cells_and_headers(tmp_path: Path, num_columns: int):
+    path = tmp_path / "t.csv"
+    path.write_text(",".join(f"column number {i}" for i in range(num_columns)) + "\n")
+    with path.open("a") as file:
+        file.write("x" * 200_000 + "," * (num_columns - 1) + "\ny\n")
+    limit = csv.field_size_limit()
+    with pytest.raises(UserError, match=f"line 3: 1 fields where the header has {num_columns}"):
+        read_table(path, ["column number 1"])
+    assert csv.field_size_limit() == limit  # which others that use Python's reader have set
 
 
 def test_missing_file_names_the_nearest(tmp_path: Path):

@@ -6,6 +6,7 @@ import codecs
 import csv
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     """
     encoding = "utf-8-sig" if _is_utf8(path) else "cp1252"
     try:
-        with path.open(encoding=encoding, newline="") as file:
+        with path.open(encoding=encoding, newline="") as file, _long_cells():
             headers = {}
             for delimiter in _DELIMITERS:
                 file.seek(0)
@@ -73,7 +74,7 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
 def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarray:
     """The line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
     lines = np.empty(len(positions), dtype=np.int64)
-    with path.open(encoding=dialect.encoding, newline="") as file:
+    with path.open(encoding=dialect.encoding, newline="") as file, _long_cells():
         reader = csv.reader(file, delimiter=dialect.delimiter)
         passed = 0
         for i, position in enumerate(positions.tolist()):
@@ -82,6 +83,16 @@ def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarra
             passed = position + 1
             lines[i] = reader.line_num + 1
     return lines
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Within it, Python's reader takes cells as long as Arrow's does, instead of 131,072 characters at most."""
+    before = csv.field_size_limit(_BLOCK_BYTES)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.InvalidRow]) -> dict[str, Any]:
