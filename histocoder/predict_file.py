@@ -19,7 +19,7 @@ import pyarrow.parquet
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.data.table import count_rows, fingerprint, is_parquet, open_table, write_csv
+from histocoder.data.table import TableFile, count_rows, fingerprint, is_parquet, open_table, strings, write_csv
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.lock import holding
@@ -139,6 +139,8 @@ def _code_chunks(
     rank, world_size = distributed.rank(), distributed.world_size()
     memory, notices = _Memory(coder, config, names=names), FileNotices()
     table = open_table(config.input, memory.input_cols)
+    if not is_parquet(Path(config.output)):
+        _check_csv(table)
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = 0
@@ -155,6 +157,18 @@ def _code_chunks(
     distributed.wait_for_all(doing="coding its share")
     notices.tell(say, may_repeat=memory.is_full)
     return num_chunks
+
+
+def _check_csv(table: TableFile) -> None:
+    """Raise a UserError that names the first column that CSV can't hold."""
+    for field in table.schema:
+        try:
+            pa.csv.write_csv(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        except pa.ArrowInvalid as error:
+            raise UserError(
+                f"{table.path}, column {field.name!r}: its cells are of the type {field.type}, which CSV can't hold. "
+                "Choose an --output that ends in .parquet."
+            ) from error
 
 
 def _part(parts: Path, number: int, output: Path) -> Path:
@@ -220,10 +234,10 @@ class _Memory:
 
     def _pairs(self, chunk: pa.Table) -> list[tuple[str, str]]:
         """Text and language of each row."""
-        texts = chunk[self._config.input_col].cast(pa.string()).fill_null("").to_pylist()
+        texts = strings(chunk[self._config.input_col]).fill_null("").to_pylist()
         if self._config.language_col is None:
             return [(text, self._config.language) for text in texts]
-        langs = chunk[self._config.language_col].cast(pa.string()).to_pylist()
+        langs = strings(chunk[self._config.language_col]).to_pylist()
         return [(text, lang or "unk") for text, lang in zip(texts, langs, strict=True)]
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:

@@ -92,6 +92,21 @@ def test_parquet_in_and_out(model: Path, tmp_path: Path):
     assert out["hisco_1"].fillna("").tolist() == csv["hisco_1"].tolist()
 
 
+def test_parquet_columns_that_are_no_text(model: Path, tmp_path: Path):
+    langs = pa.array([float("nan"), float("nan")], from_pandas=False)
+    columns = {"occ1": ["farmer", "baker"], "lang": langs, "notes": [["a"], []]}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as that of a language "nan"
+        code(model, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet")["notes"].to_pylist() == [["a"], []]
+    with pytest.raises(UserError, match=r"column 'notes': .* --output that ends in \.parquet"):
+        code(model, tmp_path / "in.parquet", tmp_path / "out.csv")
+    with pytest.raises(UserError, match=r"column 'notes': .* one value in each cell"):
+        code(model, tmp_path / "in.parquet", tmp_path / "notes.parquet", input_col="notes")
+    assert not list(tmp_path.glob("*.csv")) and not (tmp_path / "notes.parquet").exists()
+
+
 def test_names_that_clash_are_told_apart(model: Path, tmp_path: Path):
     (tmp_path / "in.csv").write_text("occ1,lang,hisco_1,conf\nfarmer,en,61110,high\nfarmer,en,61110,low\n")
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=1)

@@ -1,8 +1,11 @@
 """Tables as they come: each is read right, or refused with the line and what to do."""
 
 import csv
+import math
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from histocoder.data import dialect
@@ -122,6 +125,49 @@ def test_no_parquet_file(tmp_path: Path):
     (tmp_path / "t.parquet").write_text("occ1\nx\n")
     with pytest.raises(UserError, match="not a Parquet file"):
         read_table(tmp_path / "t.parquet", ["occ1"])
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+@pytest.mark.parametrize(
+    ("numbers", "texts"),
+    [
+        ([2000.0, math.nan, None, -1.0], ["2000", None, None, "-1"]),
+        ([0.5, math.nan, None], ["0.5", None, None]),
+        ([1.0, math.inf], ["1", "inf"]),
+        ([math.nan, None], [None, None]),
+    ],
+)
+def test_nan_in_a_parquet_column_of_floats_is_missing(
+    tmp_path: Path, kind: pa.DataType, numbers: list[float | None], texts: list[str | None]
+):
+    pq.write_table(pa.table({"h": pa.array(numbers, kind, from_pandas=False)}), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet", ["h"]).columns["h"].to_pylist() == texts
+
+
+def test_large_whole_numbers_in_parquet(tmp_path: Path):
+    numbers = pa.array([12345678901.0, math.nan, 2.0**53], from_pandas=False)
+    pq.write_table(pa.table({"h": numbers, "i": pa.array([1e300, 1.0, 2.0])}), tmp_path / "t.parquet")
+    columns = read_table(tmp_path / "t.parquet", ["h", "i"]).columns
+    assert columns["h"].to_pylist() == ["12345678901", None, "9007199254740992"]
+    assert columns["i"].to_pylist() == ["1e+300", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([["61110"], None]),
+        pa.array([{"code": "61110"}, None]),
+        pa.array([[("a", 1)], None], pa.map_("str", "int8")),
+    ],
+    ids=("list", "struct", "map"),
+)
+def test_a_parquet_column_of_other_things_than_text_is_named(tmp_path: Path, column: pa.Array):
+    pq.write_table(pa.table({"occ1": ["x", "y"], "h": column}), tmp_path / "t.parquet")
+    assert open_table(tmp_path / "t.parquet", ["occ1"]).read(["occ1"]).columns["occ1"].to_pylist() == ["x", "y"]
+    with pytest.raises(UserError, match=r"column 'h': .* one value in each cell"):
+        open_table(tmp_path / "t.parquet", ["h"])
+    with pytest.raises(UserError, match=r"column 'h': .* one value in each cell"):
+        open_table(tmp_path / "t.parquet", ["occ1"]).read(["occ1", "h"])
 
 
 @pytest.mark.parametrize("header", ["occ1;lang;hisco_1", "lang;occ1", "occ1;other"])

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,8 @@ import pyarrow.parquet
 from histocoder.data.dialect import Dialect, csv_batches, find_lines, sniff
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
+
+Arrays = TypeVar("Arrays", pa.Array, pa.ChunkedArray)
 
 CHUNK_ROWS = 100_000
 """Rows of a large file that are held as text at once."""
@@ -56,8 +59,15 @@ class TableFile:
             return []
         return [f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."]
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The kind of each column; of CSV all are text."""
+        if self.dialect is None:
+            return pa.parquet.read_schema(self.path)
+        return pa.schema([(name, pa.string()) for name in self.header])
+
     def check(self, columns: Sequence[str]) -> None:
-        """Raise a UserError that names the first missing column, those there are, and the nearest."""
+        """Raise a UserError that names the first column that is missing, with those there are, or that is no text."""
         for column in columns:
             if (times := self.header.count(column)) > 1:
                 raise UserError(f"{self.path} has {times} columns named {shown(column)}; rename all but one.")
@@ -67,6 +77,13 @@ class TableFile:
                 names = [name if name.isprintable() and len(name) <= 60 else shown(name) for name in self.header]
                 more = ", …" if len(names) > 50 else ""
                 raise UserError(f"{self.path} has no column {column!r}; it has: {', '.join(names[:50])}{more}.{hint}")
+        schema = self.schema
+        for column in columns:
+            if not _is_text(kind := schema.field(column).type):
+                raise UserError(
+                    f"{self.path}, column {column!r}: its cells are of the type {kind}, which can't be read as text. "
+                    "Save them as columns with one value in each cell."
+                )
 
     def read(self, columns: Sequence[str]) -> Table:
         """Some columns as text, at once; raises UserError as `read_table` does."""
@@ -136,7 +153,7 @@ def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[s
     Raises
     ------
     UserError
-        Where the file or a column is missing, or the file is empty, damaged or no text.
+        Where the file or a column is missing, a column is no text, or the file is empty, damaged or no text.
     """
     path = Path(path)
     known = (*columns, *optional)
@@ -181,6 +198,15 @@ def count_rows(path: str | Path) -> int:
         return max(sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_BLOCK_BYTES), b"")) - 1, 0)
 
 
+def strings(array: Arrays) -> Arrays:
+    """Cells as text; null where they are null, or NaN."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if pa.types.is_floating(array.type):
+        array = _without_nan(array)
+    return array.cast(pa.string())
+
+
 def write_csv(table: pa.Table, path: Path) -> None:
     """Write a table as CSV, with quotation marks where they are needed."""
     with csv_writer(path, table.schema) as writer:
@@ -221,18 +247,35 @@ def _whole_numbers(path: Path, columns: Sequence[str]) -> set[str]:
     file = pa.parquet.ParquetFile(path)
     whole = {c for c in columns if pa.types.is_floating(file.schema_arrow.field(c).type)}
     for batch in file.iter_batches(columns=sorted(whole)) if whole else ():
-        whole = {c for c in whole if pc.all(pc.equal(pc.round(batch[c]), batch[c]), min_count=0).as_py()}
+        whole = {c for c in whole if _is_whole(batch[c])}
     return whole
+
+
+def _is_whole(array: pa.Array) -> bool:
+    """Whether all floats are integers, and of 64 bits at most."""
+    numbers = _without_nan(array).cast(pa.float64())
+    fits = pc.and_(pc.equal(pc.round(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
+    return pc.all(fits, min_count=0).as_py()
 
 
 def _text(column: pa.ChunkedArray, *, is_whole: bool) -> pa.Array:
     """One array of strings, null where blank."""
     array = column.combine_chunks()
     array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
-    if is_whole:
-        array = array.cast(pa.int64())
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    array = array.cast(pa.string())
+    array = strings(_without_nan(array).cast(pa.int64()) if is_whole else array)
     blank = pc.equal(pc.utf8_trim_whitespace(array), "")
     return pc.if_else(blank, pa.scalar(None, pa.string()), array)
+
+
+def _without_nan(array: Arrays) -> Arrays:
+    """Floats, null where they are NaN: so pandas and others write what is missing."""
+    return pc.if_else(pc.is_nan(array), None, array)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether cells of a kind can be read as text."""
+    try:
+        strings(pa.nulls(0, kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
