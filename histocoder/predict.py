@@ -356,6 +356,8 @@ class Coder:
 
     def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Batches of like lengths: their places, and token ids of shape (B, S)."""
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be 1 or more.")
         config = self.model.config
         normal = normalize(distinct["text"].tolist(), config.text_normalization)
         joined = join_language(normal, distinct["lang"].tolist())

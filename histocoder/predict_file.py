@@ -55,6 +55,8 @@ class PredictConfig:
             raise UserError("Give --language (one for all rows) or --language-col (one for each row), not both.")
         if self.k < 1:
             raise UserError(f"--k is {self.k}; it must be 1 or more.")
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
 
 
 def predict_file(

@@ -168,6 +168,7 @@ def test_bad_arguments(coder: Coder):
     for arguments, message in (
         ({"mode": "best"}, "no mode 'best'"),
         ({"k": 0}, "k is 0"),
+        ({"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
         ({"mode": "topk", "constrain": False}, "codes of the key only"),
     ):
         with pytest.raises(UserError, match=message):

@@ -336,6 +336,7 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"output": "nowhere/out.csv"}, "no folder nowhere"),
         ({"language": "en"}, "not both"),
         ({"k": 0}, "--k is 0; it must be 1 or more"),
+        ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"input": "ragged.csv"}, "line 3: 3 fields"),
         ({"input": "header.csv"}, "no rows"),
     ],
