@@ -19,7 +19,16 @@ import pyarrow.parquet
 from tqdm import tqdm
 
 from histocoder import distributed
-from histocoder.data.table import TableFile, count_rows, fingerprint, is_parquet, open_table, strings, write_csv
+from histocoder.data.table import (
+    TableFile,
+    check_output,
+    count_rows,
+    fingerprint,
+    is_parquet,
+    open_table,
+    strings,
+    write_csv,
+)
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.lock import holding
@@ -57,6 +66,7 @@ class PredictConfig:
             raise UserError(f"--k is {self.k}; it must be 1 or more.")
         if self.batch_size < 1:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
+        check_output(Path(self.output))
 
 
 def predict_file(

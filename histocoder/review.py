@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.data.table import open_table, write_csv
+from histocoder.data.table import check_output, open_table, write_csv
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -58,6 +58,7 @@ def review(
     """
     if budget < 1:
         raise UserError(f"--budget is {budget}; it must be 1 or more.")
+    check_output(output)
     if output.exists() and not overwrite:
         raise UserError(f"{output} is there already, perhaps filled in. Add --overwrite to replace it.")
     by = [input_col, *([language_col] if language_col else [])]

@@ -337,6 +337,8 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"language": "en"}, "not both"),
         ({"k": 0}, "--k is 0; it must be 1 or more"),
         ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
+        ({"output": "out.csv.gz"}, r"out\.csv\.gz would not be compressed; leave \.gz away"),
+        ({"output": "out.parquet.ZST"}, r"would not be compressed; leave \.ZST away"),
         ({"input": "ragged.csv"}, "line 3: 3 fields"),
         ({"input": "header.csv"}, "no rows"),
     ],

@@ -23,6 +23,7 @@ Arrays = TypeVar("Arrays", pa.Array, pa.ChunkedArray)
 CHUNK_ROWS = 100_000
 """Rows of a large file that are held as text at once."""
 _BLOCK_BYTES = 1 << 24
+_COMPRESSED = (".gz", ".zip", ".bz2", ".xz", ".zst")
 
 
 @dataclass
@@ -216,6 +217,12 @@ def write_csv(table: pa.Table, path: Path) -> None:
 def csv_writer(path: Path, schema: pa.Schema) -> pa.csv.CSVWriter:
     """A writer of CSV, with quotation marks where they are needed."""
     return pa.csv.CSVWriter(path, schema, write_options=pa.csv.WriteOptions(quoting_style="needed"))
+
+
+def check_output(path: Path) -> None:
+    """Refuse the name of a compressed file for a table to write, which would not be one."""
+    if path.suffix.lower() in _COMPRESSED:
+        raise UserError(f"{path} would not be compressed; leave {path.suffix} away.")
 
 
 def is_parquet(path: Path) -> bool:
