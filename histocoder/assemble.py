@@ -35,7 +35,7 @@ from histocoder.deterministic import compute_deterministically
 from histocoder.devices import device_name
 from histocoder.engine import Trainer, check_batch_size
 from histocoder.errors import UserError
-from histocoder.files import remove_leftovers, replacing
+from histocoder.files import is_same_file, remove_leftovers, replacing
 from histocoder.formatters import MISSING
 from histocoder.launch import node_name
 from histocoder.model import MixerModel
@@ -81,7 +81,8 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
     for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
         remove_leftovers(part)
     mark_begun(folder)
-    write_key(folder / "key.csv", key)
+    if args.key is None or not is_same_file(args.key, folder / "key.csv"):
+        write_key(folder / "key.csv", key)
     once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / "args.yaml") as temporary:
         values = {name: value for name, value in vars(args).items() if name not in once}

@@ -27,6 +27,11 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def is_same_file(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths lead to one file that is there."""
+    return os.path.exists(other) and os.path.samefile(one, other)
+
+
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of files, is on the disk."""
     handle = os.open(path, os.O_RDONLY)

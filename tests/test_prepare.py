@@ -154,6 +154,22 @@ def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_p
     assert sum(record["rows"].values()) == 128
 
 
+@pytest.mark.parametrize("name", ["data_train.csv", "data_val.csv", "key.csv", "rejected.csv"])
+@pytest.mark.parametrize("role", ["dataset", "key"])
+def test_no_file_that_is_read_is_replaced(table: Path, tmp_path: Path, role: str, name: str):
+    out = tmp_path / "out"
+    out.mkdir()
+    if role == "key":
+        prepared(table, tmp_path / "other")
+    source = (table if role == "dataset" else tmp_path / "other" / "key.csv").rename(out / name)
+    before = source.read_bytes()
+    (tmp_path / "alias").symlink_to(out)
+    paths = {"dataset": str(table), role: str(tmp_path / "alias" / name)}
+    with pytest.raises(UserError, match=rf"--{role} .*{name}: preparing would replace this file"):
+        prepare(config(table, **paths), out, overwrite=True)
+    assert source.read_bytes() == before and list(out.iterdir()) == [source]
+
+
 def test_preparing_is_vectorised_over_distinct_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = write_table(tmp_path / "t.csv", copies=40)
     formatter = formatter_of(config(table))

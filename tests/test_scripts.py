@@ -248,6 +248,19 @@ def test_train_mixer_reads_indices_with_a_key(tmp_path: Path):
     assert len(weights(tmp_path / "codes")["linear_decoder.bias"]) == len(key)
 
 
+def test_a_key_that_is_read_from_the_runs_folder_stays_as_it_is(tmp_path: Path):
+    train, val = mixer_files(tmp_path)
+    out = tmp_path / "out"
+    files = ("--train-data", train, "--val-data", val, "--save-dir", out)
+    run("train_mixer.py", *files, *TINY, "--batch-size", 8, "--max-steps", 1)
+    lines = (out / "key.csv").read_text().splitlines()
+    key = "\n".join([f"{lines[0]},remarks", *(f"{line},mine" for line in lines[1:])]) + "\n"
+    (out / "key.csv").write_text(key)
+    args = ("--batch-size", 8, "--max-steps", 2, "--key", out / "key.csv")
+    assert "Going on from step 1" in run("train_mixer.py", *files, *TINY, *args).stdout
+    assert (out / "key.csv").read_text() == key
+
+
 def test_initial_checkpoint(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "first", "--batch-size", 8, "--max-steps", 2))
     still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1)  # one step at rate 0: nothing is learnt

@@ -18,11 +18,12 @@ from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.screen import Screened, screen, write_rejected
 from histocoder.data.table import csv_writer, fingerprint
 from histocoder.errors import UserError
-from histocoder.files import make_folder, replacing, temporary_folder
+from histocoder.files import is_same_file, make_folder, replacing, temporary_folder
 from histocoder.formatters import Formatter, build_formatter
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
+_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE)
 PREPARED_VERSION = 1
 
 
@@ -71,6 +72,7 @@ def prepare(
         say(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
 
+    _refuse_to_replace(config, folder)
     key = read_key(config.key) if config.key else None
     with temporary_folder(folder / "prepared") as scratch:
         found = screen(config, formatter_of(config), key, scratch, say=say)
@@ -85,7 +87,7 @@ def prepare(
         write_key(scratch / KEY_FILE, key)
         write_rejected(scratch / REJECTED_FILE, found)
         (folder / PREPARED_FILE).unlink(missing_ok=True)  # from here until it is written again, nothing is prepared
-        for name in (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE):
+        for name in _TABLES:
             os.replace(scratch / name, folder / name)
     with replacing(folder / PREPARED_FILE) as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -130,6 +132,13 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
         f"{folder} holds data prepared otherwise ({differences}). Choose another folder, or add --overwrite to throw "
         "away what is there."
     )
+
+
+def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
+    """Raise a UserError where a file that is read is one that would be written."""
+    for flag, path in (("--dataset", config.dataset), ("--key", config.key)):
+        if path is not None and any(is_same_file(path, folder / name) for name in _TABLES):
+            raise UserError(f"{flag} {path}: preparing would replace this file. Copy it, or choose another folder.")
 
 
 def _describe(record: dict[str, Any]) -> str:
