@@ -23,6 +23,7 @@ from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of
 from histocoder.errors import UserError
 from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
+from histocoder.run_files import refuse_others_files
 from histocoder.script import run_script
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def main() -> None:
     )
     folder = Path(args.save_path)
     with run_folder(folder), marking_interruptions(folder):
+        refuse_others_files(folder)
         fit(args, config, folder, device)
 
 

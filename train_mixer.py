@@ -22,6 +22,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
+from histocoder.run_files import refuse_others_files
 from histocoder.script import run_script
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
@@ -108,6 +109,7 @@ def main() -> None:
         for paths in (args.train_data, args.val_data)
     )
     with run_folder(folder), marking_interruptions(folder):
+        refuse_others_files(folder)
         assemble.train(args, train_files, val_files, folder=folder, device=device)
 
 

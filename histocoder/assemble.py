@@ -23,7 +23,6 @@ from histocoder.checkpoint import (
     CHECKPOINTS_FOLDER,
     Checkpoint,
     checkpoint_bytes,
-    clear_run,
     drop_checkpoints_after,
 )
 from histocoder.config import LoaderConfig, config_of
@@ -44,6 +43,7 @@ from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.precision import computing_dtype, precision_name
 from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
+from histocoder.run_files import ARGS_FILE, clear_run
 from histocoder.saved_model import CONFIG_FILE
 from histocoder.settings import check_arguments, settings_of, train_config_of
 from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker
@@ -75,18 +75,18 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
     """Rank 0's part, once nothing stands in a run's way: take away an earlier run that is not gone on with, or what one
     left beyond the checkpoint that is; write `args.yaml` and `key.csv`.
     """
-    if start_step == 0 and (folder / "args.yaml").is_file():
+    if start_step == 0 and (folder / ARGS_FILE).is_file():
         clear_run(folder)
     drop_checkpoints_after(folder, start_step)
     for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
         remove_leftovers(part)
     mark_begun(folder)
-    if args.key is None or not is_same_file(args.key, folder / "key.csv"):
-        write_key(folder / "key.csv", key)
     once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
-    with replacing(folder / "args.yaml") as temporary:
+    with replacing(folder / ARGS_FILE) as temporary:
         values = {name: value for name, value in vars(args).items() if name not in once}
         temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    if args.key is None or not is_same_file(args.key, folder / "key.csv"):
+        write_key(folder / "key.csv", key)
 
 
 def train(

@@ -21,11 +21,9 @@ from histocoder.errors import DamagedError, UserError
 from histocoder.files import sha256, sync
 from histocoder.model import MixerModel, Tokenizer
 from histocoder.saved_model import (
-    CONFIG_FILE,
     MANIFEST_FILE,
     SHARDS_FOLDER,
     TOKENIZER_FOLDER,
-    WEIGHTS_FILE,
     load_tensors,
     read_json,
     read_model_config,
@@ -42,11 +40,6 @@ CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
 CHECKPOINT_VERSION = 2
 """Of the files of a checkpoint; another one is refused by name."""
 _STEP_NAME = re.compile(r"step-(\d+)")
-_RUN_FILES = (
-    *(CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, "README.md"),
-    *("logs.csv", "wandb_run_id", "metrics.json", "report.html"),
-)
-"""What a run leaves besides folders and prepared data."""
 
 
 @dataclass
@@ -239,11 +232,3 @@ def checkpoint_bytes(model: MixerModel) -> int:
     """What a checkpoint of a model takes on the disk: its weights, and two moments of each that is trained."""
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained
-
-
-def clear_run(folder: Path) -> None:
-    """Delete what training has left in a run's folder; prepared data and other files stay."""
-    for name in (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, "report", "tensorboard", "profile"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in _RUN_FILES:
-        (folder / name).unlink(missing_ok=True)

@@ -156,6 +156,21 @@ def test_a_mistake_leaves_an_earlier_run_as_it_is(
     assert files_of(finished) == before
 
 
+@pytest.mark.parametrize("name", ["README.md", "key.csv", "report/mine.txt", "best/mine.txt", "logs.csv"])
+@pytest.mark.parametrize("anew", [{}, {"--overwrite": ""}, {"--resume": "never"}, {"--prepare-only": ""}], ids=str)
+def test_a_folder_with_files_that_are_no_runs_is_left_as_it_is(
+    folder: Path, name: str, anew: dict[str, str], monkeypatch, capsys
+):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("mine")
+    before = files_of(folder)
+    said = ends_in_a_sentence(finetune, {**BASE, "--save-path": ".", **anew}, monkeypatch, capsys)
+    assert f"holds {name.partition('/')[0]}, which a run would replace" in said and "Choose a new folder" in said
+    if "--prepare-only" not in anew:
+        ends_in_a_sentence(train_mixer, {**MIXER, "--save-dir": ".", **anew}, monkeypatch, capsys)
+    assert files_of(folder) == before
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

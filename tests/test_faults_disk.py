@@ -86,6 +86,16 @@ def test_a_save_killed_at_any_point_leaves_the_old_checkpoint_or_the_new(first_s
     assert outcomes == sorted(outcomes) and outcomes[-1] == "2"
 
 
+def test_preparing_killed_at_any_point_is_begun_anew(tmp_path: Path):
+    for number in range(1, 20):
+        out = tmp_path / str(number)
+        args = training(out, "--prepare-only")
+        if run(*faulty(args, f"kill:os.replace:{number}"), check=False).returncode == 0:
+            break
+        assert "Prepared" in run(*args).stdout
+    assert number > 7
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("call", ["kill:os.replace", "kill:os.fsync", "cut:torch.save"])
 def test_a_run_killed_at_any_point_of_its_saves_ends_as_if_nothing_had_been(alone: Path, tmp_path: Path, call: str):

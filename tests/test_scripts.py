@@ -338,6 +338,18 @@ def test_prepare_only_prepares_and_stops(table: Path, tmp_path: Path):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_a_folder_of_ones_own_with_other_files_is_prepared_and_trained_in(table: Path, tmp_path: Path):
+    args = finetune(table, tmp_path, "--batch-size", 8, "--max-steps", 1)
+    run(*args, "--prepare-only")
+    (tmp_path / "README.md").write_text("mine")
+    refused = run(*args, check=False)
+    assert refused.returncode == 2 and "holds README.md" in refused.stderr
+    (tmp_path / "README.md").rename(tmp_path / "notes.md")
+    run(*args)
+    run(*args, "--overwrite")
+    assert (tmp_path / "notes.md").read_text() == "mine" and table.exists()
+
+
 def test_a_cache_is_built_once_for_all_ranks_and_runs(table: Path, tmp_path: Path):
     extra = ("--batch-size", 4, "--max-steps", 12, "--cache-dir", tmp_path / "cache")  # two epochs
     said = "".join(one.stdout for one in two_ranks(finetune(table, tmp_path / "one", *extra)))

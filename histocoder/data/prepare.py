@@ -23,7 +23,7 @@ from histocoder.formatters import Formatter, build_formatter
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
-_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE)
+PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE)
 PREPARED_VERSION = 1
 
 
@@ -86,11 +86,10 @@ def prepare(
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
         write_rejected(scratch / REJECTED_FILE, found)
-        (folder / PREPARED_FILE).unlink(missing_ok=True)  # from here until it is written again, nothing is prepared
-        for name in _TABLES:
+        _write_record(folder, {"format_version": PREPARED_VERSION})  # until it is whole, nothing is prepared
+        for name in PREPARED_TABLES:
             os.replace(scratch / name, folder / name)
-    with replacing(folder / PREPARED_FILE) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    _write_record(folder, record)
     if found.num_dropped:
         say(f"{found.num_dropped:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
     say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
@@ -106,7 +105,13 @@ def _record(config: PrepareConfig) -> dict[str, Any]:
     return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
 
 
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    with replacing(folder / PREPARED_FILE) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
 def _read_record(path: Path) -> dict[str, Any] | None:
+    """What a folder's data were prepared from; None where none are, or not all of them yet."""
     if not path.is_file():
         return None
     try:
@@ -116,7 +121,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path} is damaged; prepare anew with --overwrite.") from error
     if newer:
         raise UserError(f"{path} was written by a newer histocoder; update, or prepare anew with --overwrite.")
-    return record
+    return record if "settings" in record else None
 
 
 def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
@@ -137,7 +142,7 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
 def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
     """Raise a UserError where a file that is read is one that would be written."""
     for flag, path in (("--dataset", config.dataset), ("--key", config.key)):
-        if path is not None and any(is_same_file(path, folder / name) for name in _TABLES):
+        if path is not None and any(is_same_file(path, folder / name) for name in PREPARED_TABLES):
             raise UserError(f"{flag} {path}: preparing would replace this file. Copy it, or choose another folder.")
 
 
