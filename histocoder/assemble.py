@@ -116,7 +116,7 @@ def train(
         train_config = train_config_of(args)
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config, len(train_arrays))
-    settings = settings_of(args, train_config, train_arrays, val_arrays, train_files.formatter, key)
+    settings = settings_of(args, train_config, train_files, train_arrays, val_arrays, key)
     shared = asdict(train_config)
     shared |= shared.pop("strategy")
     refuse_differences(settings | {f"--{name.replace('_', '-')}": value for name, value in shared.items()})

@@ -96,11 +96,13 @@ def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
 def refuse_other_settings(
     checkpoint: Checkpoint, settings: dict[str, Any], folder: Path, *, gradient_accumulation_steps: int
 ) -> None:
-    """Raise a UserError with a table of what a checkpoint was trained with and what is asked for now."""
+    """Raise a UserError with a table of what a checkpoint was trained with and what is asked for now.
+
+    Settings that an earlier histocoder did not keep are taken to agree.
+    """
+    then = checkpoint.settings
     rows = [
-        (name, str(checkpoint.settings.get(name)), str(value))
-        for name, value in settings.items()
-        if checkpoint.settings.get(name) != value
+        (name, str(then[name]), str(value)) for name, value in settings.items() if name in then and then[name] != value
     ]
     if not rows:
         return
@@ -109,7 +111,7 @@ def refuse_other_settings(
     table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     raise UserError(
         f"The run in {folder} can't go on with other settings. Use those of then, or begin anew with --resume never:\n"
-        + "\n".join([*table, *_what_keeps_the_batch(checkpoint.settings, settings, gradient_accumulation_steps)])
+        + "\n".join([*table, *_what_keeps_the_batch(then, settings, gradient_accumulation_steps)])
     )
 
 

@@ -20,10 +20,10 @@ from histocoder.config import (
     config_of,
 )
 from histocoder.data.cache import ExampleArrays
+from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
-from histocoder.formatters import Formatter
 from histocoder.precision import computing_dtype
 from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS
@@ -77,9 +77,9 @@ def rows_of_a_step(args: argparse.Namespace) -> int:
 def settings_of(
     args: argparse.Namespace,
     config: TrainConfig,
+    train_files: ExampleFiles,
     train_arrays: ExampleArrays,
     val_arrays: ExampleArrays,
-    formatter: Formatter,
     key: Key,
 ) -> dict[str, Any]:
     """What a resumed run must agree on: all that decides batches, sizes, and the state of the optimizer."""
@@ -88,7 +88,8 @@ def settings_of(
         "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
         "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
-        "formatter": ", ".join(f"{name} {value}" for name, value in formatter.to_config().items()),
+        "columns": ", ".join((train_files.input_col, train_files.language_col, *train_files.target_cols)),
+        "formatter": ", ".join(f"{name} {value}" for name, value in train_files.formatter.to_config().items()),
         "--encoder": args.encoder,
         "--freeze-encoder": args.freeze_encoder,
         "--max-len": args.max_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from conftest import DEADLINE, ROOT, environment, free_port, write_table
@@ -17,6 +19,7 @@ from forked import Forked
 from safetensors.torch import load_file
 
 from histocoder.checkpoint import list_checkpoints
+from histocoder.files import sha256
 
 FAULTY = Path(__file__).with_name("faulty.py")
 TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1", "--precision", "fp32", "--no-report")
@@ -168,6 +171,15 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert torch.equal(rng, others)
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
     assert logs(one) == logs(other)
+
+
+def change_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Alter what a checkpoint's `state.json` holds, and its checksum."""
+    state, manifest = (json.loads((checkpoint / name).read_text()) for name in ("state.json", "manifest.json"))
+    change(state)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    manifest["state.json"] = sha256(checkpoint / "state.json")
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
 def leftovers(out: Path) -> list[Path]:

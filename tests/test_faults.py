@@ -23,6 +23,7 @@ from jobs import (
     TINY,
     Torchrun,
     assert_same_end,
+    change_state,
     children_of,
     end_of,
     faulty,
@@ -143,6 +144,22 @@ def test_changed_labels_are_refused(tmp_path: Path):
     table.write_text(swapped)  # the same rows and codes
     refused = run(*command, check=False)
     assert refused.returncode == 2 and re.search(r"data to train on +64 rows \(\w+\) +64 rows", refused.stderr)
+
+
+def test_changed_columns_are_refused_where_a_checkpoint_knows_of_them(tmp_path: Path):
+    table = write_table(tmp_path / "t.csv", two_codes=True)
+    header, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([f"{header},occ2", *(f"{row},clerk" for row in rows)]))
+    out = tmp_path / "out"
+    args = ["train_mixer.py", "--train-data", table, "--val-data", table, "--save-dir", out, *TINY, "--batch-size", 8]
+    run(*args, "--max-steps", 2)
+    for flag, column in (("--input-col", "occ2"), ("--language-col", "tongue"), ("--target-cols", "hisco_1")):
+        refused = run(*args, "--max-steps", 3, flag, column, check=False)
+        assert refused.returncode == 2 and re.search(r"columns +occ1, lang, hisco_1, .*hisco_5 +\w", refused.stderr)
+
+    (checkpoint,) = list_checkpoints(out)
+    change_state(checkpoint, lambda state: state["settings"].pop("columns"))  # as before these were kept
+    assert "Going on from step 2" in run(*args, "--max-steps", 3).stdout
 
 
 # Signals
