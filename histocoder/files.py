@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_same_file(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths lead to one file that is there."""
+    """Whether two paths, of which the first is there, lead to one file or folder."""
     return os.path.exists(other) and os.path.samefile(one, other)
 
 

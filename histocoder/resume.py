@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import socket
@@ -12,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from histocoder import distributed
-from histocoder.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, step_of, verify_checkpoint
+from histocoder.checkpoint import (
+    CHECKPOINTS_FOLDER,
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    step_of,
+    verify_checkpoint,
+)
 from histocoder.errors import DamagedError, Interrupted, UserError
-from histocoder.files import replacing
+from histocoder.files import is_same_file, replacing
 from histocoder.launch import launcher, restarts
 from histocoder.lock import LOCK_FILE
 from histocoder.nodes import on_each_node
@@ -72,19 +80,23 @@ def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = 
 def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
     """`find_checkpoint` on rank 0, and load what it finds on every rank; nodes that do not see it are sent it.
 
-    Processes that their launcher has started again go on with what they had begun, whatever `resume` says.
+    Processes that their launcher has started again go on with what they had begun, whatever `resume` says. Of another
+    run's checkpoint the validations so far do not count: the model that was best in them is not in this folder.
     """
 
-    def find() -> str:
+    def find() -> tuple[str, bool]:
         began_here = restarts() > 0 and _read(folder / LAUNCHER_FILE) == _launcher()
-        return str(find_checkpoint(folder, "auto" if began_here else resume) or "")
+        found = find_checkpoint(folder, "auto" if began_here else resume)
+        return str(found or ""), found is not None and is_same_file(found.parent, folder / CHECKPOINTS_FOLDER)
 
-    found = distributed.from_primary(distributed.run_on_primary(find, doing="verifying checkpoints"))
+    found, is_own = distributed.from_primary(distributed.run_on_primary(find, doing="verifying checkpoints"))
     if not found:
         return None
     copy = folder / f".{Path(found).name}.copy.tmp"
     path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy, files="**/*")
     checkpoint = load_checkpoint(path)
+    if not is_own:
+        checkpoint.state.best_val_loss, checkpoint.state.results = math.inf, None
     distributed.wait_for_all(doing="loading the checkpoint")
     if path == copy and distributed.is_first_here():
         shutil.rmtree(copy)

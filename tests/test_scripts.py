@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from conftest import DEADLINE, ROOT, environment, free_port, run, shared, write_table
-from jobs import TINY, finetune, two_ranks
+from jobs import TINY, change_state, finetune, two_ranks
 from safetensors.torch import load_file
 
 
@@ -179,6 +179,21 @@ def test_going_on_from_an_older_checkpoint_drops_the_newer(table: Path, tmp_path
     run(*finetune(table, out, *extra, "--max-steps", 5, "--resume", older))
     assert sorted(p.name[-1] for p in (out / "checkpoints").iterdir()) == ["2", "4", "5"]
     assert "resume" not in yaml.safe_load((out / "args.yaml").read_text())
+
+
+def test_what_was_best_elsewhere_is_not_what_is_best_here(table: Path, tmp_path: Path):
+    extra = ("--batch-size", 8, "--save-interval", 2, "--eval-interval", 2, "--max-steps", 4)
+    first = tmp_path / "first"
+    run(*finetune(table, first, *extra))
+    change_state(first / "checkpoints" / "step-0000002", lambda state: state.update(best_val_loss=0))
+    best = first / "best" / "model.safetensors"
+    before = best.stat().st_mtime_ns
+    run(*finetune(table, tmp_path / "second", *extra, "--resume", first / "checkpoints" / "step-0000002"))
+    assert (tmp_path / "second" / "best" / "model.safetensors").read_bytes() == best.read_bytes()
+    run(*finetune(table, first, *extra, "--resume", first / "checkpoints" / "step-0000002"))
+    assert best.stat().st_mtime_ns == before
+    run(*finetune(table, tmp_path / "third", *extra, "--resume", first))  # which has no step left
+    assert (tmp_path / "third" / "best" / "model.safetensors").exists()
 
 
 def test_saving_each_epoch(table: Path, tmp_path: Path):
