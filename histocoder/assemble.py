@@ -25,7 +25,7 @@ from histocoder.checkpoint import (
     checkpoint_bytes,
     drop_checkpoints_after,
 )
-from histocoder.config import LoaderConfig, config_of
+from histocoder.config import LoaderConfig, TrainConfig, config_of
 from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -109,7 +109,8 @@ def train(
         say(notice)
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
-    build = partial(seeded_model, args, train_files, checkpoint, tokenizer=tokenizer, key=key, languages=languages)
+    config = None if checkpoint is None else checkpoint.model_config
+    build = partial(seeded_model, args, train_files, config, tokenizer=tokenizer, key=key, languages=languages)
     if args.auto_batch_size:
         args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
         args.auto_batch_size = False  # in args.yaml stands what was found
@@ -117,13 +118,7 @@ def train(
     if train_config.tokens_per_batch is None:
         check_batch_size(train_config, len(train_arrays))
     settings = settings_of(args, train_config, train_files, train_arrays, val_arrays, key)
-    shared = asdict(train_config)
-    shared |= shared.pop("strategy")
-    refuse_differences(settings | {f"--{name.replace('_', '-')}": value for name, value in shared.items()})
-    if checkpoint is not None:
-        refuse_other_settings(
-            checkpoint, settings, folder, gradient_accumulation_steps=args.gradient_accumulation_steps
-        )
+    _check_settings(settings, train_config, checkpoint, folder)
 
     model = build()
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
@@ -155,7 +150,10 @@ def train(
     tracker = _tracker(args, folder, start_step, model.config.system)
     try:
         with explaining():
-            trainer.fit(checkpoint, tracker)
+            if checkpoint is not None:
+                trainer.restore(checkpoint)
+            del checkpoint  # or all that was read would stay in memory while the run trains
+            trainer.fit(tracker)
         if args.wandb_artifact:
             tracker.keep_model(folder)
     finally:
@@ -175,6 +173,17 @@ def _check_together(args: argparse.Namespace, folder: Path) -> None:
         from histocoder.shards import check_folder  # here, since it takes a while to import
 
         check_folder(folder)
+
+
+def _check_settings(settings: dict[str, Any], config: TrainConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
+    """Raise a UserError where processes have other settings than each other, or than the checkpoint to go on from."""
+    shared = asdict(config)
+    shared |= shared.pop("strategy")
+    refuse_differences(settings | {f"--{name.replace('_', '-')}": value for name, value in shared.items()})
+    if checkpoint is not None:
+        refuse_other_settings(
+            checkpoint, settings, folder, gradient_accumulation_steps=config.gradient_accumulation_steps
+        )
 
 
 def _fitting_batch_size(

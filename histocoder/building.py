@@ -34,16 +34,18 @@ from histocoder.saved_model import initial_weights, is_own_model, read_model_con
 def seeded_model(
     args: argparse.Namespace,
     files: ExampleFiles,
-    checkpoint: Checkpoint | None,
+    config: ModelConfig | None,
     *,
     tokenizer: Tokenizer,
     key: Key,
     languages: tuple[str, ...],
 ) -> MixerModel:
-    """A new model, or one of a checkpoint's form; draws from here on differ from rank to rank, as dropout should."""
+    """A new model, or one of a checkpoint's configuration; draws from here on differ from rank to rank, as dropout
+    should.
+    """
     torch.manual_seed(args.seed)
-    if checkpoint is not None:
-        model = MixerModel(checkpoint.model_config, tokenizer=tokenizer)
+    if config is not None:
+        model = MixerModel(config, tokenizer=tokenizer)
     else:
         model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
     if args.gradient_checkpointing and not model.can_checkpoint_layers:

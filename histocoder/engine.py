@@ -101,13 +101,11 @@ class Trainer:
         self.tracker: Tracker = NullRun()  # these two until `fit`
         self.progress = Progress(self.total_steps, show=False)
 
-    def fit(self, checkpoint: Checkpoint | None = None, tracker: Tracker | None = None) -> dict[str, float]:
-        """Train, and save the model.
+    def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
+        """Train, from the beginning or from where `restore` has gone back to, and save the model.
 
         Parameters
         ----------
-        checkpoint : Checkpoint, optional
-            To go on from; its weights are loaded into the model.
         tracker : Tracker, optional
 
         Returns
@@ -125,8 +123,6 @@ class Trainer:
             Where a loader worker is killed, or hangs.
         """
         self.tracker = tracker or self.tracker
-        if checkpoint is not None:
-            self.restore(checkpoint)
         with self.learner.whole():
             use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
@@ -306,7 +302,7 @@ class Trainer:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to where a checkpoint was saved."""
+        """Go back to where a checkpoint was saved, right before `fit`; what was read of it may be let go then."""
         self.learner.restore(checkpoint.learner)
         self.state = checkpoint.state
         self.saved_step = self.state.step

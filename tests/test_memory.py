@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -225,6 +226,34 @@ def test_rows_are_not_sought_where_positions_are_given(table: Path, tmp_path: Pa
     args = finetune(table, tmp_path / "out", "--auto-batch-size", "--tokens-per-batch", 512)
     ended = run(*args, check=False)
     assert ended.returncode == 2 and "choose one" in ended.stderr
+
+
+RESUMED = """
+import runpy, sys, weakref
+from histocoder import assemble, engine
+
+held = []
+
+def open_checkpoint(*args, opened=assemble.open_checkpoint):
+    checkpoint = opened(*args)
+    held.extend(map(weakref.ref, (checkpoint, *checkpoint.learner.weights.values(), *checkpoint.ranks.values())))
+    return checkpoint
+
+def train_step(self, parts, step=engine.Trainer.train_step):
+    print("alive:", sum(ref() is not None for ref in held), "of", len(held))
+    return step(self, parts)
+
+assemble.open_checkpoint, engine.Trainer.train_step = open_checkpoint, train_step
+sys.argv = {args!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_resumed_run_holds_nothing_of_what_it_has_read(table: Path, tmp_path: Path):
+    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps")
+    run(*args, 2)
+    lines = [line for line in run("-c", RESUMED.format(args=[*args, "4"])).stdout.splitlines() if "alive:" in line]
+    assert len(lines) == 2 and all(re.fullmatch(r"alive: 0 of [1-9]\d+", line) for line in lines), lines
 
 
 def test_rows_are_halved_until_they_fit():
