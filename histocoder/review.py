@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
 _CHUNK_ROWS = 200_000
+_CONFIDENCE = re.compile(r"((?:pred_)*)conf")
+"""The column of a coded file; of one that was coded several times the longest name is the last time's."""
 
 
 def review(
@@ -65,7 +68,7 @@ def review(
     file = open_table(predictions, by, optional=("conf", "pred_conf"))
     for notice in file.notices:
         say(notice)
-    prefix = "pred_" if "pred_conf" in file.header else ""
+    prefix = max((match[1] for name in file.header if (match := _CONFIDENCE.fullmatch(name))), default="", key=len)
     columns = [*by, *_code_columns(file.header, prefix), f"{prefix}conf"]
     file.check(columns)
     parts, passed = [], 0

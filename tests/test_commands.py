@@ -200,6 +200,15 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
         review(tmp_path / "out.csv", tmp_path / "other.csv.gz", budget=2)
 
 
+def test_review_takes_the_last_of_several_codings(tmp_path: Path):
+    header = [f"{'pred_' * times}{name}" for times in range(3) for name in ("hisco_1", "prob_1", "conf")]
+    row = ["11111", 0.9, 0.9, "22222", 0.8, 0.8, "33333", 0.7, 0.7]
+    pd.DataFrame([["farmer", *row]], columns=["occ1", *header]).to_csv(tmp_path / "out.csv", index=False)
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1)
+    assert chosen.to_numpy().tolist() == [["farmer", "33333", 0.7, 1]]
+    assert list(chosen) == ["occ1", "hisco_1", "conf", "times"]
+
+
 def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     columns = ["occ1", "lang", "hisco_1", "prob_1", "hisco_2", "prob_2", "conf"]
     rows = [
