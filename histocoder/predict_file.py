@@ -68,6 +68,11 @@ class PredictConfig:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
         check_output(Path(self.output))
 
+    @property
+    def input_cols(self) -> list[str]:
+        """The columns that are read."""
+        return [c for c in (self.input_col, self.language_col) if c is not None]
+
 
 def predict_file(
     coder: Coder,
@@ -122,12 +127,20 @@ def predict_file(
         settings["processes"] = distributed.world_size()
         _open_parts(parts, settings, say)
 
+    table = open_table(source, config.input_cols)
+    if not is_parquet(output):
+        _check_csv(table)
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
         distributed.run_on_primary(open_parts, doing="looking at the input")
         if not parts.is_dir():
             raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
-        num_chunks = _code_chunks(coder, config, parts, names=names, chunk_rows=chunk_rows, say=say)
+        try:
+            num_chunks = _code_chunks(coder, config, table, parts, names=names, chunk_rows=chunk_rows, say=say)
+        except UserError:
+            if distributed.is_primary() and not any(parts.glob(f"[0-9]*{output.suffix}")):
+                shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
+            raise
         distributed.run_on_primary(lambda: _join_parts(parts, output, num_chunks), doing="writing the output")
     say(f"Coded {source} into {output}.")
 
@@ -141,6 +154,7 @@ def _check_folder(folder: Path) -> None:
 def _code_chunks(
     coder: Coder,
     config: PredictConfig,
+    table: TableFile,
     parts: Path,
     *,
     names: Sequence[str],
@@ -150,9 +164,6 @@ def _code_chunks(
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
     memory, notices = _Memory(coder, config, names=names), FileNotices()
-    table = open_table(config.input, memory.input_cols)
-    if not is_parquet(Path(config.output)):
-        _check_csv(table)
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = 0
@@ -199,7 +210,6 @@ class _Memory:
 
     def __init__(self, coder: Coder, config: PredictConfig, *, names: Sequence[str]) -> None:
         self._coder, self._config, self._names = coder, config, list(names)
-        self.input_cols = [c for c in (config.input_col, config.language_col) if c is not None]
         self._numbers = [name for name in names if _is_number(name, config)]
         self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
         self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}

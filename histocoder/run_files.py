@@ -35,6 +35,7 @@ def refuse_others_files(folder: Path) -> None:
     """Raise a UserError, on every process, where a run would replace or delete in its folder what no run has made."""
 
     def look() -> None:
+        """Rank 0's part."""
         if (folder / ARGS_FILE).is_file():
             return
         prepared = () if (folder / PREPARED_FILE).is_file() else PREPARED_TABLES

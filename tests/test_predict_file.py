@@ -354,7 +354,8 @@ def test_mistakes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         code(model, Path(changes.get("input", "in.csv")), Path(changes.get("output", "out.csv")), **{
             name: value for name, value in changes.items() if name not in ("input", "output")
         })  # fmt: skip
-    assert Path("there.csv").read_text() == "kept" and not Path("out.csv").exists()
+    assert Path("there.csv").read_text() == "kept"
+    assert {path.name for path in Path().iterdir()} == {"in.csv", "there.csv", "ragged.csv", "header.csv"}
 
 
 def test_parts_of_other_settings_are_not_used(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
