@@ -62,10 +62,17 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--language", default="unk", metavar="LANG", help="of all of them (default: unk, unknown)")
     parser.add_argument("--language-col", metavar="COL", help="column of each one's language, instead of --language")
     parser.add_argument(
-        "--mode", default="greedy", choices=("greedy", "flat", "topk", "full"), help="way of decoding (default: greedy)"
+        "--mode",
+        choices=("combined", "greedy", "flat", "topk", "full"),
+        help="way of decoding (default: the one that validated best)",
     )
-    parser.add_argument("--k", type=int, default=5, metavar="N", help="codes of topk and flat (default: 5)")
-    parser.add_argument("--threshold", type=float, metavar="P", help="flat: codes above it (default: the model's own)")
+    parser.add_argument("--k", type=int, default=5, metavar="N", help="codes of topk, and of flat at most (default: 5)")
+    parser.add_argument(
+        "--threshold", type=float, metavar="P", help="flat: further codes above it (default: the model's own)"
+    )
+    parser.add_argument(
+        "--min-confidence", type=float, default=0.0, metavar="P", help="leave rows below it without codes (default: 0)"
+    )
     parser.add_argument("--constrain", action="store_true", help="greedy: only codes of the model's key")
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=_BATCH_HELP)
     parser.add_argument(
@@ -91,8 +98,10 @@ def _predict(args: argparse.Namespace) -> None:
     folder = local_folder(args.model)
     coder = Coder.from_pretrained(folder, str(device), precision=args.precision, compile=args.compile)
     if args.input:
-        options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
-        config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
+        columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
+        options = ("input", "output", *columns, *decoding, "batch_size")
+        _say(f"Coding in mode {args.mode or coder.mode}.")
+        config = PredictConfig(**{name: getattr(args, name) for name in options}, mode=args.mode or coder.mode)
         model_id = f"{sha256(folder / 'model.safetensors')} {coder.precision}"
         predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
         return
@@ -103,6 +112,7 @@ def _predict(args: argparse.Namespace) -> None:
         k=args.k,
         threshold=args.threshold,
         constrain=args.constrain or None,
+        min_confidence=args.min_confidence,
         batch_size=args.batch_size,
     )
     _print_table(args.texts, table)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from histocoder import distributed
-from histocoder.cli import FINETUNE_LEARNING_RATE, SCRATCH_EPOCHS, SCRATCH_LEARNING_RATE, Parser
+from histocoder.cli import Parser
+from histocoder.config import FLAT_LOSSES
 from histocoder.data.normalize import NORMALIZATIONS
 from histocoder.model import PRESETS
 from histocoder.precision import PRECISIONS
@@ -38,7 +39,7 @@ def add_model_arguments(parser: Parser) -> None:
         default=DEFAULT_ENCODER,
         metavar="NAME|PATH",
         help="from the hub or a folder: any CANINE, or another with its tokenizer, such as XLM-R, BERT or ByT5; or a "
-        f"CANINE trained from scratch: {presets} (default: {DEFAULT_ENCODER})",
+        f"preset trained from scratch: {presets} (default: {DEFAULT_ENCODER})",
     )
     group.add_argument(
         "--initial-checkpoint",
@@ -64,6 +65,15 @@ def add_model_arguments(parser: Parser) -> None:
         choices=NORMALIZATIONS,
         help="lower_ascii: væver is read as vaever, as by published models (default: none)",
     )
+    group.add_argument(
+        "--ngram-dropout", type=float, default=0.3, metavar="P", help="n-grams left out, with ngram (default: 0.3)"
+    )
+    group.add_argument(
+        "--pooling",
+        choices=("auto", "mean"),
+        help="what the flat head reads of an encoder of Hugging Face's: the mean over all tokens, or auto, the first "
+        "token where it stands for the whole text (default: by the recipe)",
+    )
     group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of decoder and heads (default: 0)")
     group.add_argument(
         "--decoder-dim-feedforward", type=int, metavar="N", help="decoder's inner width (default: the encoder's width)"
@@ -72,21 +82,34 @@ def add_model_arguments(parser: Parser) -> None:
 
 def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, seq2seq_weight: float) -> None:
     """Flags for fitting; the defaults that differ between the scripts are arguments."""
-    parser.set_defaults(default_num_epochs=num_epochs)
+    parser.set_defaults(script_num_epochs=num_epochs, script_batch_size=batch_size)
     group = parser.add_argument_group("training")
     group.add_argument(
-        "--num-epochs",
+        "--recipe",
+        default="auto",
+        choices=("auto", "reference"),
+        help="where flags that are left out get their values: by what the run starts from, see docs/configuration.md, "
+        "or OccCANINE's own (default: auto)",
+    )
+    group.add_argument("--num-epochs", type=int, metavar="N", help="passes over the data (default: by the recipe)")
+    group.add_argument(
+        "--min-steps",
         type=int,
         metavar="N",
-        help=f"passes over the data (default: {num_epochs}; {SCRATCH_EPOCHS} or more from scratch)",
+        help="passes are repeated until there have been N steps (default: by the recipe; 0 with --num-epochs)",
+    )
+    group.add_argument(
+        "--early-stopping",
+        type=int,
+        metavar="N",
+        help="end after N validations in a row without a better model (default: off)",
     )
     group.add_argument("--max-steps", type=int, metavar="N", help="end after so many steps (default: by --num-epochs)")
     group.add_argument(
         "--batch-size",
         type=int,
-        default=batch_size,
         metavar="N",
-        help=f"rows of a batch, on each process (default: {batch_size})",
+        help=f"rows of a batch, on each process (default: by the recipe, or {batch_size})",
     )
     group.add_argument(
         "--gradient-accumulation-steps",
@@ -105,7 +128,16 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         "--learning-rate",
         type=float,
         metavar="LR",
-        help=f"peak of the learning rate (default: {FINETUNE_LEARNING_RATE:g}; {SCRATCH_LEARNING_RATE:g} from scratch)",
+        help="peak of the learning rate, of all weights (default: by the recipe, of encoder and heads apart)",
+    )
+    group.add_argument(
+        "--encoder-learning-rate", type=float, metavar="LR", help="the encoder's own peak (default: by the recipe)"
+    )
+    group.add_argument(
+        "--table-learning-rate",
+        type=float,
+        metavar="LR",
+        help="peak for an n-gram encoder's embeddings (default: by the recipe)",
     )
     group.add_argument(
         "--scale-lr",
@@ -127,8 +159,12 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         help=f"weight of the decoder's loss; the flat head's has 1 - W (default: {seq2seq_weight:g})",
     )
     group.add_argument(
-        "--warmup-pct", type=float, default=0.05, metavar="P", help="share of warm-up steps (default: 0.05)"
+        "--flat-loss",
+        choices=FLAT_LOSSES,
+        help="loss of the flat head: cross-entropy over the codes, or binary cross-entropy, summed or averaged over "
+        "them (default: by the recipe)",
     )
+    group.add_argument("--warmup-pct", type=float, metavar="P", help="share of warm-up steps (default: by the recipe)")
     group.add_argument("--weight-decay", type=float, default=0.01, metavar="D", help="of AdamW (default: 0.01)")
     group.add_argument(
         "--max-grad-norm", type=float, default=1.0, metavar="N", help="gradients are clipped to (default: 1)"
@@ -155,12 +191,12 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
 
 def _add_augmentation_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("augmentation, of training descriptions on the fly")
-    group.add_argument("--augmentation-prob", type=float, default=0.3, metavar="P", help="share altered (default: 0.3)")
+    group.add_argument("--augmentation-prob", type=float, metavar="P", help="share altered (default: by the recipe)")
     group.add_argument(
         "--num-transformations", type=int, default=3, metavar="N", help="edits of one description at most (default: 3)"
     )
     group.add_argument(
-        "--unk-lang-prob", type=float, default=0.25, metavar="P", help="share with language withheld (default: 0.25)"
+        "--unk-lang-prob", type=float, metavar="P", help="share with language withheld (default: by the recipe)"
     )
     group.add_argument("--fn-word-freq", metavar="CSV", help="words to insert: word,freq (default: the data's own)")
 
@@ -265,10 +301,18 @@ def _add_saving_arguments(parser: Parser, save_interval: int) -> None:
         "--log-interval", type=int, default=100, metavar="N", help="steps between lines of the log (default: 100)"
     )
     group.add_argument(
-        "--eval-interval", type=int, default=1000, metavar="N", help="steps between validations (default: 1000)"
+        "--eval-interval",
+        type=int,
+        metavar="N",
+        help="steps between validations (default: those of an epoch, but 1000 at most and 100 at least)",
     )
     group.add_argument(
         "--no-report", action="store_true", help="leave out report.html on the validation data, at the end"
+    )
+    group.add_argument(
+        "--no-experts",
+        action="store_true",
+        help="fit no linear expert and no combination of experts, at the end; the mode to predict in stays greedy",
     )
     group.add_argument("--log-tensorboard", action="store_true", help="log to TensorBoard as well, in tensorboard/")
     group.add_argument("--log-wandb", action="store_true", help="log to Weights & Biases as well")

@@ -25,7 +25,7 @@ from histocoder.checkpoint import (
     checkpoint_bytes,
     drop_checkpoints_after,
 )
-from histocoder.config import LoaderConfig, TrainConfig, config_of
+from histocoder.config import NUM_GREEDY, LoaderConfig, TrainConfig, config_of
 from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -158,9 +158,26 @@ def train(
             tracker.keep_model(folder)
     finally:
         tracker.close()
+    _finish(args, trainer, train_files, val_files, folder=folder, device=device)
+
+
+def _finish(
+    args: argparse.Namespace,
+    trainer: Trainer,
+    train_files: ExampleFiles,
+    val_files: ExampleFiles,
+    *,
+    folder: Path,
+    device: torch.device,
+) -> None:
+    """Fit the experts of a trained model, and report on it."""
+    if not args.no_experts:
+        distributed.run_on_primary(
+            lambda: experts(folder, trainer, val_files, device, args.precision), doing="fitting the experts"
+        )
     if not args.no_report:
         distributed.run_on_primary(
-            lambda: report(folder, train_files, val_files, len(val_data), device, args.precision),
+            lambda: report(folder, train_files, val_files, len(trainer.val_data), device, args.precision),
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
@@ -202,6 +219,16 @@ def _fitting_batch_size(
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
     say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
     return size
+
+
+def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: torch.device, precision: str) -> None:
+    """Fit what is fitted once a model is trained, for the last one and the best; rank 0's part."""
+    from histocoder.experts import fit_experts, fit_linear_expert  # here, since scikit-learn takes a second to import
+
+    expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
+    examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
+    fit_experts(folder, expert, examples, device, precision)
+    say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, device, precision)}")
 
 
 def report(

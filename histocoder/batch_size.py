@@ -161,7 +161,7 @@ class _Trial:
     def _step(self, num_rows: int) -> None:
         batch = self._longest(num_rows).to(self._device)
         output = self._learner.forward(batch)
-        self._learner.backward(mixed_loss(output, batch, self._num_blocks, self._config.seq2seq_weight))
+        self._learner.backward(mixed_loss(output, batch, self._model.config, self._config.seq2seq_weight))
         self._learner.step()
 
     def _longest(self, num_rows: int) -> Batch:

@@ -28,6 +28,7 @@ from histocoder.model import (
     load_encoder,
     load_tokenizer,
 )
+from histocoder.optimizer import is_table
 from histocoder.saved_model import initial_weights, is_own_model, read_model_config, read_tokenizer
 
 
@@ -52,6 +53,8 @@ def seeded_model(
         raise UserError(
             f"--gradient-checkpointing: transformers has none for {type(model.encoder).__name__}; leave it away."
         )
+    if any(map(is_table, model.parameters())) and (args.fsdp or args.zero_optimizer):
+        raise UserError("--fsdp and --zero-optimizer do not go with an n-gram encoder, which is small; omit them.")
     if args.freeze_encoder:
         model.freeze_encoder()
     torch.manual_seed(args.seed + 1 + distributed.rank())
@@ -69,7 +72,7 @@ def choose_tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) ->
         found = distributed.run_on_primary(lambda: load_tokenizer(args.encoder), doing="loading") or load_tokenizer(
             args.encoder
         )
-    if args.save_format == "occcanine" and not found.reads_characters:
+    if args.save_format == "occcanine" and (not found.reads_characters or args.encoder == "ngram"):
         raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
     return found
 
@@ -87,10 +90,13 @@ def build_model(
         target_cols=files.target_cols,
         descriptions=key.descriptions,
         languages=languages,
+        decoder_num_layers=2 if args.encoder == "ngram" and args.initial_checkpoint is None else 3,
         decoder_dim_feedforward=args.decoder_dim_feedforward,
         dropout=args.dropout,
         max_len=args.max_len,
         text_normalization=args.text_normalization,
+        pooling=args.pooling,
+        flat_loss=args.flat_loss,
     )
     if args.initial_checkpoint is None:
         encoder = _load_encoder(args)
@@ -103,7 +109,7 @@ def _load_encoder(args: argparse.Namespace) -> Encoder:
     """On rank 0 first, so that one process alone downloads, and shows how far it is."""
 
     def load() -> Encoder:
-        return load_encoder(args.encoder, max_len=args.max_len)
+        return load_encoder(args.encoder, max_len=args.max_len, ngram_dropout=args.ngram_dropout)
 
     if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
         return encoder
@@ -117,8 +123,11 @@ def _load_encoder(args: argparse.Namespace) -> Encoder:
 def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
     path = Path(args.initial_checkpoint)
     weights, codes = initial_weights(path)
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
     if is_own_model(path):
-        encoder_config = read_model_config(path).encoder
+        own = read_model_config(path)
+        encoder_config = own.encoder
+        config = replace(config, decoder_num_layers=own.decoder_num_layers)
     elif args.encoder in PRESETS or Path(args.encoder).exists():
         encoder_config = _load_encoder(args).config.to_diff_dict()
     else:

@@ -52,9 +52,22 @@ class TrainState:
     """The epoch at hand, from 0."""
     samples: int = 0
     """Rows of it that all processes together have consumed."""
+    best_accuracy: float = float("-inf")
+    """Of the best model so far: the mean of `greedy_seq_acc` and `flat_acc`; likewise its loss."""
     best_val_loss: float = float("inf")
+    num_worse: int = 0
+    """Validations in a row that found no better model."""
     results: dict[str, float] | None = None
     """The validation of this very step, where there was one."""
+
+    def improves(self, results: dict[str, float]) -> bool:
+        """Note a validation; whether its model is the best so far, by accuracy, then by loss."""
+        accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
+        if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
+            self.best_accuracy, self.best_val_loss, self.num_worse = accuracy, loss, 0
+            return True
+        self.num_worse += 1
+        return False
 
 
 @dataclass

@@ -8,10 +8,7 @@ from typing import Any, NoReturn
 
 from histocoder.config_file import read_config
 from histocoder.errors import UserError
-from histocoder.model import PRESETS
-
-FINETUNE_LEARNING_RATE, SCRATCH_LEARNING_RATE = 2e-5, 1e-3
-SCRATCH_EPOCHS = 15
+from histocoder.recipes import fill_in
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,16 +36,7 @@ class Parser(argparse.ArgumentParser):
         path = first.parse_known_args(argv)[0].config
         if path is not None:
             self.set_defaults(**read_config(path, self))
-        return _resolve_defaults(self.parse_args(argv))
-
-
-def _resolve_defaults(args: argparse.Namespace) -> argparse.Namespace:
-    """Fill in the defaults that depend on whether a model is trained from scratch."""
-    if hasattr(args, "encoder"):
-        from_scratch = args.encoder in PRESETS and args.initial_checkpoint is None
-        if args.learning_rate is None:
-            args.learning_rate = SCRATCH_LEARNING_RATE if from_scratch else FINETUNE_LEARNING_RATE
-        if args.num_epochs is None:
-            args.num_epochs = max(args.default_num_epochs, SCRATCH_EPOCHS if from_scratch else 0)
-        del args.default_num_epochs
-    return args
+        args = self.parse_args(argv)
+        if hasattr(args, "recipe"):
+            fill_in(args)
+        return args

@@ -15,6 +15,11 @@ FORMAT_VERSION = 1
 
 MAX_TARGET_LEN = 128
 """Positions that the decoder knows."""
+LANG_SEP = "[SEP]"
+"""Stands between language and description, as these five characters."""
+FLAT_LOSSES = ("softmax", "bce", "bce-mean")
+DEFAULT_THRESHOLDS = {"softmax": 0.3, "bce": 0.5, "bce-mean": 0.5}
+"""Of a softmax, two codes of a row have about a half each."""
 ALL_LANGUAGES = "*"
 """Stands for all of them among thresholds."""
 NUM_GREEDY = 1024
@@ -137,12 +142,26 @@ class ModelConfig:
     """Positions that every input is padded to; None trims each batch."""
     text_normalization: str = "none"
     """See `data.normalize`."""
+    pooling: str = "auto"
+    """What the flat head reads of Hugging Face's encoders: "mean" (over all tokens), or "auto", the first token where
+    it stands for the whole text, else the mean."""
+    flat_loss: str = "bce-mean"
+    """What the flat head was trained with, and so what its logits mean; see `losses.flat_loss`."""
+    mode: str = "greedy"
+    """The mode that validated best: what `Coder.predict` does unless told otherwise."""
+    experts: dict[str, float] = field(default_factory=dict)
+    """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `decoding.combined`."""
+    num_linear_features: int = 0
+    """N-grams of the linear expert; 0: there is none."""
     thresholds: dict[str, float] = field(default_factory=dict)
     """By language, the probability from which the flat head's classes count; `ALL_LANGUAGES` for all others."""
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)
         check_decoder(dropout=self.dropout, dim_feedforward=self.decoder_dim_feedforward)
+        _require(
+            self.flat_loss in FLAT_LOSSES, f"config.json names the flat loss {self.flat_loss!r}, which is unknown."
+        )
 
     @property
     def num_classes(self) -> int:
@@ -158,7 +177,12 @@ class ModelConfig:
     def threshold(self, lang: str) -> float:
         """The probability from which the flat head's classes count in a language; those it does not know are "unk"."""
         known = lang if not self.languages or lang in self.languages else "unk"
-        return self.thresholds.get(known, self.thresholds.get(ALL_LANGUAGES, 0.5))
+        return self.thresholds.get(known, self.thresholds.get(ALL_LANGUAGES, self.default_threshold))
+
+    @property
+    def default_threshold(self) -> float:
+        """The probability from which on classes count beside the best one, where none was tuned."""
+        return DEFAULT_THRESHOLDS[self.flat_loss]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `from_dict` reads them back."""
@@ -259,6 +283,10 @@ class TrainConfig:
     """Its peak."""
     seq2seq_weight: float
     """Weight of the sequence loss; the flat head's has the rest."""
+    encoder_learning_rate: float | None = None
+    """The encoder's peak; None: `learning_rate`, likewise below."""
+    table_learning_rate: float | None = None
+    """Of an n-gram encoder's table."""
     weight_decay: float = 0.01
     warmup_pct: float = 0.05
     """Share of all steps in which the learning rate rises."""
@@ -272,6 +300,10 @@ class TrainConfig:
     """Steps in a row without finite gradients, at which a run ends."""
     max_steps: int | None = None
     """Steps of the whole run, whatever `num_epochs` says."""
+    min_steps: int = 0
+    """Epochs are repeated until there have been so many."""
+    early_stopping: int | None = None
+    """Validations in a row without a better model, at which a run ends."""
     tokens_per_batch: int | None = None
     """Padded positions of a batch for each process, in place of `batch_size` rows; see `samplers.TokenBudget`."""
     gradient_accumulation_steps: int = 1
@@ -281,7 +313,8 @@ class TrainConfig:
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     seed: int = 42
     log_interval: int = 100
-    eval_interval: int = 1000
+    eval_interval: int | None = None
+    """None: the steps of an epoch, but 100 at least and 1,000 at most."""
     save_interval: int | None = 1000
     """None: no saves between."""
     save_each_epoch: bool = False
@@ -296,14 +329,13 @@ class TrainConfig:
             "batch_size",
             "num_epochs",
             "log_interval",
-            "eval_interval",
             "keep_checkpoints",
             "max_skipped_steps",
             "gradient_accumulation_steps",
         ):
             value = getattr(self, name)
             _require(value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
-        for name in ("max_steps", "save_interval", "tokens_per_batch"):
+        for name in ("max_steps", "save_interval", "eval_interval", "early_stopping", "tokens_per_batch"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"--{name.replace('_', '-')} is {value}; it must be 1 or more.")
         _require(
@@ -313,7 +345,10 @@ class TrainConfig:
         for name in ("seq2seq_weight", "warmup_pct"):
             value = getattr(self, name)
             _require(0 <= value <= 1, f"--{name.replace('_', '-')} is {value:g}; it must lie between 0 and 1.")
-        _require(self.learning_rate > 0, f"--learning-rate is {self.learning_rate:g}; it must be more than 0.")
+        for name in ("learning_rate", "encoder_learning_rate", "table_learning_rate"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"--{name.replace('_', '-')} is {value}; it must be more than 0.")
+        _require(self.min_steps >= 0, f"--min-steps is {self.min_steps}; it must be 0 or more.")
         _require(self.max_grad_norm > 0, f"--max-grad-norm is {self.max_grad_norm:g}; it must be more than 0.")
         _require(self.weight_decay >= 0, f"--weight-decay is {self.weight_decay:g}; it must be 0 or more.")
         _require(self.seed >= 0, f"--seed is {self.seed}; it must be 0 or more.")

@@ -219,6 +219,25 @@ def gather(values: Tensor) -> list[Tensor]:
     return gathered
 
 
+def mean_of_rows(gradient: Tensor) -> Tensor:
+    """The mean of sparse tensors over all processes, each of which has rows of its own; all processes call this."""
+    if _group is None:
+        return gradient
+    gradient = gradient.coalesce()
+    rows, values = gradient.indices()[0], gradient.values() / world_size()
+    counts = [torch.zeros_like(rows[:1]) for _ in range(world_size())]
+    dist.all_gather(counts, torch.full_like(counts[0], len(rows)))
+    sizes = torch.cat(counts).tolist()
+    parts = []
+    for part in (rows, values):
+        padded = part.new_zeros(max(sizes), *part.shape[1:])
+        padded[: len(part)] = part
+        found = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(found, padded)
+        parts.append(torch.cat([x[:size] for x, size in zip(found, sizes, strict=True)]))
+    return torch.sparse_coo_tensor(parts[0][None], parts[1], gradient.shape, check_invariants=False).coalesce()
+
+
 def gather_texts(text: str) -> list[str]:
     """Every process's `text`, in order of rank."""
     texts = [text]

@@ -22,7 +22,7 @@ from histocoder.checkpoint import (
     save_last_bin,
     unfinished,
 )
-from histocoder.config import LoaderConfig, TrainConfig
+from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
@@ -92,7 +92,9 @@ class Trainer:
             rank=distributed.rank(),
             num_parts=config.gradient_accumulation_steps,
         )
-        self.total_steps = config.max_steps or sum(map(self.sampler.num_batches, range(config.num_epochs)))
+        epoch_steps = list(map(self.sampler.num_batches, range(config.num_epochs)))
+        self.total_steps = config.max_steps or max(sum(epoch_steps), config.min_steps)
+        self.eval_interval = config.eval_interval or min(max(epoch_steps[0], 100), 1000)
         pin_memory = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
         self.train_loader = BatchLoader(train_data, self.sampler, loader, pin_memory=pin_memory)
         self.learner = Learner(model, config, device, total_steps=self.total_steps)
@@ -130,7 +132,7 @@ class Trainer:
             self.config.profile_steps, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
         )
         with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
-            while self.state.step < self.total_steps:
+            while self.state.step < self.total_steps and not self.is_over:
                 self.train_epoch(signals, profiler)
         self.progress.close()
         results = self.state.results or self.validate()
@@ -153,8 +155,9 @@ class Trainer:
             if state.step % config.log_interval == 0 or is_last:
                 self.log_training()
             self.advance(loss)
-            if state.step % config.eval_interval == 0 or is_last:
+            if state.step % self.eval_interval == 0 or is_last:
                 self.validate()
+                is_last = is_last or self.is_over
             end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data)
             if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
                 self.save()
@@ -167,6 +170,11 @@ class Trainer:
         if (signum := self.ballot.close()) and state.step < self.total_steps:
             self.interrupt(signum)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether validations have found nothing better for as long as `early_stopping` says."""
+        return self.config.early_stopping is not None and self.state.num_worse >= self.config.early_stopping
+
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.
 
@@ -177,7 +185,7 @@ class Trainer:
             batch = part.to(self.device)
             with self.learner.accumulating(more=i < len(parts)):
                 output = self.learner.forward(batch)
-                part_loss = batch.weight * mixed_loss(output, batch, self.num_blocks, self.config.seq2seq_weight)
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, self.config.seq2seq_weight)
                 self.learner.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.learner.step()
@@ -232,11 +240,10 @@ class Trainer:
         self.tracker.log(self.state.step, results)
         self.progress.say(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
-            f"decoded {results['greedy_seq_acc']:.1f}, flat {results['flat_acc']:.1f}, "
+            f"decoded {_by_codes(results, 'greedy_seq_acc')}, flat {_by_codes(results, 'flat_acc')}, "
             f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"
         )
-        if results["val_loss"] < self.state.best_val_loss:
-            self.state.best_val_loss = results["val_loss"]
+        if self.state.improves(results):
             self.save_model(self.folder / BEST_FOLDER, doing="saving the best model")
         self.pause(started)
         return results
@@ -329,18 +336,26 @@ class Trainer:
         )
 
 
-def mixed_loss(output: MixerOutput, batch: Batch, num_blocks: int, seq2seq_weight: float) -> Tensor:
-    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * BCE`."""
+def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float) -> Tensor:
+    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`."""
     block = losses.block_order_invariant(
         output.seq2seq_logits,
         batch.targets,
-        num_blocks=num_blocks,
+        num_blocks=config.formatter["num_blocks"],
         num_rows=batch.num_rows,
         num_target_blocks=batch.num_target_blocks,
         counts=batch.counts,
     )
-    flat = losses.flat_bce(output.flat_logits, batch.class_ids, num_rows=batch.num_rows, counts=batch.counts)
+    flat = losses.flat_loss(
+        output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
+    )
     return seq2seq_weight * block + (1 - seq2seq_weight) * flat
+
+
+def _by_codes(results: dict[str, float], name: str) -> str:
+    """An accuracy, and those of rows with one code, two, three or more."""
+    parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
+    return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
 
 
 def check_batch_size(config: TrainConfig, num_rows: int) -> None:

@@ -23,7 +23,7 @@ from histocoder.data.encodings import (
     has_encodings,
     write_encodings,
 )
-from histocoder.model import MixerModel
+from histocoder.model import MixerModel, NgramEncoder
 from histocoder.nodes import on_each_node
 
 _VERSION = 1
@@ -48,8 +48,8 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
     folder : Path
         The run's; what it holds of other encoders is deleted.
     """
-    if not (model.encoder_is_frozen and model.config.mask_memory):
-        return
+    if not (model.encoder_is_frozen and model.config.mask_memory) or isinstance(model.encoder, NgramEncoder):
+        return  # of an n-gram encoder, outputs take longer to read than to compute
     fixed = [data for data in datasets if not data.is_noisy]
 
     def build() -> list[str]:

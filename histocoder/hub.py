@@ -8,7 +8,7 @@ from pathlib import Path
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import UserError
 from histocoder.files import replacing
-from histocoder.model.encoder import encoder_sizes, hub_answers, is_canine
+from histocoder.model.encoder import encoder_sizes, hub_answers, reads_characters
 
 CARD_FILE = "README.md"
 
@@ -92,7 +92,7 @@ def model_card(
         layers=sizes.num_layers,
         width=sizes.hidden_size,
         max_len=config.max_len,
-        unit="characters" if is_canine(config.encoder) else "tokens",
+        unit="characters" if reads_characters(config.encoder) else "tokens",
         normalization=config.text_normalization,
         known=", ".join(known) or "(not recorded)",
     )

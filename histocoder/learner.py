@@ -60,8 +60,8 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step."""
-        return float(self.scheduler.get_last_lr()[0])
+        """Of the next step, of the flat head."""
+        return float(self.scheduler.get_last_lr()[-1])
 
     def forward(self, batch: Batch) -> MixerOutput:
         """Outputs for a batch, with which `backward` can do."""

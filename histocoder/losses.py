@@ -118,14 +118,25 @@ def multi_hot(class_ids: Tensor, num_classes: int) -> Tensor:
     return spare.scatter(1, torch.where(class_ids < 0, num_classes, class_ids).long(), 1.0)[:, :num_classes]
 
 
-def flat_bce(logits: Tensor, class_ids: Tensor, *, num_rows: int | None = None, counts: Tensor | None = None) -> Tensor:
-    """Binary cross-entropy of the flat head, averaged over rows and classes.
+def flat_loss(
+    logits: Tensor,
+    class_ids: Tensor,
+    *,
+    kind: str,
+    num_rows: int | None = None,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """The flat head's loss, averaged over rows.
 
     Parameters
     ----------
     logits : Tensor of shape (B, num_classes)
     class_ids : Tensor of int, of shape (B, num_blocks)
         See `multi_hot`.
+    kind : {"softmax", "bce", "bce-mean"}
+        softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without any. bce: binary
+        cross-entropy summed over classes. bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
+        smaller the more classes there are.
     num_rows, counts : optional
         See `block_order_invariant`.
 
@@ -136,5 +147,10 @@ def flat_bce(logits: Tensor, class_ids: Tensor, *, num_rows: int | None = None, 
     if counts is None:
         counts = torch.ones(len(logits), device=logits.device)
     targets = multi_hot(class_ids, logits.shape[1])
-    rows = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").sum(1)
-    return counts @ rows / ((num_rows or int(counts.sum())) * logits.shape[1])
+    if kind == "softmax":
+        shares = targets / targets.sum(1, keepdim=True).clamp(min=1)
+        rows = -(shares * F.log_softmax(logits.float(), dim=-1)).sum(1)
+    else:
+        rows = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").sum(1)
+    num_terms = logits.shape[1] if kind == "bce-mean" else 1
+    return counts @ rows / ((num_rows or int(counts.sum())) * num_terms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from histocoder.formatters.tokens import EOS, PAD
@@ -66,18 +65,42 @@ def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tupl
     return best.sum(1), real.sum((1, 2))
 
 
-def flat_exact_set(logits: Tensor, class_ids: Tensor, *, threshold: float = 0.5) -> Tensor:
-    """Whether the classes above the threshold are exactly the target's.
+def chosen_classes(probabilities: Tensor, thresholds: Tensor | float) -> Tensor:
+    """The flat head's answer: the most probable class, and all others above a threshold.
 
     Parameters
     ----------
-    logits : Tensor of shape (B, num_classes)
+    probabilities : Tensor of shape (B, num_classes)
+    thresholds : Tensor of shape (B, 1), or float
+
+    Returns
+    -------
+    Tensor of bool, of shape (B, num_classes)
+
+    Examples
+    --------
+    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3)
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    best = probabilities.argmax(1, keepdim=True)
+    return probabilities.gt(thresholds).scatter(1, best, True)
+
+
+def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:
+    """Whether the flat head's answer is exactly the target's classes.
+
+    Parameters
+    ----------
+    probabilities : Tensor of shape (B, num_classes)
     class_ids : Tensor of int, of shape (B, num_blocks)
         -1 where there is none.
+    threshold : float
+        See `chosen_classes`.
 
     Returns
     -------
     Tensor of bool, of shape (B,)
     """
-    guess = torch.sigmoid(logits.float()).gt(threshold)
-    return guess.eq(multi_hot(class_ids, logits.shape[1]).bool()).all(1)
+    guess = chosen_classes(probabilities, threshold)
+    return guess.eq(multi_hot(class_ids, probabilities.shape[1]).bool()).all(1)

@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from histocoder.compiling import check_compiler
 from histocoder.data.normalize import normalize
-from histocoder.data.tokens import join_language, tokenize
+from histocoder.data.tokens import join_language, lower_characters, tokenize
+from histocoder.decoding.combined import CombinedSearch
 from histocoder.decoding.confidence import set_probability
 from histocoder.decoding.greedy import greedy
 from histocoder.decoding.search import TrieSearch
@@ -27,13 +28,14 @@ from histocoder.descriptions import Descriptions
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
+from histocoder.metrics import chosen_classes
 from histocoder.model import MixerModel
 from histocoder.precision import computing_dtype
 from histocoder.predictions import Prediction
 from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
 
-MODES = ("greedy", "flat", "topk", "full")
+MODES = ("combined", "greedy", "flat", "topk", "full")
 _ENCODED_AT_ONCE = {"cpu": 64}
 """Descriptions at most: what fits a CPU's caches. Decoding reads all weights at each step, and likes more."""
 _ENCODED_AT_ONCE_ELSEWHERE = 4096
@@ -148,6 +150,11 @@ class Coder:
             self.save_pretrained(folder)
             return push_folder(Path(folder), repo_id, private=private)
 
+    @property
+    def mode(self) -> str:
+        """The mode that validated best, which `predict` takes unless told otherwise."""
+        return self.model.config.mode
+
     def describe(self, code: str) -> str | None:
         """What a code means, where the key says so."""
         return self.model.config.descriptions.get(code)
@@ -157,10 +164,11 @@ class Coder:
         texts: str | Sequence[str | None] | pd.Series,
         lang: str | Sequence[str] | pd.Series = "unk",
         *,
-        mode: str = "greedy",
+        mode: str | None = None,
         k: int = 5,
         threshold: float | None = None,
         constrain: bool | None = None,
+        min_confidence: float = 0.0,
         batch_size: int = 256,
         progress: bool | Callable[[int], object] = True,
     ) -> pd.DataFrame:
@@ -172,15 +180,19 @@ class Coder:
             A missing or blank one gets missing codes.
         lang : str, or sequence or Series of n
             Language of all, or of each.
-        mode : {"greedy", "flat", "topk", "full"}
-            greedy: the sequence decoder, all its blocks. flat: the linear head. topk: the `k` most probable codes of
-            the decoder's first block, exactly. full: the probability there of every code of the key.
+        mode : {"combined", "greedy", "flat", "topk", "full"}, optional
+            By default the one that validated best. combined: decoder, flat head and, where the model has one, its
+            linear expert together, codes of the key only. greedy: the sequence decoder, all its blocks. flat: the
+            linear head. topk: the `k` most probable codes of the decoder's first block, exactly. full: the probability
+            there of every code of the key.
         k : int
-            Codes of topk, and of flat without a threshold.
+            Codes of topk, and of flat at most.
         threshold : float, optional
-            flat gives the classes above it; by default above the model's own of the language, if it has any.
+            flat gives the best class, and others above this; by default above the model's own of the language.
         constrain : bool, optional
             Whether only codes of the key may come; topk and full always do that, greedy not by default.
+        min_confidence : float
+            Rows with less `conf` get missing codes; `conf` stays.
         batch_size : int
             Descriptions that go through the model at once, at most; fewer where memory runs out.
         progress : bool or callable
@@ -191,17 +203,19 @@ class Coder:
         -------
         DataFrame
             With the input's index and order. For each code `{system}_1`, `prob_1`, and `desc_1` where the key has
-            descriptions; a missing code is None. `conf` is greedy's probability of the set of codes, in whatever order
-            they are written, and elsewhere the best code's. Of full, a column for each code of the key instead.
+            descriptions; a missing code is None. `conf` is the probability of the set of codes, in combined, and in
+            greedy in whatever order they are written; elsewhere the best code's. Of full, a column for each code of the
+            key instead.
 
         Raises
         ------
         UserError
             For a mode that there is not, or that the arguments do not fit.
         """
+        mode = mode or self.mode
         if mode not in MODES:
             raise UserError(f"There is no mode {mode!r}; there are {', '.join(MODES)}.")
-        if constrain is False and mode in ("topk", "full"):
+        if constrain is False and mode in ("combined", "topk", "full"):
             raise UserError(f"The mode {mode!r} gives codes of the key only; leave constrain away.")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 or more.")
@@ -215,15 +229,18 @@ class Coder:
         hidden = None if progress is True and len(table) > batch_size else True  # None: where there is no terminal
         with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
-            for places, ids in batches:
+            for places, ids, characters in batches:
                 limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
-                for some, part in at_once.each(code, ids, limits):
+                for some, part in at_once.each(code, ids, limits, characters):
                     parts.append((places[some], part))
                     tell(some.stop - some.start)
         prediction = Prediction.join(parts, len(table), width=self._width(mode, k))
         if mode == "full":
             frame = pd.DataFrame(prediction.probs, columns=list(self.codes))
         else:
+            if min_confidence:
+                unsure = prediction.conf < min_confidence
+                prediction.codes[unsure], prediction.probs[unsure] = None, np.nan
             frame = prediction.frame(self.system, self.model.config.descriptions)
         frame = frame.iloc[rows.place]
         frame.index = rows.index
@@ -234,6 +251,7 @@ class Coder:
         self,
         input_ids: Tensor,
         thresholds: Tensor | None = None,
+        characters: Tensor | None = None,
         *,
         mode: str,
         k: int = 5,
@@ -246,12 +264,19 @@ class Coder:
         input_ids : Tensor of int, of shape (B, S)
             See `MixerModel.encode`.
         thresholds : Tensor of shape (B,), optional
-            For flat; without them the best `k` classes come.
+            Of the flat head, for flat; by default the model's own default.
+        characters : Tensor of int, of shape (B, L), optional
+            See `LinearExpert`; for combined, where the model has one.
         """
         memory, pooled, memory_mask = self._encode(input_ids)
         decoder = self._computing.decoder
         if mode == "flat":
             return self._flat(pooled, k, thresholds)
+        if mode == "combined":
+            search = self._combined_search(memory, pooled, memory_mask, characters)
+            found = search.decode(self._weights())
+            codes = np.array([*self.codes, None], dtype=object)[found.codes.cpu().numpy()]
+            return Prediction(codes, _numpy(found.probabilities), _numpy(found.conf))
         if mode == "topk":
             places, best = self._trie_search().top_k(memory, memory_mask, k=k)
             codes = np.array(self.codes, dtype=object)[places.cpu().numpy()]
@@ -286,7 +311,7 @@ class Coder:
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
         at_once = RowsAtOnce(self.device)
-        for places, ids in self._batches(rows.distinct, batch_size):
+        for places, ids, _ in self._batches(rows.distinct, batch_size):
             for some, found in at_once.each(self._pooled, ids):
                 pooled[places[some]] = found
         return pooled[rows.place]
@@ -295,26 +320,65 @@ class Coder:
         return self._encode(input_ids)[1].float().cpu().numpy()
 
     def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
-        probabilities = self._computing.classify(pooled).sigmoid()
+        probabilities = self._computing.class_probabilities(pooled)
         if thresholds is None:
-            width = min(k, probabilities.shape[1])
-        else:
-            width = max(int((probabilities > thresholds[:, None]).sum(1).max()), 1)
-        best = probabilities.topk(width)
+            thresholds = probabilities.new_full((len(probabilities),), self.model.config.default_threshold)
+        chosen = chosen_classes(probabilities, thresholds[:, None])
+        best = probabilities.topk(min(k, int(chosen.sum(1).max())))
         codes, probs = np.array(self.codes, dtype=object)[best.indices.cpu().numpy()], _numpy(best.values)
         conf = probs[:, 0].copy()
-        if thresholds is not None:
-            below = probs <= _numpy(thresholds)[:, None]
-            codes[below], probs[below] = None, np.nan
+        left_out = ~chosen.gather(1, best.indices).cpu().numpy()
+        codes[left_out], probs[left_out] = None, np.nan
         return Prediction(codes, probs, conf)
 
-    def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor | None:
-        """Each row's threshold of the flat head; None where there is none to apply."""
-        config = self.model.config
-        if threshold is None and not config.thresholds:
-            return None
-        values = [config.threshold(lang) if threshold is None else threshold for lang in langs]
+    def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor:
+        """Each row's threshold of the flat head."""
+        values = [self.model.config.threshold(lang) if threshold is None else threshold for lang in langs]
         return torch.tensor(values, device=self.device)
+
+    def _weights(self) -> dict[str, float]:
+        """Of the experts, alike where none were fitted."""
+        names = ["decoder", "flat", *(["linear"] if self.model.linear_expert is not None else [])]
+        return self.model.config.experts or dict.fromkeys(names, 1 / len(names))
+
+    def _combined_search(
+        self, memory: Tensor, pooled: Tensor, memory_mask: Tensor | None, characters: Tensor | None
+    ) -> CombinedSearch:
+        shares = {"flat": self._computing.class_probabilities(pooled)}
+        if self.model.linear_expert is not None:
+            shares["linear"] = self.model.linear_expert(characters)
+        num_blocks = self.formatter.num_blocks
+        trie = self._code_trie()
+        return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, shares, num_blocks=num_blocks)
+
+    @torch.inference_mode()
+    def votes(
+        self, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame, *, batch_size: int = 256
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """What the experts think of each description's first code, batch by batch.
+
+        Parameters
+        ----------
+        texts, langs : sequence of str, of n
+        codes : DataFrame of str, of shape (n, k)
+            The true ones.
+
+        Yields
+        ------
+        votes : dict of str to Tensor of shape (B, K)
+            By expert, the logarithms of the candidates' probabilities.
+        is_true : Tensor of bool, of shape (B, K)
+            Which candidates are among the true codes.
+        """
+        place = {code: i for i, code in enumerate(self.codes)}
+        true = np.array([[place.get(code, -1) for code in column] for column in codes.to_numpy(dtype=object)])
+        table = pd.DataFrame({"text": list(texts), "lang": _known_langs(langs, self.model.config.languages)})
+        for rows, ids, characters in self._batches(table, batch_size):
+            memory, pooled, memory_mask = self._encode(ids)
+            votes = self._combined_search(memory, pooled, memory_mask, characters).votes(0)
+            of_rows = torch.from_numpy(true[rows]).to(votes.candidates.device)
+            is_true = (votes.candidates[:, :, None] == of_rows[:, None]).any(-1)
+            yield {name: vote.clone() for name, vote in votes.by_expert.items()}, is_true
 
     def _code_trie(self) -> CodeTrie:
         if self._trie is None:
@@ -328,7 +392,7 @@ class Coder:
         return self._search
 
     def column_names(self, mode: str, *, k: int = 5) -> list[str]:
-        """The columns of `predict`; of flat with a threshold, the first `k` codes'."""
+        """The columns of `predict`."""
         if mode == "full":
             return list(self.codes)
         stems = [self.system, "prob", *(["desc"] if self.model.config.descriptions else [])]
@@ -336,26 +400,31 @@ class Coder:
 
     def _width(self, mode: str, k: int) -> int:
         """Codes of a row at least, where there is no row to tell."""
-        return {"greedy": self.formatter.num_blocks, "full": len(self.codes)}.get(mode, min(k, len(self.codes)))
+        num_blocks = self.formatter.num_blocks
+        widths = {"combined": num_blocks, "greedy": num_blocks, "full": len(self.codes)}
+        return widths.get(mode, min(k, len(self.codes)))
 
     def _encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Encode as `MixerModel.encode` does, so many descriptions at a time as the device is fast with."""
         if len(input_ids) <= self._encoded_at_once:
             return self._computing.encode(input_ids)
         config, tokenizer, num_positions = self.model.config, self.model.tokenizer, input_ids.shape[1]
-        memories, pooled = [], []
+        parts = []
         for ids in input_ids.split(self._encoded_at_once):
             # what is cut off is padding that nobody looks at; where the decoder does, it stays
             longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
             needed = tokenizer.num_positions(longest, config.max_len) if config.mask_memory else num_positions
             needed = min(num_positions, needed)
-            memory, some_pooled, _ = self._computing.encode(ids[:, :needed])
-            memories.append(F.pad(memory, (0, 0, 0, num_positions - memory.shape[1])))
-            pooled.append(some_pooled)
-        return torch.cat(memories), torch.cat(pooled), input_ids.ne(tokenizer.pad_id) if config.mask_memory else None
+            parts.append(self._computing.encode(ids[:, :needed]))
+        memories, pooled, masks = zip(*parts, strict=True)
+        width = max(memory.shape[1] for memory in memories)
+        memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
+        if not config.mask_memory:
+            return memory, torch.cat(pooled), None
+        return memory, torch.cat(pooled), torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
 
-    def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Batches of like lengths: their places, and token ids of shape (B, S)."""
+    def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor, Tensor | None]]:
+        """Batches of like lengths: their places, token ids of shape (B, S), and characters for the linear expert."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more.")
         config = self.model.config
@@ -368,7 +437,10 @@ class Coder:
         for start, end in _runs(texts.lengths[order], at_least=self._encoded_at_once, at_most=batch_size):
             rows = order[start:end]
             ids = texts.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-            yield rows, torch.from_numpy(ids).to(self.device)
+            characters = None
+            if self.model.linear_expert is not None:
+                characters = torch.from_numpy(lower_characters([joined[row] for row in rows])).to(self.device)
+            yield rows, torch.from_numpy(ids).to(self.device), characters
 
 
 def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple[int, int]]:
@@ -379,6 +451,10 @@ def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple
         end = min(max(alike, start + at_least), start + at_most, len(lengths))
         yield start, end
         start = end
+
+
+def _known_langs(langs: Sequence[str], known: tuple[str, ...]) -> list[str]:
+    return [lang if not known or lang in known else "unk" for lang in langs]
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -58,6 +58,7 @@ class PredictConfig:
     threshold: float | None = None
     constrain: bool = False
     batch_size: int = 256
+    min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
         if self.language != "unk" and self.language_col is not None:
@@ -280,6 +281,7 @@ class _Memory:
             k=config.k,
             threshold=config.threshold,
             constrain=config.constrain or None,
+            min_confidence=config.min_confidence,
             batch_size=config.batch_size,
             progress=told,
         )

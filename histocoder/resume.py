@@ -96,7 +96,8 @@ def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
     path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy, files="**/*")
     checkpoint = load_checkpoint(path)
     if not is_own:
-        checkpoint.state.best_val_loss, checkpoint.state.results = math.inf, None
+        state = checkpoint.state
+        state.best_accuracy, state.best_val_loss, state.num_worse, state.results = -math.inf, math.inf, 0, None
     distributed.wait_for_all(doing="loading the checkpoint")
     if path == copy and distributed.is_first_here():
         shutil.rmtree(copy)

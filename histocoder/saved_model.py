@@ -15,7 +15,7 @@ from torch import Tensor
 from histocoder.config import MODEL_TYPE, ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing, sha256
-from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, Unfilled, is_canine
+from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, Unfilled, reads_characters
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 MANIFEST_FILE = "manifest.json"
@@ -55,7 +55,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model's folder; raises UserError where it is missing or damaged."""
-    if is_canine(read_model_config(folder).encoder):
+    if reads_characters(read_model_config(folder).encoder):
         return CHARACTERS
     return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
 

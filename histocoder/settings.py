@@ -29,6 +29,8 @@ from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS
 from histocoder.strategies import check_strategy
 
+_LEARNING_RATES = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
+
 
 def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
     """Raise a UserError where training can't be as the arguments say, before any work is done or any undone."""
@@ -63,7 +65,7 @@ def train_config_of(args: argparse.Namespace) -> TrainConfig:
     return config_of(
         TrainConfig,
         args,
-        learning_rate=args.learning_rate * scale,
+        **{name: getattr(args, name) and getattr(args, name) * scale for name in _LEARNING_RATES},
         strategy=config_of(StrategyConfig, args),
         profile_steps=args.profile,
     )
@@ -95,11 +97,15 @@ def settings_of(
         "--max-len": args.max_len,
         "--text-normalization": args.text_normalization,
         "--seed": args.seed,
-        "--learning-rate": config.learning_rate,
+        **{f"--{name.replace('_', '-')}": getattr(config, name) for name in _LEARNING_RATES},
+        "--flat-loss": args.flat_loss,
+        "--pooling": args.pooling,
+        "--min-steps": args.min_steps,
         "--weight-decay": args.weight_decay,
         "--seq2seq-weight": args.seq2seq_weight,
         "--precision": args.precision,
         "--dropout": args.dropout,
+        "--ngram-dropout": args.ngram_dropout,
         "--decoder-dim-feedforward": args.decoder_dim_feedforward,
         "--augmentation-prob": args.augmentation_prob,
         "--num-transformations": args.num_transformations,

@@ -22,7 +22,7 @@ from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel
-from histocoder.optimizer import AdamW
+from histocoder.optimizer import AdamW, parameter_groups
 from histocoder.saved_model import SHARDS_FOLDER
 from histocoder.shards import write_shards
 
@@ -77,9 +77,8 @@ class Sharded:
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> ShareAdamW:
         """Of the shares."""
-        trained = [p for p in self._shares.values() if p.requires_grad]
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
-        return ShareAdamW(trained, lr=config.learning_rate, **options)
+        return ShareAdamW(parameter_groups(self._shares.items(), config), lr=config.learning_rate, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Nothing: gradients that processes have not exchanged would be whole ones."""
@@ -195,17 +194,17 @@ class ShareAdamW(AdamW):
 
     Parameters
     ----------
-    shares : list of DTensor
-        That gradients are set at.
+    shares : list of dict
+        Groups of the DTensors that gradients are set at.
     options
         Those of `AdamW`.
     """
 
-    def __init__(self, shares: list[DTensor], **options: Any) -> None:
-        self._shares = shares
-        own = [nn.Parameter(_local(share)) for share in shares]
+    def __init__(self, shares: list[dict[str, Any]], **options: Any) -> None:
+        self._shares: list[DTensor] = [share for group in shares for share in group["params"]]
+        own = [{**group, "params": [nn.Parameter(_local(share)) for share in group["params"]]} for group in shares]
         super().__init__(own, norm_of_all=distributed.norm_of_all, **options)
-        self.pairs = list(zip(own, shares, strict=True))
+        self.pairs = list(zip(self._parameters, self._shares, strict=True))
         """Each parameter of this optimizer's, which is this process's part of a share."""
 
     @torch.no_grad()

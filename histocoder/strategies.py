@@ -18,7 +18,7 @@ from histocoder.comm_hook import fp16_hook
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel, keep_copies, used_together
-from histocoder.optimizer import AdamW
+from histocoder.optimizer import AdamW, is_table, parameter_groups
 
 Optimizer: TypeAlias = Any
 """`AdamW`, or a strategy's own; it has a `grad_norm`, the norm of all gradients at the last step."""
@@ -106,6 +106,9 @@ class Replicated:
         if distributed.backend() is None:
             return model
         ids = [device.index] if device.type == "cuda" else None
+        # rows of tables are exchanged by the optimizer: DDP would send the whole table
+        tables = [name for name, p in model.named_parameters() if is_table(p)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, tables)
         with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
             warnings.simplefilter("ignore", FutureWarning)
             wrapped = DistributedDataParallel(
@@ -121,17 +124,18 @@ class Replicated:
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
         """With copies of weights in the precision of the run where that pays."""
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = parameter_groups(model.named_parameters(), config)
         if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
             keep_copies(model, together=used_together(model.encoder))
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         if not self._config.zero_optimizer:
-            return AdamW(trained, lr=config.learning_rate, **options)
+            return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
         from histocoder.zero import ZeroAdamW
 
-        if len(trained) < distributed.world_size():
+        num_trained = sum(len(group["params"]) for group in trained)
+        if num_trained < distributed.world_size():
             raise UserError(
-                f"--zero-optimizer can't share {len(trained)} parameters among {distributed.world_size()} processes; "
+                f"--zero-optimizer can't share {num_trained} parameters among {distributed.world_size()} processes; "
                 "leave it away."
             )
         return ZeroAdamW(trained, lr=config.learning_rate, norm_of_all=distributed.norm_of_all, **options)

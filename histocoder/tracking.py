@@ -21,6 +21,7 @@ DASHBOARD_NAMES = {
     "token_acc": "val/token_acc",
     "flat_acc": "val/flat_acc",
     "greedy_seq_acc": "val/greedy_seq_acc",
+    **{f"{name}_{k}": f"val/{name}_{k}_codes" for name in ("flat_acc", "greedy_seq_acc") for k in (1, 2, 3)},
     "lr": "hyperparams/lr",
     "grad_norm": "train/grad_norm",
     "samples_per_sec": "perf/rows_per_sec",

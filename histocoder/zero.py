@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from histocoder.optimizer import AdamW
@@ -16,8 +16,7 @@ class _AdamW(AdamW):
     """Of a share of the parameters, which comes as groups."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
-        (group,) = groups
-        super().__init__(group["params"], **options)
+        super().__init__(groups, **options)
 
 
 class ZeroAdamW(ZeroRedundancyOptimizer):
@@ -30,7 +29,7 @@ class ZeroAdamW(ZeroRedundancyOptimizer):
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[dict[str, Any]],
         *,
         lr: float,
         weight_decay: float,

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from conftest import shared
 
 from histocoder.formatters import PAD, build_formatter
-from histocoder.losses import block_order_invariant, flat_bce, multi_hot, target_blocks
+from histocoder.config import FLAT_LOSSES
+from histocoder.losses import block_order_invariant, flat_loss, multi_hot, target_blocks
 
 FORMATTER = build_formatter("hisco", num_blocks=4)
 ROWS = ["61110", "61110&41025", "-1&-2&-3", "99910", "12345&54321&11111&22222"]
@@ -70,9 +71,10 @@ def test_parts_of_a_batch_add_up_to_it():
     flat_logits = torch.randn(len(ROWS), 5, generator=torch.Generator().manual_seed(2))
     parts = [slice(0, 2), slice(2, 5)]
     block = sum(block_order_invariant(LOGITS[p], TARGETS[p], num_blocks=4, **whole) for p in parts)
-    flat = sum(flat_bce(flat_logits[p], class_ids[p], num_rows=len(ROWS)) for p in parts)
+    for kind in FLAT_LOSSES:
+        flat = sum(flat_loss(flat_logits[p], class_ids[p], kind=kind, num_rows=len(ROWS)) for p in parts)
+        torch.testing.assert_close(flat, flat_loss(flat_logits, class_ids, kind=kind))
     torch.testing.assert_close(block, block_order_invariant(LOGITS, TARGETS, num_blocks=4))
-    torch.testing.assert_close(flat, flat_bce(flat_logits, class_ids))
 
 
 def test_gradients_are_finite_where_a_row_has_no_code():
@@ -83,12 +85,20 @@ def test_gradients_are_finite_where_a_row_has_no_code():
     assert logits.grad is not None and torch.isfinite(logits.grad).all()
 
 
-def test_flat_loss_is_mean_binary_cross_entropy():
+def test_flat_losses_are_torchs_own():
     class_ids = torch.tensor([[0, 2], [1, -1], [-1, -1]])
     hot = torch.tensor([[1.0, 0, 1], [0, 1, 0], [0, 0, 0]])
     logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(3))
     assert torch.equal(multi_hot(class_ids, 3), hot)
-    torch.testing.assert_close(flat_bce(logits, class_ids), F.binary_cross_entropy_with_logits(logits, hot))
+    mean = F.binary_cross_entropy_with_logits(logits, hot)
+    torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce-mean"), mean)
+    torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce"), 3 * mean)
+    spread = torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0]])
+    torch.testing.assert_close(flat_loss(logits, class_ids, kind="softmax"), F.cross_entropy(logits, spread))
+
+
+def test_softmax_over_one_class_is_no_loss():
+    assert float(flat_loss(torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64), kind="softmax")) == 0
 
 
 def test_target_blocks_counts_codes():

@@ -57,6 +57,7 @@ def test_token_matches_does_not_depend_on_order():
 
 
 def test_flat_exact_set_needs_every_class_and_no_other():
-    class_ids = torch.tensor([[0, 2], [0, 2], [0, 2], [-1, -1]])
-    logits = torch.tensor([[3.0, -3, 3], [3, 3, 3], [3, -3, -3], [-3, -3, -3]])
-    assert flat_exact_set(logits, class_ids).tolist() == [True, False, False, True]
+    class_ids = torch.tensor([[0, 2], [0, 2], [0, 2], [2, -1]])
+    probabilities = torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.6, 0.7], [0.9, 0.1, 0.2], [0.1, 0.1, 0.2]])
+    right = flat_exact_set(probabilities, class_ids, threshold=0.5)
+    assert right.tolist() == [True, False, False, True]  # the last: its best class counts below the threshold too

@@ -161,6 +161,12 @@ class OccupationDataset(Dataset):
         """Codes of each row, of shape (n,)."""
         return self.arrays.num_codes
 
+    def labels(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows, one with k classes k times, and the class of each, both of shape (num_labels,)."""
+        class_ids = self._class_ids[self.arrays.codes]  # (n, num_blocks)
+        rows, blocks = (class_ids >= 0).nonzero()
+        return rows, class_ids[rows, blocks]
+
     def __getitem__(self, share: Share) -> Batch:
         rows, tokenizer = share.rows, self.arrays.texts.tokenizer
         if self._augmenter is None:

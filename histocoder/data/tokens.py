@@ -11,6 +11,8 @@ from histocoder.model.tokenizer import CHARACTERS, LANG_SEP, Tokenizer
 
 UNKNOWN = "unk"
 """The language that is not known, or withheld."""
+_LONGEST = 256
+"""Characters that a linear expert reads."""
 
 
 @dataclass
@@ -72,6 +74,12 @@ def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARA
 def join_language(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
     """What the model reads: language, separator, description."""
     return [f"{lang}{LANG_SEP}{text}" for text, lang in zip(texts, langs, strict=True)]
+
+
+def lower_characters(texts: Sequence[str]) -> np.ndarray:
+    """Texts in lower case as characters, an array of shape (n, S), for `LinearExpert`."""
+    tokens = tokenize([text.lower() for text in texts], max_len=_LONGEST)
+    return tokens.pad(np.arange(len(texts)), max_len=_LONGEST)
 
 
 def _ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -3,8 +3,17 @@
 from histocoder.model.canine import used_together
 from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
-from histocoder.model.encoder import PRESETS, Encoder, check_positions, is_canine, load_encoder, trimmed_length
+from histocoder.model.encoder import (
+    PRESETS,
+    Encoder,
+    check_positions,
+    is_canine,
+    load_encoder,
+    reads_characters,
+    trimmed_length,
+)
 from histocoder.model.mixer import MixerModel, MixerOutput
+from histocoder.model.ngram import NgramEncoder
 from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
 from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
@@ -18,6 +27,7 @@ __all__ = [
     "Encoder",
     "MixerModel",
     "MixerOutput",
+    "NgramEncoder",
     "PretrainedTokenizer",
     "Stepper",
     "Tokenizer",
@@ -29,6 +39,7 @@ __all__ = [
     "keep_copies",
     "load_encoder",
     "load_tokenizer",
+    "reads_characters",
     "trim_positions",
     "trimmed_length",
     "used_together",

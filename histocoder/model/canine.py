@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocoder.model.canine_weights import Canine, CanineConfig
+from histocoder.model.canine_weights import Canine, CanineConfig, Layer
 from histocoder.model.copies import in_precision
 from histocoder.model.layers import (
     activated,
@@ -114,16 +114,15 @@ def _primes(num: int, device: torch.device) -> Tensor:
 
 
 def used_together(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
-    """The linear layers of each attention that read the same input; none of another encoder than CANINE."""
-    for layer in layers_of(model) if isinstance(model, Canine) else ():
+    """The linear layers of each attention that read the same input; none of Hugging Face's encoders."""
+    for layer in layers_of(model):
         own: Any = layer.attention["self"]
         yield own.query, own.key, own.value
 
 
-def layers_of(model: Canine) -> Iterator[Any]:
-    """All its transformer layers."""
-    for part in (model.initial_char_encoder, model.encoder, model.final_char_encoder):
-        yield from part.layer
+def layers_of(model: nn.Module) -> Iterator[Any]:
+    """All transformer layers that `encoder_layer` computes."""
+    return (module for module in model.modules() if isinstance(module, Layer))
 
 
 def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:

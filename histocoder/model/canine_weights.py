@@ -117,10 +117,10 @@ class _Embeddings(nn.Module):
 class _Encoder(nn.Module):
     def __init__(self, config: CanineConfig, *, num_layers: int) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(_Layer(config) for _ in range(num_layers))
+        self.layer = nn.ModuleList(Layer(config) for _ in range(num_layers))
 
 
-class _Layer(nn.Module):
+class Layer(nn.Module):
     """A transformer layer, whose norms come after what they are of."""
 
     def __init__(self, config: CanineConfig) -> None:

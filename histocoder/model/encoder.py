@@ -1,8 +1,9 @@
-"""Encoders: any CANINE, or another of Hugging Face's, from the hub or a folder; two presets trained from scratch.
+"""Encoders: any CANINE, or another of Hugging Face's, from the hub or a folder; presets trained from scratch.
 
-What an encoder is to the rest of the program: a module, `Canine` or a `PreTrainedModel`, whose `config` builds it anew;
-a function that makes encodings of token ids (`canine.canine`, `pretrained.pretrained`); and a `tokenizer.Tokenizer`,
-which makes token ids of texts and knows how many positions a batch of them needs.
+What an encoder is to the rest of the program: a module, `Canine`, `NgramEncoder` or a `PreTrainedModel`, whose
+`config` builds it again; what makes encodings of token ids (`canine.canine`, `NgramEncoder.forward`,
+`pretrained.pretrained`); and a `tokenizer.Tokenizer`, which makes token ids of texts and knows how many positions a
+batch of them needs.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from safetensors import SafetensorError
 from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
 from histocoder.model.canine_weights import Canine, CanineConfig
+from histocoder.model.ngram import NgramConfig, NgramEncoder
 from histocoder.model.pretrained import full_config, load_pretrained, num_positions, pretrained_from_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Encoder: TypeAlias = "Canine | PreTrainedModel"
+Encoder: TypeAlias = "Canine | NgramEncoder | PreTrainedModel"
 _NAMES = {"bert": "BERT", "roberta": "RoBERTa", "xlm-roberta": "XLM-R", "t5": "T5", "mt5": "mT5"}
 
 PRESETS: dict[str, dict[str, Any]] = {
+    # for a laptop: words as hashed n-grams; minutes for tens of thousands of rows
+    "ngram": {"model_type": NgramConfig.model_type},
     # for tests: seconds on a laptop, no dropout, so that runs compare exactly
     "tiny": {
         "hidden_size": 64,
@@ -41,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    # for a laptop: minutes; no dropout, which costs time, and of noise there is enough in augmentation
+    # a CANINE from scratch, for tables of many thousands of rows; without dropout, since augmentation is noise enough
     "small": {
         "hidden_size": 192,
         "num_hidden_layers": 3,
@@ -85,6 +89,16 @@ def is_canine(config: dict[str, Any]) -> bool:
     return config.get("model_type", CanineConfig.model_type) == CanineConfig.model_type
 
 
+def is_ngram(config: dict[str, Any]) -> bool:
+    """Whether the fields of an encoder's config are an `NgramConfig`'s."""
+    return config.get("model_type") == NgramConfig.model_type
+
+
+def reads_characters(config: dict[str, Any]) -> bool:
+    """Whether an encoder with these fields of its config reads characters instead of tokens."""
+    return is_canine(config) or is_ngram(config)
+
+
 class EncoderSizes(NamedTuple):
     """What to say of an encoder."""
 
@@ -98,24 +112,31 @@ def encoder_sizes(config: dict[str, Any]) -> EncoderSizes:
     if is_canine(config):
         sizes = CanineConfig.of(config)
         return EncoderSizes("CANINE", sizes.num_hidden_layers, sizes.hidden_size)
+    if is_ngram(config):
+        words = NgramConfig.of(config)
+        return EncoderSizes("word n-grams", words.num_hidden_layers, words.hidden_size)
     found = full_config(config)
     return EncoderSizes(_NAMES.get(found.model_type, found.model_type), found.num_hidden_layers, found.hidden_size)
 
 
 def encoder_from_config(config: dict[str, Any]) -> Encoder:
     """Build an encoder with random weights from the fields of its config."""
+    if is_ngram(config):
+        return NgramEncoder(NgramConfig.of(config))
     return Canine(CanineConfig.of(config)) if is_canine(config) else pretrained_from_config(config)
 
 
-def load_encoder(name: str, *, max_len: int) -> Encoder:
+def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Encoder:
     """Load an encoder with its weights.
 
     Parameters
     ----------
     name : str
-        A preset ("tiny", "small": random weights), a local folder, or a name on the Hugging Face hub.
+        A preset ("ngram", "small", "tiny": random weights), a local folder, or a name on the Hugging Face hub.
     max_len : int
         Tokens of the longest input, special ones included.
+    ngram_dropout : float
+        See `NgramConfig`; for the preset "ngram".
 
     Raises
     ------
@@ -124,6 +145,8 @@ def load_encoder(name: str, *, max_len: int) -> Encoder:
     """
     if name in PRESETS:
         sizes = PRESETS[name]
+        if is_ngram(sizes):
+            return encoder_from_config({**sizes, "ngram_dropout_prob": ngram_dropout})
         # CANINE's table of positions has as many rows as it has hash buckets
         buckets = max(sizes["num_hash_buckets"], max_len)
         return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
@@ -171,6 +194,8 @@ def loading(name: str) -> Iterator[dict[str, Any]]:
 
 def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
     """Raise a UserError where an encoder can't read so many tokens."""
+    if isinstance(encoder, NgramEncoder):
+        return
     if isinstance(encoder, Canine):
         positions = min(encoder.config.num_hash_buckets, encoder.config.max_position_embeddings)
     else:

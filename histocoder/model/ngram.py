@@ -1,0 +1,250 @@
+"""An encoder of words: the mean of hashed embeddings of a word's n-grams, and a shallow transformer over the words.
+
+Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/1607.04606); that n-grams are hashed within
+the model is from the Byte Latent Transformer (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from histocoder.config import LANG_SEP
+from histocoder.errors import UserError
+from histocoder.model.canine import encoder_layer
+from histocoder.model.canine_weights import CanineConfig, Layer
+from histocoder.model.layers import attention_mask, layer_norm
+
+_FNV_PRIME, _MASK = 16777619, 0xFFFFFFFF
+"""Of FNV-1a in 32 bits; a product with 32 bits fits into int64, so that every device computes the same hashes."""
+_MIX = 0x5BD1E995
+"""Of MurmurHash2's last steps: FNV-1a leaves its lowest bits poorly mixed."""
+_BREAKS = (
+    0,
+    0xE000,
+    0xE001,
+    *map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"),
+    *range(0x2000, 0x200B),
+)
+"""Characters between words: padding, CLS, SEP and white space."""
+_PUNCTUATION = tuple(ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«·»¿‘’“”„–—…")
+"""Characters that are words by themselves."""
+
+
+@dataclass(frozen=True)
+class NgramConfig:
+    """Sizes of an n-gram encoder."""
+
+    model_type: ClassVar[str] = "ngram"
+
+    num_buckets: int = 1 << 17
+    """Rows of the embedding table; n-grams whose hashes agree share one."""
+    max_n: int = 6
+    """Characters of the longest n-gram; each word as a whole is one more."""
+    max_words: int = 32
+    """Words of a description; further ones are read as part of the last."""
+    hidden_size: int = 192
+    num_hidden_layers: int = 1
+    num_attention_heads: int = 4
+    intermediate_size: int = 384
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    ngram_dropout_prob: float = 0.3
+    """Share of n-grams that are left out in training."""
+    embedding_std: float = 0.1
+    """Of the table's initial values."""
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        """Raise a UserError where there can be no such encoder."""
+        if self.hidden_size % self.num_attention_heads or min(self.max_n, self.max_words, self.num_buckets) < 1:
+            raise UserError("config.json describes an n-gram encoder that can't be built; check its sizes.")
+        if not 0 <= self.ngram_dropout_prob < 1:
+            raise UserError(f"--ngram-dropout is {self.ngram_dropout_prob:g}; it must be 0 or more and less than 1.")
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> NgramConfig:
+        """The sizes among the fields of a config file."""
+        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The fields of a config file, as a `PretrainedConfig` has this method."""
+        return {"model_type": self.model_type, **asdict(self)}
+
+
+class Ngrams(NamedTuple):
+    """The n-grams of a batch of descriptions."""
+
+    buckets: Tensor
+    """Of int64, of shape (B, S, K): the table's rows of the n-grams that end at each character; -1 where there are
+    fewer than K."""
+    words: Tensor
+    """Of int64, of shape (B, S): the word of each character; 0 is the language."""
+
+
+class NgramEncoder(nn.Module):
+    """Encodes descriptions word by word.
+
+    Parameters
+    ----------
+    config : NgramConfig
+
+    Attributes
+    ----------
+    table : Parameter of shape (num_buckets, hidden_size)
+        Its gradients are sparse: a step touches only the rows of n-grams that occur in its batch.
+    """
+
+    def __init__(self, config: NgramConfig) -> None:
+        super().__init__()
+        self.config = config
+        layer = CanineConfig.of(asdict(config))
+        self.table = nn.Parameter(torch.empty(config.num_buckets, config.hidden_size))
+        self.table.is_sparse_table = True  # type: ignore[attr-defined]
+        self.word_norm = nn.LayerNorm(config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_words + 1, config.hidden_size)
+        self.layer = nn.ModuleList(Layer(layer) for _ in range(config.num_hidden_layers))
+        nn.init.normal_(self.table, std=config.embedding_std)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=config.initializer_range)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self, input_ids: Tensor, *, dtype: torch.dtype, layer_function: Callable[..., Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode a batch.
+
+        Parameters
+        ----------
+        input_ids : Tensor of int, of shape (B, S)
+            As `CharacterTokenizer` gives them.
+        dtype : torch.dtype
+            Precision of matrix products; weights, and the means of n-grams, stay in their own.
+        layer_function : callable, optional
+            `canine.encoder_layer`, compiled.
+
+        Returns
+        -------
+        memory : Tensor of shape (B, W, dim)
+            The language, then the words.
+        pooled : Tensor of shape (B, dim)
+            The mean over the words.
+        mask : Tensor of bool, of shape (B, W)
+            Where there are words.
+        """
+        ngrams = hashed_ngrams(input_ids.long(), self.config)
+        # reading the number of words makes a GPU wait, and a few more positions cost it nothing
+        bound = min(input_ids.shape[1], self.config.max_words + 1)
+        num_words = int(ngrams.words.max()) + 1 if input_ids.device.type == "cpu" else bound
+        x, mask = self._words(ngrams, num_words)
+        x = (layer_norm(x, self.word_norm) + self.position_embeddings.weight[:num_words]).to(dtype)
+        seen = attention_mask(mask[:, None, None], x)
+        for layer in self.layer:
+            x = (layer_function or encoder_layer)(layer, x, seen)
+        real = mask[..., None]
+        pooled = x.float().masked_fill(~real, 0.0).sum(1) / real.sum(1)
+        return x, pooled.to(dtype), mask
+
+    def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
+        """Means of embeddings, of shape (B, W, dim), and where there are words, of shape (B, W)."""
+        batch, _, width = ngrams.buckets.shape
+        real = ngrams.buckets >= 0
+        word = ngrams.words + num_words * torch.arange(batch, device=real.device)[:, None]
+        is_word = torch.zeros(batch * num_words, dtype=torch.bool, device=real.device)
+        is_word[word[real.any(-1)]] = True
+        is_word[::num_words] = True  # the language's place, so that there is something to attend to in each row
+        used = real
+        if self.training and self.config.ngram_dropout_prob:
+            used = used & (torch.rand(real.shape, device=real.device) >= self.config.ngram_dropout_prob)
+        flat = used.flatten().nonzero()[:, 0]
+        buckets, word = ngrams.buckets.flatten()[flat], word.flatten()[flat // width]
+        distinct, place = buckets.unique(return_inverse=True)
+        rows = F.embedding(distinct, self.table, sparse=self.table.requires_grad)
+        counts = torch.bincount(word, minlength=batch * num_words)
+        # words are in order within a row and rows are, so that the n-grams of a word follow each other
+        total = F.embedding_bag(place, rows, counts.cumsum(0) - counts, mode="sum")
+        x = total / counts.clamp(min=1)[:, None]
+        return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
+
+
+@torch.no_grad()
+def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
+    """The n-grams of descriptions: of 1 to `max_n` characters within a word, those at its ends once more as such, and
+    the word as a whole.
+
+    Parameters
+    ----------
+    ids : Tensor of int64, of shape (B, S)
+        See `NgramEncoder.forward`.
+    config : NgramConfig
+
+    Notes
+    -----
+    Hashes are FNV-1a over Unicode code points, mixed by MurmurHash2's last steps; they are the same on each device and
+    platform. The language is one n-gram, of a kind of its own.
+    """
+    spelling = _code_points(ids.device)
+    place = torch.arange(ids.shape[1], device=ids.device)
+    starts_sep = torch.stack([_shifted(ids, -i) == c for i, c in enumerate(spelling.lang_sep.tolist())]).all(0)
+    sep = torch.where(starts_sep.any(1), starts_sep.int().argmax(1), -len(LANG_SEP))[:, None]
+    is_lang = (place < sep) & (place > 0)
+    is_char = ~torch.isin(ids, spelling.breaks) & ((place >= sep + len(LANG_SEP)) | is_lang)
+    punctuation = torch.isin(ids, spelling.punctuation) & is_char & ~is_lang
+    begins = is_char & (~_shifted(is_char, 1) | punctuation | _shifted(punctuation, 1))
+    ends = is_char & (~_shifted(is_char, -1) | punctuation | _shifted(punctuation, -1))
+    words = (begins.cumsum(1) - is_lang.any(1, keepdim=True).long()).clamp(0, config.max_words)
+    first = torch.where(begins, place, 0).cummax(1).values  # of the word that each character is in
+    position = place - first
+
+    hashes, found = torch.full_like(ids, 0x811C9DC5), []
+    for n in range(1, config.max_n + 1):
+        hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
+        inside = is_char & (position >= n - 1) & ~is_lang
+        edges = (position == n - 1).long() + 2 * ends.long()
+        found += [_bucket(hashes, 4 * n, inside, config)]
+        found += [_bucket(hashes, edges + 4 * n, inside & (edges > 0), config)]
+    # a word's hash is the sum of those of its characters, each with its position: no loop over the longest
+    letters = ((ids + 0x9E3779B1 * (position + 1)) & _MASK ^ 0x811C9DC5) * _FNV_PRIME & _MASK
+    letters = torch.where(is_char, (letters ^ (letters >> 15)) * _MIX & _MASK, 0)
+    total = letters.cumsum(1)
+    before = torch.where(begins, total - letters, 0).cummax(1).values
+    found += [_bucket((total - before) & _MASK, is_lang.long(), ends, config)]
+    return Ngrams(torch.stack(found, dim=-1), words)
+
+
+def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConfig) -> Tensor:
+    """Rows of the table; n-grams of another kind, such as those at a word's end, have others."""
+    mixed = (hashes ^ (kind * 0x27D4EB2F & _MASK)) & _MASK
+    mixed = (mixed ^ (mixed >> 13)) * _MIX & _MASK
+    mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & _MASK
+    return torch.where(where, (mixed ^ (mixed >> 12)) % config.num_buckets, -1)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """The characters `by` places before each one; 0 where there are none."""
+    if by >= 0:
+        return F.pad(x, (by, 0))[:, : x.shape[1]]
+    return F.pad(x, (0, -by))[:, -by:]
+
+
+class _CodePoints(NamedTuple):
+    breaks: Tensor
+    punctuation: Tensor
+    lang_sep: Tensor
+
+
+@cache
+def _code_points(device: torch.device) -> _CodePoints:
+    """On a device, once: numbers on their way to a GPU would keep each batch waiting."""
+    with torch.inference_mode(mode=False):
+        parts = (_BREAKS, _PUNCTUATION, tuple(map(ord, LANG_SEP)))
+        return _CodePoints(*(torch.tensor(part, device=device) for part in parts))

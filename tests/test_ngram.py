@@ -1,0 +1,126 @@
+"""The encoder of hashed n-grams: its hashes, its batches, its sparse steps, and runs with it."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import run, write_table
+from jobs import assert_same_end, finetune, two_ranks
+
+from histocoder import Coder
+from histocoder.checkpoint import list_checkpoints
+from histocoder.data.tokens import join_language, tokenize
+from histocoder.errors import UserError
+from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams
+from histocoder.optimizer import AdamW
+
+CONFIG = NgramConfig(num_buckets=4096, hidden_size=16, num_attention_heads=2, intermediate_size=16)
+TEXTS = ["wine and spirit merchant", "dräng", "", "a", "靴屋 😀", "سائق", "word " * 40, "x" * 300, "(retired), farmer"]
+
+
+def ids_of(texts: list[str], lang: str = "en") -> torch.Tensor:
+    tokens = tokenize(join_language(texts, [lang] * len(texts)), max_len=128)
+    return torch.from_numpy(tokens.pad(np.arange(len(texts)), max_len=128))
+
+
+def encode(model: NgramEncoder, texts: list[str], lang: str = "en") -> tuple[torch.Tensor, ...]:
+    return model(ids_of(texts, lang), dtype=torch.float32)
+
+
+@pytest.fixture
+def model() -> NgramEncoder:
+    torch.manual_seed(0)
+    return NgramEncoder(CONFIG).eval()
+
+
+def test_hashes_are_those_of_every_platform():
+    ngrams = hashed_ngrams(ids_of(["ab"]).long(), NgramConfig(num_buckets=1 << 17, max_n=2))
+    found = {int(bucket) for bucket in ngrams.buckets.flatten() if bucket >= 0}
+    assert found == HASHES_OF_AB
+
+
+HASHES_OF_AB: set[int] = set()
+
+
+def test_encoding_does_not_depend_on_the_batch(model: NgramEncoder):
+    together = encode(model, TEXTS)
+    for i, text in enumerate(TEXTS):
+        alone = encode(model, [text])
+        torch.testing.assert_close(alone[1][0], together[1][i], atol=1e-5, rtol=0)
+        assert int(alone[2].sum()) == int(together[2][i].sum())
+    assert torch.isfinite(together[1]).all()
+
+
+def test_words_differ_by_letters_order_and_language(model: NgramEncoder):
+    texts = ["farmer", "framer", "farmer wife", "wife farmer", "Farmer"]
+    vectors = [*encode(model, texts)[1], encode(model, ["farmer"], "da")[1][0]]
+    for i, one in enumerate(vectors):
+        assert all((one - other).abs().max() > 1e-4 for other in vectors[:i])
+
+
+def test_punctuation_stands_apart_from_words():
+    config = NgramConfig(num_buckets=1 << 17)
+    plain, marked = (hashed_ngrams(ids_of([text]).long(), config).buckets for text in ("farmer", "farmer,"))
+    assert set(plain.flatten().tolist()) < set(marked.flatten().tolist())
+
+
+def test_a_step_touches_only_rows_that_occur(model: NgramEncoder):
+    before = model.table.detach().clone()
+    optimizer = AdamW(model.parameters(), lr=0.1, weight_decay=0.1, max_grad_norm=1.0)
+    encode(model.train(), TEXTS[:2])[1].sum().backward()
+    touched = model.table.grad.coalesce().indices()[0]
+    optimizer.step()
+    changed = (model.table != before).any(1).nonzero()[:, 0]
+    assert set(changed.tolist()) == set(touched.tolist()) and 0 < len(changed) < 200
+
+
+def test_rows_step_as_sparse_adam_does():
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(8, 3)) for _ in range(2))
+    ours.is_sparse_table = True
+    mine = AdamW([ours], lr=0.1, weight_decay=0.5, max_grad_norm=1e9)
+    reference = torch.optim.SparseAdam([theirs], lr=0.1)
+    for rows in ([1, 3, 1], [3, 4, 0], [1, 1, 7]):
+        values = torch.randn(3, 3)
+        for parameter in (ours, theirs):
+            parameter.grad = torch.sparse_coo_tensor(torch.tensor([rows]), values, (8, 3))
+        mine.step()
+        reference.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def training(table, out, *extra: object) -> list[str]:
+    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6)
+    return finetune(table, out, "--encoder", "ngram", *sizes, "--augmentation-prob", 0.5, *extra)
+
+
+def test_a_resumed_run_is_bit_identical(table, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(*training(table, whole))
+    shutil.copytree(whole, parts)
+    shutil.rmtree(list_checkpoints(parts)[-1])
+    run(*training(table, parts))
+    assert_same_end(whole, parts)
+
+
+def test_two_ranks_train_the_same_model(table, tmp_path):
+    exact = ("--ngram-dropout", 0)
+    run(*training(table, tmp_path / "one", *exact))
+    two_ranks(training(table, tmp_path / "two", *exact, "--batch-size", 4))
+    one, two = (Coder.from_pretrained(tmp_path / name).model.state_dict() for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=2e-5, rtol=1e-4)
+
+
+def test_fsdp_is_refused_in_a_sentence(tmp_path):
+    result = run(*training(write_table(tmp_path / "t.csv"), tmp_path / "out", "--fsdp", "full_shard"), check=False)
+    assert result.returncode == 2
+    assert "n-gram encoder" in result.stderr
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match=r"config\.json"):
+        NgramConfig(hidden_size=10, num_attention_heads=4)
