@@ -21,6 +21,7 @@ from histocoder.script import run_script
 if TYPE_CHECKING:
     from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
+    from histocoder.inference.known import Known
     from histocoder.predict import Coder
 
 # What computes is imported where it is called for, so that --help comes at once.
@@ -96,6 +97,17 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--constrain", action="store_true", help="greedy: only codes of the model's key")
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=_BATCH_HELP)
     _add_precision(parser)
+    parser.add_argument(
+        "--known",
+        metavar="FILE|auto",
+        help="hand-coded descriptions, which get those codes instead of the model's; auto: the run's data_train.csv",
+    )
+    parser.add_argument(
+        "--known-exact",
+        action="store_true",
+        help="--known: compare descriptions letter by letter, case and blanks included",
+    )
+    _add_label_rules(parser, of="--known: ")
     parser.add_argument("--compile", action="store_true", help="let torch compile the encoder's layers first")
     parser.set_defaults(run=_predict)
 
@@ -103,31 +115,79 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
 def _predict(args: argparse.Namespace) -> None:
     if bool(args.texts) == bool(args.input) or bool(args.input) != bool(args.output):
         raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
+    _check_known(args)
     device = distributed.start(device=args.device)
 
     from histocoder.files import sha256
     from histocoder.hub import local_folder
     from histocoder.predict import Coder
     from histocoder.predict_file import PredictConfig, predict_file
+    from histocoder.saved_model import CONFIG_FILE, WEIGHTS_FILE
 
     folder = local_folder(args.model)
+    known_file = _known_file(args, folder) if args.known else None
     coder = Coder.from_pretrained(folder, str(device), precision=args.precision, compile=args.compile)
     if args.input:
-        options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
-        config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
-        model_id = f"{sha256(folder / 'model.safetensors')} {coder.precision}"
-        predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
+        fields = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
+        config = PredictConfig(**{name: getattr(args, name) for name in fields}, batch_size=args.batch_size)
+        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+        known = _read_known(known_file, coder, args) if known_file else None
+        predict_file(coder, config, model_id=model_id, known=known, overwrite=args.overwrite, say=_say)
         return
-    table = coder.predict(
-        args.texts,
-        args.language,
-        mode=args.mode,
-        k=args.k,
-        threshold=args.threshold,
-        constrain=args.constrain or None,
-        batch_size=args.batch_size,
-    )
+    options = {name: getattr(args, name) for name in ("mode", "k", "threshold", "batch_size")}
+    options["constrain"] = args.constrain or None
+    if known_file:
+        known, langs = _read_known(known_file, coder, args), [args.language] * len(args.texts)
+        table = known.predict(coder, args.texts, langs, **options)
+    else:
+        table = coder.predict(args.texts, args.language, **options)
     _print_table(args.texts, table)
+
+
+def _check_known(args: argparse.Namespace) -> None:
+    """Raise a UserError where flags about hand-coded descriptions do not fit."""
+    of_known = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
+    for name in of_known if args.known is None else ():
+        if getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')} is for --known; add that, or omit it.")
+    if args.known and args.mode == "full":
+        raise UserError("--known gives codes, for which --mode full has no columns; choose another mode.")
+
+
+def _known_file(args: argparse.Namespace, folder: Path) -> Path:
+    """The file of hand-coded descriptions."""
+    from histocoder.data.prepare import TRAIN_FILE
+    from histocoder.files import is_same_file
+
+    path = _run_of(folder) / TRAIN_FILE if args.known == "auto" else Path(args.known)
+    if args.known == "auto" and not path.is_file():
+        raise UserError(f"--known auto reads the run's training data, and there is no {path}. Add --known FILE.")
+    for flag, other in (("--input", args.input), ("--output", args.output)):
+        if other and path.is_file() and is_same_file(path, other):
+            raise UserError(f"{flag} {other} is the file of --known itself; choose another.")
+    return path
+
+
+def _read_known(path: Path, coder: Coder, args: argparse.Namespace) -> Known:
+    """Read hand-coded descriptions, and say what there is to know of them."""
+    from histocoder.data.labels import LabelRules
+    from histocoder.data.table import fingerprint
+    from histocoder.inference.known import Known, coded
+
+    short = args.allow_codes_shorter_than_block_size or args.known == "auto"
+    rules = LabelRules(args.zero_pad_codes, short, True)
+    files, has_languages = _training_files(path, coder, args, rules)
+    settings = {"any_language": not has_languages, "exact": args.known_exact}
+    read = f"{files.input_col} {files.language_col} {rules} {settings}"
+    known = Known(f"{fingerprint(path)} {read}", languages=coder.model.config.languages, **settings)
+    for examples in files.chunks(say=_say):
+        known.add(coded(examples))
+    if number := known.num_contradictory:
+        _say(
+            f"{path}: {number:,} descriptions have several sets of codes; the most frequent counts, of equally "
+            "frequent ones the first in the file."
+        )
+    return known
 
 
 def _print_table(texts: list[str], table: pd.DataFrame) -> None:

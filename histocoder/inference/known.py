@@ -38,6 +38,8 @@ class Known:
 
     Parameters
     ----------
+    source_id : str
+        What tells its source from others.
     languages : collection of str
         Those that the model knows; where it is empty, languages are compared as they are.
     any_language : bool
@@ -46,7 +48,15 @@ class Known:
         Whether descriptions are compared letter by letter, instead of after `fold`.
     """
 
-    def __init__(self, *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False) -> None:
+    def __init__(
+        self,
+        source_id: str = "",
+        *,
+        languages: Collection[str] = (),
+        any_language: bool = False,
+        exact: bool = False,
+    ) -> None:
+        self.source_id = source_id
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
         self._places: dict[tuple[str, str], int] = {}
         self._codes: dict[tuple[str, ...], int] = {}  # each tuple of codes once
