@@ -267,7 +267,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     rows = files.read(say=_say)
     examples = coded(rows)
     if num_uncoded := len(rows) - len(examples):
-        _say(f"{args.data}: {num_uncoded:,} rows without a code are left out.")
+        _say(f"{args.data}: {num_uncoded:,} rows without any code are left out.")
     seen: dict = {}
     if has_train_data:
         own = LabelRules(allow_short=True)  # of prepared data

@@ -192,7 +192,7 @@ def test_evaluate_takes_labels_as_training_does(general: Path, tmp_path: Path, c
     assert ended.value.code == 2 and "line 3, hisco_1: '1110'. Add --zero-pad-codes" in said, said
     evaluate(general, data, "--zero-pad-codes", "--precision", "fp32")
     said = capsys.readouterr().out.replace("\u00a0", " ")
-    assert "2 rows without a code are left out" in said and "Of 3 descriptions" in said
+    assert "2 rows without any code are left out" in said and "Of 3 descriptions" in said
     assert "33.3 % of the descriptions have a true code that is not in the model's key" in said
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert metrics["num_rows"] == 3 and metrics["num_true_outside_key"] == 1 and "baselines" not in metrics
