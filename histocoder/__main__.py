@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -15,6 +17,12 @@ from histocoder.cli import Parser
 from histocoder.errors import UserError
 from histocoder.precision import PRECISIONS
 from histocoder.script import run_script
+
+if TYPE_CHECKING:
+    from histocoder.data.examples import ExampleFiles
+    from histocoder.data.labels import LabelRules
+    from histocoder.inference.known import Known
+    from histocoder.predict import Coder
 
 # What computes is imported where it is called for, so that --help comes at once.
 
@@ -51,6 +59,26 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        default="auto",
+        choices=PRECISIONS,
+        help="auto: bf16 where the hardware has it, several times as fast and a little less exact (default: auto)",
+    )
+
+
+def _add_label_rules(parser: argparse.ArgumentParser, *, of: str = "") -> None:
+    parser.add_argument(
+        "--zero-pad-codes", action="store_true", help=f"{of}give codes of digits their leading zeros back"
+    )
+    parser.add_argument(
+        "--allow-codes-shorter-than-block-size",
+        action="store_true",
+        help=f"{of}take codes shorter than the model's block size as meant",
+    )
+
+
 def _add_predict(commands: argparse._SubParsersAction) -> None:
     parser = _command(commands, "predict", "code descriptions, or a file of them")
     _add_model(parser)
@@ -75,12 +103,18 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--constrain", action="store_true", help="greedy: only codes of the model's key")
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=_BATCH_HELP)
+    _add_precision(parser)
     parser.add_argument(
-        "--precision",
-        default="auto",
-        choices=PRECISIONS,
-        help="auto: bf16 where the hardware has it, several times as fast and a little less exact (default: auto)",
+        "--known",
+        metavar="FILE|auto",
+        help="hand-coded descriptions, which get those codes instead of the model's; auto: the run's data_train.csv",
     )
+    parser.add_argument(
+        "--known-exact",
+        action="store_true",
+        help="--known: compare descriptions letter by letter, case and blanks included",
+    )
+    _add_label_rules(parser, of="--known: ")
     parser.add_argument("--compile", action="store_true", help="let torch compile the encoder's layers first")
     parser.set_defaults(run=_predict)
 
@@ -88,34 +122,81 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
 def _predict(args: argparse.Namespace) -> None:
     if bool(args.texts) == bool(args.input) or bool(args.input) != bool(args.output):
         raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
+    _check_known(args)
     device = distributed.start(device=args.device)
 
     from histocoder.files import sha256
     from histocoder.hub import local_folder
     from histocoder.predict import Coder
     from histocoder.predict_file import PredictConfig, predict_file
+    from histocoder.saved_model import CONFIG_FILE, WEIGHTS_FILE
 
     folder = local_folder(args.model)
+    known_file = _known_file(args, folder) if args.known else None
     coder = Coder.from_pretrained(folder, str(device), precision=args.precision, compile=args.compile)
     if args.input:
         columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
-        options = ("input", "output", *columns, *decoding, "batch_size")
-        _say(f"Coding in mode {args.mode or coder.mode}.")
-        config = PredictConfig(**{name: getattr(args, name) for name in options}, mode=args.mode or coder.mode)
-        model_id = f"{sha256(folder / 'model.safetensors')} {coder.precision}"
-        predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
+        fields = ("input", "output", *columns, *decoding, "batch_size")
+        config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)
+        _say(f"Coding in mode {config.mode}.")
+        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+        known = _read_known(known_file, coder, args) if known_file else None
+        predict_file(coder, config, model_id=model_id, known=known, overwrite=args.overwrite, say=_say)
         return
-    table = coder.predict(
-        args.texts,
-        args.language,
-        mode=args.mode,
-        k=args.k,
-        threshold=args.threshold,
-        constrain=args.constrain or None,
-        min_confidence=args.min_confidence,
-        batch_size=args.batch_size,
-    )
+    options = {name: getattr(args, name) for name in ("mode", "k", "threshold", "min_confidence", "batch_size")}
+    options["constrain"] = args.constrain or None
+    if known_file:
+        known, langs = _read_known(known_file, coder, args), [args.language] * len(args.texts)
+        table = known.predict(coder, args.texts, langs, **options)
+    else:
+        table = coder.predict(args.texts, args.language, **options)
     _print_table(args.texts, table)
+
+
+def _check_known(args: argparse.Namespace) -> None:
+    """Raise a UserError where flags about hand-coded descriptions do not fit."""
+    of_known = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
+    for name in of_known if args.known is None else ():
+        if getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')} is for --known; add that, or omit it.")
+    if args.known and args.mode == "full":
+        raise UserError("--known gives codes, for which --mode full has no columns; choose another mode.")
+
+
+def _known_file(args: argparse.Namespace, folder: Path) -> Path:
+    """The file of hand-coded descriptions."""
+    from histocoder.data.prepare import TRAIN_FILE
+    from histocoder.files import is_same_file
+
+    path = _run_of(folder) / TRAIN_FILE if args.known == "auto" else Path(args.known)
+    if args.known == "auto" and not path.is_file():
+        raise UserError(f"--known auto reads the run's training data, and there is no {path}. Add --known FILE.")
+    for flag, other in (("--input", args.input), ("--output", args.output)):
+        if other and path.is_file() and is_same_file(path, other):
+            raise UserError(f"{flag} {other} is the file of --known itself; choose another.")
+    return path
+
+
+def _read_known(path: Path, coder: Coder, args: argparse.Namespace) -> Known:
+    """Read hand-coded descriptions, and say what there is to know of them."""
+    from histocoder.data.labels import LabelRules
+    from histocoder.data.table import fingerprint
+    from histocoder.inference.known import Known, coded
+
+    short = args.allow_codes_shorter_than_block_size or args.known == "auto"
+    rules = LabelRules(args.zero_pad_codes, short, True)
+    files, has_languages = _training_files(path, coder, args, rules)
+    settings = {"any_language": not has_languages, "exact": args.known_exact}
+    read = f"{files.input_col} {files.language_col} {rules} {settings}"
+    known = Known(f"{fingerprint(path)} {read}", languages=coder.model.config.languages, **settings)
+    for examples in files.chunks(say=_say):
+        known.add(coded(examples))
+    if number := known.num_contradictory:
+        _say(
+            f"{path}: {number:,} descriptions have several sets of codes; the most frequent counts, of equally "
+            "frequent ones the first in the file."
+        )
+    return known
 
 
 def _print_table(texts: list[str], table: pd.DataFrame) -> None:
@@ -137,16 +218,23 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--language", metavar="LANG", help="of all of them (default: by --language-col)")
     parser.add_argument("--language-col", default="lang", metavar="COL", help="column of languages (default: lang)")
-    parser.add_argument("--zero-pad-codes", action="store_true", help="give codes of digits their leading zeros back")
+    _add_label_rules(parser)
     parser.add_argument("--drop-bad-labels", action="store_true", help="leave out rows whose labels do not fit")
     parser.add_argument(
         "--train-data", metavar="FILE", help="what it was trained on, to tell seen from new (default: as saved)"
+    )
+    parser.add_argument(
+        "--baselines",
+        action="store_true",
+        help="compare with a linear model on character n-grams, fitted on the training data; takes minutes with many "
+        "rows and codes",
     )
     parser.add_argument("--output", default="evaluation", metavar="DIR", help="for the report (default: evaluation)")
     parser.add_argument(
         "--save-thresholds", action="store_true", help="keep the flat head's best thresholds in the model"
     )
     parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=_BATCH_HELP)
+    _add_precision(parser)
     parser.set_defaults(run=_evaluate)
 
 
@@ -157,7 +245,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.evaluate import evaluate, times_seen
+    from histocoder.evaluation.baselines import RIGHT_COL, Baselines
     from histocoder.hub import local_folder
+    from histocoder.inference.known import Known, coded
     from histocoder.predict import Coder
     from histocoder.report import write_report
     from histocoder.saved_model import save_config
@@ -167,8 +257,13 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.save_thresholds:
         _check_may_change(Path(args.model))
     folder = local_folder(args.model)
-    coder = Coder.from_pretrained(folder, str(device))
-    rules = LabelRules(args.zero_pad_codes, True, args.drop_bad_labels)
+    run = _run_of(folder)
+    train_data = Path(args.train_data or run / TRAIN_FILE)
+    has_train_data = bool(args.train_data) or train_data.is_file()
+    if args.baselines and not has_train_data:
+        raise UserError(f"--baselines needs the training data, and there is no {train_data}. Add --train-data FILE.")
+    coder = Coder.from_pretrained(folder, str(device), precision=args.precision)
+    rules = LabelRules(args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels)
     files = ExampleFiles(
         (Path(args.data),),
         tuple(args.target_cols or coder.model.config.target_cols),
@@ -178,16 +273,21 @@ def _evaluate(args: argparse.Namespace) -> None:
         language=args.language,
         rules=rules,
     )
-    examples = files.read(say=_say)
-    run = _run_of(folder)
-    train_data = Path(args.train_data or run / TRAIN_FILE)
+    rows = files.read(say=_say)
+    examples = coded(rows)
+    if num_uncoded := len(rows) - len(examples):
+        _say(f"{args.data}: {num_uncoded:,} rows without any code are left out.")
     seen: dict = {}
-    if args.train_data or train_data.is_file():
-        text_col = _text_column(train_data, args.input_col)
-        target_cols = coder.model.config.target_cols
-        trained = ExampleFiles((train_data,), target_cols, coder.formatter, input_col=text_col, rules=rules)
-        seen = dict(zip(("texts_seen", "codes_seen"), times_seen(trained.chunks(), examples.texts), strict=True))
+    if has_train_data:
+        own = LabelRules(allow_short=True)  # of prepared data
+        trained, has_languages = _training_files(train_data, coder, args, rules if args.train_data else own)
+        known = Known(languages=coder.model.config.languages, any_language=not has_languages)
+        baselines = Baselines(examples, known, max_size=math.inf if args.baselines else 0)
+        counts = times_seen(baselines.watch(trained.chunks()), examples.texts)
+        seen = dict(zip(("texts_seen", "codes_seen"), counts, strict=True))
     found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
+    if has_train_data:
+        found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
     title = f"{Path(args.model).name} on {Path(args.data).name}"
     report = write_report(Path(args.output), found, coder, title=title, logs=run / LOG_FILE)
     for line in summary(found.metrics):
@@ -211,13 +311,28 @@ def _check_may_change(model: Path) -> None:
         )
 
 
-def _text_column(path: Path, wanted: str) -> str:
-    """The column of descriptions of training data: the one that was named, else that of prepared data."""
-    from histocoder.data.examples import TEXT_COL
+def _training_files(path: Path, coder: Coder, args: argparse.Namespace, rules: LabelRules) -> tuple[ExampleFiles, bool]:
+    """A file of training data, and whether it has a column of languages.
+
+    Columns that are not there by the names that were given are sought by those of prepared data.
+    """
+    from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles
     from histocoder.data.table import open_table
 
-    header = open_table(path, (), optional=(wanted, TEXT_COL)).header
-    return TEXT_COL if TEXT_COL in header and wanted not in header else wanted
+    languages = (args.language_col or LANG_COL, LANG_COL)
+    header = open_table(path, (), optional=(args.input_col, TEXT_COL, *languages)).header
+    text_col = TEXT_COL if TEXT_COL in header and args.input_col not in header else args.input_col
+    lang_col = next((name for name in languages if name in header), None)
+    files = ExampleFiles(
+        (path,),
+        coder.model.config.target_cols,
+        coder.formatter,
+        input_col=text_col,
+        language_col=lang_col or LANG_COL,
+        language=None if lang_col else "unk",
+        rules=rules,
+    )
+    return files, lang_col is not None
 
 
 def _run_of(folder: Path) -> Path:

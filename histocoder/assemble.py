@@ -241,16 +241,20 @@ def report(
 ) -> None:
     """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
     from histocoder.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
+    from histocoder.inference.known import Known
     from histocoder.predict import Coder
     from histocoder.report import write_report
-    from histocoder.summary import summary
+    from histocoder.summary import comparison, summary
 
     coder = Coder.from_pretrained(folder, str(device), precision=precision)
     examples = val_files.sample(REPORT_ROWS, of=num_val, seed=0)
-    texts_seen, codes_seen = times_seen(train_files.chunks(), examples.texts)
+    baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
+    texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
+    found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
     path = write_report(folder, found, coder, title=folder.resolve().name, logs=folder / LOG_FILE)
-    for line in summary(found.metrics)[:2]:
+    for line in [*summary(found.metrics)[:2], *comparison(found.metrics)]:
         say(line)
     say(f"The report is {path}.")
 

@@ -31,7 +31,10 @@ from histocoder.precision import has_bf16
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 ALL_REDUCE_SECONDS = 120.0
 """How long the processes may take to start, meet and add up."""
-_PACKAGES = ("transformers", "pandas", "pyarrow", "matplotlib", "safetensors", "text-unidecode", "tqdm", "PyYAML")
+_PACKAGES = (
+    *("transformers", "pandas", "pyarrow", "matplotlib", "safetensors", "scikit-learn", "text-unidecode", "tqdm"),
+    "PyYAML",
+)
 _PARAMETERS = 140_000_000  # of a model with CANINE-s
 _RUN_BYTES = _PARAMETERS * (3 * 12 + 2 * 4)
 """That it leaves: two checkpoints, one being written, the best model and the last."""

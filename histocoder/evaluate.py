@@ -112,6 +112,7 @@ def evaluate(
     metrics = {
         "num_rows": len(examples),
         "num_texts": len(set(examples.texts)),
+        "num_true_outside_key": int(truth.loc[~truth["code"].isin(coder.codes), "row"].nunique()),
         "num_outside_key": int(greedy.loc[~greedy["code"].isin(coder.codes), "row"].nunique()),
         "greedy": greedy_metrics,
         "flat": flat_metrics,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,21 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     return {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
 
 
+def best_mode(right: dict[str, float], *, num_rows: int) -> str:
+    """The mode with the largest share of rows right; "combined" unless another is better by more than chance.
+
+    Examples
+    --------
+    >>> best_mode({"combined": 0.80, "greedy": 0.81, "flat": 0.7}, num_rows=500)
+    'combined'
+    >>> best_mode({"combined": 0.80, "greedy": 0.84, "flat": 0.7}, num_rows=500)
+    'greedy'
+    """
+    best = max(right, key=lambda mode: right[mode])
+    standard_error = math.sqrt(right[best] * (1 - right[best]) / num_rows)
+    return best if right[best] > right["combined"] + standard_error else "combined"
+
+
 def fit_experts(
     folder: Path, expert: LinearExpert | None, examples: Examples, device: torch.device, precision: str
 ) -> str:
@@ -148,7 +164,7 @@ def fit_experts(
         found = coder.predict(examples.texts, examples.langs, mode=mode, progress=False)
         codes = found[[f"{coder.system}_{i + 1}" for i in range(sum(c.startswith("prob_") for c in found))]]
         right[mode] = float(score_sets(truth, code_sets(codes), len(examples))["accuracy"].mean())
-    best = max(right, key=lambda mode: right[mode])
+    best = best_mode(right, num_rows=len(examples))
     model.config = replace(model.config, mode=best)
     card = coder.card if not (folder / CARD_FILE).is_file() else (folder / CARD_FILE).read_text(encoding="utf-8")
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)

@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 from tqdm import tqdm
@@ -31,6 +33,7 @@ from histocoder.data.table import (
 )
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.inference.known import KNOWN, Known
 from histocoder.lock import holding
 from histocoder.notices import FileNotices
 from histocoder.predict import Coder
@@ -80,6 +83,7 @@ def predict_file(
     config: PredictConfig,
     *,
     model_id: str,
+    known: Known | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
@@ -96,6 +100,8 @@ def predict_file(
     config : PredictConfig
     model_id : str
         What tells this model from others; parts that another has left are not used.
+    known : Known, optional
+        Hand-coded descriptions, which get those codes; a column `source` says which.
     overwrite : bool
         Whether an output that is there is replaced.
     say : callable
@@ -109,7 +115,8 @@ def predict_file(
         For what a user can mend, such as an output that is there already, or that another run is writing.
     """
     source, output = Path(config.input), Path(config.output)
-    names = coder.column_names(config.mode, k=config.k)
+    column_names = coder.column_names if known is None else partial(known.column_names, coder)
+    names = column_names(config.mode, k=config.k)
     chunk_rows = chunk_rows or min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
     parts = output.with_name(f".{output.name}.parts")
 
@@ -125,6 +132,8 @@ def predict_file(
             "source": fingerprint(source),
             "chunk_rows": chunk_rows,
         }
+        if known is not None:
+            settings["known"] = known.source_id
         settings["processes"] = distributed.world_size()
         _open_parts(parts, settings, say)
 
@@ -137,7 +146,9 @@ def predict_file(
         if not parts.is_dir():
             raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
         try:
-            num_chunks = _code_chunks(coder, config, table, parts, names=names, chunk_rows=chunk_rows, say=say)
+            num_chunks = _code_chunks(
+                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say
+            )
         except UserError:
             if distributed.is_primary() and not any(parts.glob(f"[0-9]*{output.suffix}")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
@@ -158,28 +169,36 @@ def _code_chunks(
     table: TableFile,
     parts: Path,
     *,
+    known: Known | None,
     names: Sequence[str],
     chunk_rows: int,
     say: Callable[[str], None],
 ) -> int:
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
-    memory, notices = _Memory(coder, config, names=names), FileNotices()
+    memory, notices = _Memory(coder, config, known=known, names=names), FileNotices()
     for notice in table.notices:
         say(notice)
-    num_chunks = rows_done = 0
+    num_chunks = rows_done = num_known = 0
     with _progress_bar(count_rows(config.input)) as bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
             part = _part(parts, number, Path(config.output))
-            if number % world_size == rank and not part.exists():
-                _write(part, memory.code(chunk, told=bar.update))
-            elif number % world_size == rank:
-                memory.take_in(_read(part, numbers=memory.numbers_in(chunk)))
+            if number % world_size == rank:
+                if part.exists():
+                    coded = _read(part, numbers=memory.numbers_in(chunk))
+                    memory.take_in(coded)
+                else:
+                    coded = memory.code(chunk, told=bar.update)
+                    _write(part, coded)
+                num_known += 0 if known is None else pc.sum(pc.equal(coded[-1], KNOWN), min_count=0).as_py()
             num_chunks += 1
             rows_done += len(chunk)
             bar.update(rows_done - bar.n)
     distributed.wait_for_all(doing="coding its share")
     notices.tell(say, may_repeat=memory.is_full)
+    if known is not None:
+        total = sum(map(int, distributed.gather_texts(str(num_known))))
+        say(f"{total:,} of {rows_done:,} rows got the codes of hand-coded descriptions (--known).")
     return num_chunks
 
 
@@ -209,8 +228,11 @@ def _progress_bar(num_rows: int) -> tqdm:
 class _Memory:
     """Codes chunks, each distinct description once; a full memory takes in no more, so that it does not grow."""
 
-    def __init__(self, coder: Coder, config: PredictConfig, *, names: Sequence[str]) -> None:
-        self._coder, self._config, self._names = coder, config, list(names)
+    def __init__(
+        self, coder: Coder, config: PredictConfig, *, known: Known | None = None, names: Sequence[str]
+    ) -> None:
+        self._config, self._names = config, list(names)
+        self._code = coder.predict if known is None else partial(known.predict, coder)
         self._numbers = [name for name in names if _is_number(name, config)]
         self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
         self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}
@@ -274,7 +296,7 @@ class _Memory:
     def _predict(self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object]) -> pd.DataFrame:
         config = self._config
         texts, langs = zip(*new, strict=True)
-        return self._coder.predict(
+        return self._code(
             texts,
             langs,
             mode=config.mode,

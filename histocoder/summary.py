@@ -52,6 +52,11 @@ def summary(metrics: Metrics) -> list[str]:
         f"The model is {leaning}: on average its confidence is {percent(overall['conf'])}, and confidence and "
         f"accuracy lie {100 * greedy['calibration']['ece']:.1f} percentage points apart."
     )
+    if number := metrics.get("num_true_outside_key"):
+        lines.append(
+            f"{percent(number / metrics['num_rows'])} of the descriptions have a true code that is not in the model's "
+            "key: no answer could be exactly right for them."
+        )
     if number := metrics["num_outside_key"]:
         lines.append(f"For {percent(number / metrics['num_rows'])} the decoder wrote a code that is not in the key.")
     if "by_text_seen" in greedy:
@@ -61,7 +66,50 @@ def summary(metrics: Metrics) -> list[str]:
         else:
             right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
             lines.append(f"{unseen['n']:,} descriptions do not stand, letter by letter, in the training data{right}.")
+    if "baselines" in metrics:
+        lines += [*comparison(metrics), would_answer(metrics)]
     return lines
+
+
+def comparison(metrics: Metrics) -> list[str]:
+    """How the model compares with simple methods (see `Baselines.compare`), and what to try where it is behind."""
+    found = metrics["baselines"]
+    exact, svc = found["exact_match"], found.get("svc")
+    name, other = ("the linear model", svc) if svc else ("exact match", exact)
+    shares = [(f"this model ({found['mode']})", found["model"]), ("exact match with the training data", exact)]
+    if svc:
+        shares.insert(1, ("character n-grams with a linear model", svc))
+    parts = [f"{method} {percent(s['rows'])} / {percent(s['texts'])}" for method, s in shares]
+    lines = [f"Exactly right, of rows / of distinct descriptions: {', '.join(parts)}. {_difference(name, other)}"]
+    if "notice" in found:
+        lines.append(found["notice"])
+    if other["difference"]["texts"]["mean"] < 0:
+        lines.append(
+            "A simple method does better than this model. Try more epochs (--num-epochs), --encoder ngram, or more "
+            "training data."
+        )
+    return lines
+
+
+def would_answer(metrics: Metrics) -> str:
+    """How many rows a dictionary of the training data answers."""
+    exact, num_rows = metrics["baselines"]["exact_match"], metrics["num_rows"]
+    right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
+    return (
+        f"histocoder predict --known would answer {round(exact['answered'] * num_rows):,} of the {num_rows:,} "
+        f"descriptions ({percent(exact['answered'])}) with codes of the training data{right}."
+    )
+
+
+def _difference(name: str, other: Metrics) -> str:
+    """A sentence on how far the model is from a method."""
+    mean, low, high = (100 * other["difference"]["texts"][end] for end in ("mean", "low", "high"))
+    where = "ahead of" if mean > 0 else "behind"
+    sure = "" if low > 0 or high < 0 else ", which may be chance"
+    return (
+        f"The model is {abs(mean):.1f} percentage points {where} {name} in distinct descriptions (95\u00a0% interval "
+        f"of the difference: {low:+.1f} to {high:+.1f}){sure}."
+    )
 
 
 def _target(production: Metrics) -> str:

@@ -22,7 +22,18 @@ from histocoder.checkpoint import list_checkpoints
 from histocoder.files import sha256
 
 FAULTY = Path(__file__).with_name("faulty.py")
-TINY = ("--encoder", "tiny", "--learning-rate", "1e-3", "--log-interval", "1", "--precision", "fp32", "--no-report", "--no-experts")
+TINY = (
+    "--encoder",
+    "tiny",
+    "--learning-rate",
+    "1e-3",
+    "--log-interval",
+    "1",
+    "--precision",
+    "fp32",
+    "--no-report",
+    "--no-experts",
+)
 STEPS = 24
 MEASURED = {"samples_per_sec", "gpu_memory_gb"}
 

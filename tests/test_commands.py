@@ -9,26 +9,41 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from conftest import DEADLINE, ROOT, environment, run, shared
+from conftest import DEADLINE, ROOT, environment, run, shared, write_table
 from jobs import finetune
-from models import CODES, save_tiny_model
+from models import CODES, save_tiny_model, tiny_model
 
 from histocoder import review as reviewing
 from histocoder.__main__ import main
 from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+from histocoder.model import MixerModel
 from histocoder.review import review
-from histocoder.saved_model import published_weights
+from histocoder.saved_model import published_weights, save_config, save_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def general(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the general formatter, as `finetune.py` trains it."""
+    folder = shutil.copytree(model, tmp_path_factory.mktemp("general") / "model")
+    trained = tiny_model()
+    formatter = build_formatter("general", num_blocks=2)
+    config = replace(trained.config, formatter=formatter.to_config(), vocab_size=formatter.vocab_size)
+    general = MixerModel(config, trained.encoder).eval()
+    save_model(folder, config, general.state_dict(), tokenizer=general.tokenizer)
+    return folder
 
 
 def test_predict_prints_a_table(model: Path):
@@ -54,6 +69,15 @@ def test_predict_prints_a_table(model: Path):
         "hisco_2" in header.split()
     )
     assert [row.split()[0] for row in rows] == ["a", "b"] and rows[0].split()[1] in CODES
+
+
+def test_chunks_of_other_thresholds_are_another_models(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copy, seen = shutil.copytree(model, tmp_path / "model"), []
+    monkeypatch.setattr("histocoder.predict_file.predict_file", lambda *_, model_id, **__: seen.append(model_id))
+    for threshold in (0.5, 0.5, 0.25):
+        save_config(copy, replace(tiny_model().config, thresholds={"*": threshold}))
+        main(["predict", "--model", str(copy), "--input", "in.csv", "--output", "out.csv"])
+    assert seen[0] == seen[1] != seen[2]
 
 
 @pytest.mark.parametrize("program", ["predict", "finetune.py"])
@@ -157,6 +181,36 @@ def test_evaluate_takes_training_data_of_its_own_run_only(model: Path, tmp_path:
         evaluate(tmp_path / "run" / part, data)
         seen[part] = "by_text_seen" in json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["greedy"]
     assert seen == {"best": True, "checkpoints/step-0000010": True, "copy": False}
+
+
+def test_evaluate_takes_labels_as_training_does(general: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = tmp_path / "t.csv"
+    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\nclerk,en,1110\nminer,en,71105\ncook,en,\ncook,en,\n")
+    with pytest.raises(SystemExit) as ended:
+        evaluate(general, data)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "line 3, hisco_1: '1110'. Add --zero-pad-codes" in said, said
+    evaluate(general, data, "--zero-pad-codes", "--precision", "fp32")
+    said = capsys.readouterr().out.replace("\u00a0", " ")
+    assert "2 rows without any code are left out" in said and "Of 3 descriptions" in said
+    assert "33.3 % of the descriptions have a true code that is not in the model's key" in said
+    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+    assert metrics["num_rows"] == 3 and metrics["num_true_outside_key"] == 1 and "baselines" not in metrics
+
+
+def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = write_table(tmp_path / "t.csv")
+    with pytest.raises(SystemExit) as ended:
+        evaluate(model, data, "--baselines")
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "no " in said and "data_train.csv. Add --train-data FILE." in said
+    for flags, has_linear in (((), False), (("--baselines",), True)):
+        evaluate(model, data, "--train-data", data, "--language", "en", *flags)
+        said = capsys.readouterr().out
+        assert ("with a linear model 100.0" in said) is has_linear and "Try more epochs" in said
+        assert "--known would answer 64 of the 64 descriptions" in said
+        page = (tmp_path / "evaluation" / "report.html").read_text(encoding="utf-8")
+        assert "Beside simple methods" in page and ("Linear model on" in page) is has_linear
 
 
 def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(

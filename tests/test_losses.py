@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from conftest import shared
 
-from histocoder.formatters import PAD, build_formatter
 from histocoder.config import FLAT_LOSSES
+from histocoder.formatters import PAD, build_formatter
 from histocoder.losses import block_order_invariant, flat_loss, multi_hot, target_blocks
 
 FORMATTER = build_formatter("hisco", num_blocks=4)

@@ -150,7 +150,9 @@ class NgramEncoder(nn.Module):
         seen = attention_mask(mask[:, None, None], x)
         for layer in self.layer:
             x = (layer_function or encoder_layer)(layer, x, seen)
-        real = mask[..., None]
+        described = mask.clone()
+        described[:, 0] = ~mask[:, 1:].any(1)  # the language stands for a description without words alone
+        real = described[..., None]
         pooled = x.float().masked_fill(~real, 0.0).sum(1) / real.sum(1)
         return x, pooled.to(dtype), mask
 

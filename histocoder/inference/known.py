@@ -1,0 +1,168 @@
+"""Codes that people gave: a description that was coded by hand is answered with those codes, not by a model."""
+
+from __future__ import annotations
+
+import unicodedata
+from array import array
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from histocoder.data.examples import Examples
+from histocoder.formatters import MISSING
+from histocoder.predict import Coder
+from histocoder.predictions import Prediction
+
+KNOWN, MODEL = "known", "model"
+"""What the column `source` holds."""
+SOURCE_COL = "source"
+
+
+class Answer(NamedTuple):
+    """What people made of a description."""
+
+    codes: tuple[str, ...]
+    """Their most frequent set of codes, in the order in which it was first written."""
+    share: float
+    """Share of the description's rows that have this set."""
+
+
+class Known:
+    """A dictionary of hand-coded rows: (description, language) to the most frequent set of codes.
+
+    Of equally frequent sets the first in the file counts. Languages that the model does not know are one language,
+    unknown, as they are to the model.
+
+    Parameters
+    ----------
+    source_id : str
+        What tells its source from others.
+    languages : collection of str
+        Those that the model knows; where it is empty, languages are compared as they are.
+    any_language : bool
+        Whether rows count for every language, since nobody said theirs.
+    exact : bool
+        Whether descriptions are compared letter by letter, instead of after `fold`.
+    """
+
+    def __init__(
+        self,
+        source_id: str = "",
+        *,
+        languages: Collection[str] = (),
+        any_language: bool = False,
+        exact: bool = False,
+    ) -> None:
+        self.source_id = source_id
+        self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
+        self._places: dict[tuple[str, str], int] = {}
+        self._codes: dict[tuple[str, ...], int] = {}  # each tuple of codes once
+        self._row_places, self._row_codes = array("q"), array("q")
+
+    def add(self, examples: Examples, *, only: Collection[tuple[str, str]] | None = None) -> None:
+        """Take in hand-coded rows; with `only`, those of these keys (see `key`)."""
+        rows = examples.codes.to_numpy(dtype=object).tolist()
+        for text, lang, row in zip(examples.texts, examples.langs, rows, strict=True):
+            key = self.key(text, lang)
+            if only is None or key in only:
+                codes = tuple(dict.fromkeys(code for code in row if code is not None))
+                self._row_places.append(self._places.setdefault(key, len(self._places)))
+                self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
+
+    def key(self, text: str, lang: str) -> tuple[str, str]:
+        """What a description and its language are found by."""
+        if self._any_language:
+            lang = ""
+        elif self._languages and lang not in self._languages:
+            lang = "unk"
+        return text if self._exact else fold(text), lang
+
+    def find(self, text: str, lang: str) -> Answer | None:
+        """What people made of a description; None where it is not among the rows."""
+        place = self._places.get(self.key(text, lang))
+        return None if place is None else self._answers[place]
+
+    @property
+    def num_contradictory(self) -> int:
+        """Descriptions whose rows have different sets of codes."""
+        return sum(answer.share < 1 for answer in self._answers)
+
+    @property
+    def width(self) -> int:
+        """Codes of a row at most."""
+        return max(map(len, self._codes), default=0)
+
+    @cached_property
+    def _answers(self) -> list[Answer]:
+        """Of each description, by its place."""
+        written = list(self._codes)
+        sets = pd.factorize(pd.Series([frozenset(codes) for codes in written], dtype=object))[0]
+        codes = np.array(self._row_codes, dtype=np.int64)
+        rows = pd.DataFrame({"place": np.array(self._row_places, dtype=np.int64), "set": sets[codes], "codes": codes})
+        counts = rows.groupby(["place", "set"], sort=False)["codes"].agg(["size", "first"]).reset_index()
+        counts["share"] = counts["size"] / counts.groupby("place")["size"].transform("sum")
+        best = counts.sort_values("size", ascending=False, kind="stable").drop_duplicates("place").sort_values("place")
+        return [Answer(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
+
+    def column_names(self, coder: Coder, mode: str, *, k: int) -> list[str]:
+        """The columns of `predict`."""
+        return [*coder.column_names(mode, k=max(k, self.width)), SOURCE_COL]
+
+    def predict(self, coder: Coder, texts: Sequence[str], langs: Sequence[str], **options: Any) -> pd.DataFrame:
+        """Code descriptions: the known ones as people did, the others with the model.
+
+        Parameters
+        ----------
+        coder : Coder
+        texts, langs : sequence of str, of shape (n,)
+        **options
+            See `Coder.predict`; the mode can't be "full".
+
+        Returns
+        -------
+        DataFrame
+            What `Coder.predict` returns, and `source`: "known", "model", or None where there is no description. The
+            probability of a known answer is its share.
+        """
+        answers = [self.find(text, lang) for text, lang in zip(texts, langs, strict=True)]
+        known = [row for row, answer in enumerate(answers) if answer is not None]
+        other = [row for row, answer in enumerate(answers) if answer is None]
+        coded = coder.predict([texts[row] for row in other], [langs[row] for row in other], **options).set_axis(other)
+        coded[SOURCE_COL] = np.array([MODEL if texts[row].strip() else None for row in other], dtype=object)
+        if not known:
+            return coded
+        given = _frame([answer for answer in answers if answer is not None], coder).set_axis(known)
+        names = max((coded.columns, given.columns), key=len)
+        return pd.concat([frame.reindex(columns=names) for frame in (coded, given)]).sort_index()
+
+
+def fold(text: str) -> str:
+    """A description without differences of case, blanks and Unicode normal form.
+
+    Examples
+    --------
+    >>> fold("  Wine and\\u00a0SPIRIT  merchant ")
+    'wine and spirit merchant'
+    """
+    return " ".join(unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).split())
+
+
+def coded(examples: Examples) -> Examples:
+    """The rows that have codes."""
+    first = examples.codes.iloc[:, 0]
+    return examples.take(np.flatnonzero(first.notna() & (first != MISSING)))
+
+
+def _frame(answers: Sequence[Answer], coder: Coder) -> pd.DataFrame:
+    """Answers in the columns of predictions."""
+    width = max(len(answer.codes) for answer in answers)
+    codes = np.full((len(answers), width), None, dtype=object)
+    for row, answer in enumerate(answers):
+        codes[row, : len(answer.codes)] = answer.codes
+    share = np.array([answer.share for answer in answers])
+    probs = np.where(pd.isna(codes), np.nan, share[:, None])
+    frame = Prediction(codes, probs, share).frame(coder.system, coder.model.config.descriptions)
+    return frame.assign(**{SOURCE_COL: KNOWN})

@@ -1,0 +1,76 @@
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.svm import LinearSVC
+
+from histocoder.data.examples import Examples
+from histocoder.evaluation import baselines
+from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
+from histocoder.inference.known import Known
+
+
+def examples(*rows: tuple[str, ...], lang: str = "en") -> Examples:
+    """Rows of a description and up to two codes."""
+    codes = pd.DataFrame([(*row[1:], None)[:2] for row in rows], columns=["hisco_1", "hisco_2"], dtype=object)
+    return Examples([row[0] for row in rows], [lang] * len(rows), codes)
+
+
+TRAIN = (
+    *(("farmer", "61110"), ("old farmer", "61110"), ("baker", "77610"), ("master baker", "77610")),
+    *(("Smith", "83110"), ("smith ", "83110"), ("smith", "61110"), ("farmer and baker", "61110", "77610")),
+)
+ASKED = examples(("SMITH", "83110"), ("bakers", "77610"), ("baker, farmer", "77610", "61110"), ("miner", "71105"))
+
+
+def compared(train: Examples, *, max_size: float = np.inf, **known: object) -> dict:
+    """What is found of a model that is right of the first row alone."""
+    found = Baselines(ASKED, Known(**known), max_size=max_size)
+    assert sum(map(len, found.watch([train.take(np.arange(4)), train.take(np.arange(4, len(train)))]))) == len(train)
+    return found.compare(np.array([True, False, False, False]))
+
+
+def test_baselines_by_hand():
+    found = compared(examples(*TRAIN))
+    assert found["model"] == {"rows": 0.25, "texts": 0.25}
+    exact, svc = found["exact_match"], found["svc"]
+    assert (exact["rows"], exact["answered"], exact["answered_right"]) == (0.25, 0.25, 1.0)
+    assert exact["difference"]["rows"] == {"mean": 0, "low": 0, "high": 0}
+    assert svc["rows"] == 0.75 and svc["difference"]["texts"]["mean"] == -0.5 and "notice" not in found
+    assert svc["difference"]["texts"]["low"] < -0.5 < svc["difference"]["texts"]["high"]
+    assert compared(examples(*TRAIN), exact=True)["exact_match"]["answered"] == 0
+
+
+def test_one_code_a_row_is_scikit_learns_own_classifier():
+    rng = np.random.default_rng(0)
+    rows = [(f"{'farmer baker smith'.split()[i]} {rng.integers(50)}", "abc"[i]) for i in rng.integers(3, size=60)]
+    train, asked = examples(*rows[:40]), examples(*rows[40:])
+    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
+    expected = LinearSVC().fit(vectorizer.fit_transform(train.texts), train.codes["hisco_1"])
+    codes = linear_codes(train, asked, progress=False)
+    assert codes == [(code,) for code in expected.predict(vectorizer.transform(asked.texts))]
+
+
+def test_one_code_alone_is_every_rows(recwarn: pytest.WarningsRecorder):
+    train = examples(("farmer", "61110"), ("old farmer", "61110"))
+    assert linear_codes(train, ASKED, progress=False) == [("61110",)] * 4 and not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("max_size", "max_rows", "notice"),
+    [(23, 100, "8 rows and 3 codes"), (0, 100, "--baselines compares"), (24, 7, "more than 7 training rows")],
+)
+def test_a_linear_model_that_is_left_out(max_size, max_rows, notice, monkeypatch):
+    monkeypatch.setattr(baselines, "MAX_ROWS", max_rows)
+    found = compared(examples(*TRAIN), max_size=max_size)
+    assert notice in found["notice"] and "svc" not in found and found["exact_match"]["answered"] == 0.25
+
+
+def test_intervals_draw_rows_of_a_text_together():
+    right = np.array([True] * 50 + [False] * 50)
+    texts = ["a"] * 50 + ["b"] * 50
+    found = difference_interval(right, ~right, texts)
+    assert found["texts"] == {"mean": 0, "low": -1, "high": 1}  # with two texts there are four draws
+    apart = difference_interval(right, ~right, [str(i) for i in range(100)])
+    assert -0.25 < apart["rows"]["low"] < -0.15 and apart["rows"] == apart["texts"]
+    assert apart == difference_interval(right, ~right, [str(i) for i in range(100)])

@@ -1,0 +1,183 @@
+"""Descriptions that were coded by hand are answered with those codes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from jobs import two_ranks
+from models import save_tiny_model
+from test_predict_file import config, read, write_archive
+
+from histocoder.__main__ import main
+from histocoder.data.examples import Examples
+from histocoder.inference.known import Answer, Known, coded
+from histocoder.predict import Coder
+from histocoder.predict_file import predict_file
+from histocoder.saved_model import load_model
+
+DICTIONARY = """occ1,lang,hisco_1,hisco_2
+FARMER  0,en,95410,
+Farmer 0,da,61115,
+farmer 0,da,61110,
+farmer 0,da,01110,61110
+"baker, retired 1",en,77610,41025
+uncoded,en,,
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def rows(*given: tuple[str, ...]) -> Examples:
+    """Of a description, a language and codes."""
+    codes = pd.DataFrame([(*row[2:], None)[:2] for row in given], columns=["a_1", "a_2"], dtype=object)
+    return Examples([row[0] for row in given], [row[1] for row in given], codes)
+
+
+def predict(*args: object) -> None:
+    main(["predict", *map(str, args)])
+
+
+def test_the_most_frequent_set_of_codes_answers():
+    given = rows(
+        *(("Smith", "en", "1", "2"), (" smith", "en", "3"), ("smith", "en", "2", "1"), ("smith", "da", "4")),
+        *(("tie", "en", "5"), ("tie", "en", "6"), ("dra\u0308ng", "en", "7"), ("none", "en", "?")),
+    )
+    known = Known(languages=("da", "en", "unk"))
+    known.add(coded(given))
+    assert known.find("SMITH", "en") == Answer(("1", "2"), 2 / 3) and known.find("smith", "da") == Answer(("4",), 1)
+    assert known.find("tie", "en") == Answer(("5",), 0.5) and known.find("DRÄNG", "en") == Answer(("7",), 1)
+    assert known.find("none", "en") is None and known.find("smith", "xx") is None
+    assert known.num_contradictory == 2 and known.width == 2
+    exact = Known(exact=True, any_language=True)
+    exact.add(given)
+    assert exact.find("Smith", "xx") == Answer(("1", "2"), 1) and exact.find("SMITH", "en") is None
+
+
+@pytest.mark.parametrize("mode", ["greedy", "flat", "topk"])
+def test_known_descriptions_among_others(model: Path, mode: str):
+    coder = Coder(load_model(model), "cpu")
+    known = Known(languages=coder.model.config.languages)
+    known.add(rows(("farmer", "en", "61110", "77610")))
+    texts, langs = ["miner", "Farmer", ""], ["en"] * 3
+    table = known.predict(coder, texts, langs, mode=mode, k=1, progress=False)
+    alone = coder.predict(texts, langs, mode=mode, k=1, progress=False)
+    assert table["source"].fillna("").tolist() == ["model", "known", ""]
+    assert table.loc[1, ["hisco_1", "prob_1", "desc_1", "hisco_2", "prob_2", "desc_2", "conf"]].tolist() == [
+        *("61110", 1.0, "Farmer", "77610", 1.0, "Baker", 1.0)
+    ]
+    pd.testing.assert_frame_equal(table.loc[[0, 2], alone.columns], alone.loc[[0, 2]], check_dtype=False)
+    assert set(table.columns) <= set(known.column_names(coder, mode, k=2))
+    everything = known.predict(coder, ["farmer"], ["en"], mode=mode, k=1, progress=False)
+    assert everything["hisco_1"].tolist() == ["61110"]
+
+
+def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Path, capsys):
+    (tmp_path / "known.csv").write_text(DICTIONARY)
+    write_archive(tmp_path / "in.csv", 60)
+    flags = ("--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat", "--k", 1)
+    predict(*flags, "--output", tmp_path / "plain.csv")
+    capsys.readouterr()
+    predict(*flags, "--output", tmp_path / "out.csv", "--known", tmp_path / "known.csv")
+    said = capsys.readouterr().out
+    assert "1 descriptions have several sets of codes; the most frequent counts" in said
+    out, plain = read(tmp_path / "out.csv"), read(tmp_path / "plain.csv")
+    known = out["source"] == "known"
+    assert f"{known.sum()} of 60 rows got the codes of hand-coded descriptions" in said
+    expected = {
+        ("farmer 0", "da"): ["61115", "", "0.333333"],  # of three that are equally frequent the first
+        ("farmer 0", "en"): ["95410", "", "1"],
+        ("baker, retired 1", "en"): ["77610", "41025", "1"],
+    }
+    found = {(row.occ1, row.lang): [row.hisco_1, row.hisco_2, row.conf] for row in out[known].itertuples()}
+    assert found == expected and out.loc[out["occ1"] == "", "source"].eq("").all()
+    assert set(out.loc[~known & (out["occ1"] != ""), "source"]) == {"model"}
+    assert out.loc[~known, "hisco_1"].tolist() == plain.loc[~known, "hisco_1"].tolist()
+
+
+def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: Path, monkeypatch):
+    write_archive(tmp_path / "in.csv", 100)
+    coder = Coder(load_model(model), "cpu")
+
+    def code(output: Path, share: str) -> list[str]:
+        known, said = Known(share, languages=("da", "en", "unk")), []
+        known.add(rows(("farmer 0", "da", "61110"), ("shoe maker 5", "en", "80110", "77610")))
+        settings = config(tmp_path / "in.csv", output)
+        predict_file(coder, settings, model_id="m", known=known, chunk_rows=30, overwrite=True, say=said.append)
+        return said
+
+    whole = code(tmp_path / "whole.csv", "a")
+    num_known = (read(tmp_path / "whole.csv")["source"] == "known").sum()
+    assert num_known >= 2
+    out, parts = tmp_path / "out.csv", tmp_path / ".out.csv.parts"
+    for other in ("a", "b"):
+        with monkeypatch.context() as patched:
+            patched.setattr("histocoder.predict_file._join_parts", lambda *_: None)
+            code(out, "a")
+        (parts / "000001.csv").unlink()
+        said = code(out, other)
+        assert ("Going on where it was interrupted: 3 chunks are done." in said) is (other == "a")
+        assert said[-2] == whole[-2] == f"{num_known} of 100 rows got the codes of hand-coded descriptions (--known)."
+        assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_two_ranks_know_what_one_does(model: Path, tmp_path: Path):
+    frame = pd.DataFrame({"occ1": ["farmer"] * 10_000 + ["baker"] * 5 + ["FARMER"], "id": np.arange(10_006)})
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    (tmp_path / "known.csv").write_text("occ1,hisco_1\nFarmer,61115\n")
+    flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--mode", "flat", "--language", "en")
+    command = ["-m", "histocoder", *flags, "--known", tmp_path / "known.csv", "--output", tmp_path / "out.csv"]
+    ended = two_ranks(command)
+    assert [one.stdout.count("10,001 of 10,006 rows got the codes") for one in ended] == [1, 0]
+    out = read(tmp_path / "out.csv")
+    assert out["source"].tolist() == ["known"] * 10_000 + ["model"] * 5 + ["known"]
+    assert out.loc[10_005, "hisco_1"] == "61115"
+
+
+def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys):
+    best = shutil.copytree(model, tmp_path / "run" / "best")
+    with pytest.raises(SystemExit):
+        predict("--model", best, "--known", "auto", "farmer")
+    assert "--known auto reads the run's training data, and there is no" in capsys.readouterr().err
+    (tmp_path / "run" / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,80110,\n")
+    predict("--model", best, "--known", "auto", "--language", "en", "FARMER", "miner")
+    header, farmer, miner = capsys.readouterr().out.splitlines()
+    assert header.split()[-1] == "source" and farmer.split()[1:3] == ["80110", "1.00"]
+    assert (farmer.split()[-1], miner.split()[-1]) == ("known", "model")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--known", "none.csv"), "There is no file none.csv"),
+        (("--known", "in.csv"), "in.csv is the file of --known itself"),
+        (("--known", "out.csv", "--overwrite"), "out.csv is the file of --known itself"),
+        (("--known", "columns.csv"), "has no column 'hisco_1'; it has: occ1, code"),
+        (("--known", "texts.csv"), "has no column 'occ1'; it has: job, hisco_1"),
+        (("--known", "codes.csv"), "has no code at all"),
+        (("--known", "short.csv"), "line 2, hisco_1: '1110'. Add --zero-pad-codes"),
+        (("--known", "short.csv", "--mode", "full"), "--mode full has no columns"),
+        (("--known-exact",), "--known-exact is for --known"),
+        (("--zero-pad-codes",), "--zero-pad-codes is for --known"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_mistakes(model: Path, tmp_path: Path, monkeypatch, capsys, args, message):
+    monkeypatch.chdir(tmp_path)
+    files = {"in": "occ1,hisco_1\nfarmer,61110\n", "out": "occ1,hisco_1\nfarmer,61110\n"}
+    files |= {"columns": "occ1,code\nfarmer,61110\n", "texts": "job,hisco_1\nfarmer,61110\n"}
+    files |= {"codes": "occ1,hisco_1\nfarmer,\n", "short": "occ1,hisco_1\nfarmer,1110\n"}
+    for name, content in files.items():
+        Path(f"{name}.csv").write_text(content)
+    output = "out.csv" if "out.csv" in args else "new.csv"
+    with pytest.raises(SystemExit) as ended:
+        predict("--model", model, "--input", "in.csv", "--output", output, *args)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and message in said and said.count("\n") == 1, said
+    assert {path.name: path.read_text() for path in Path().iterdir()} == {f"{n}.csv": c for n, c in files.items()}
