@@ -84,7 +84,7 @@ def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
         (("convert", "--output", "o"), "ne of the arguments --from-occcanine --to-occcanine --from-shards is required"),
         (("evaluate", "--model", "nowhere", "--data", "a.csv"), "no model folder nowhere"),
-        (("review", "--predictions", "nowhere.csv", "--output", "o.csv"), "no file nowhere.csv"),
+        (("review", "--model", "nowhere", "--predictions", "p.csv"), "no model folder nowhere"),
     ],
 )
 def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path):
@@ -188,7 +188,7 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
     assert chosen["occ1"].tolist() == ["often", "rare"]  # 2.0 and 0.9 rows likely wrong; 0.3 of the sure one's
     assert chosen["times"].tolist() == [20, 1] and "21 of 51 rows" in heard[0]
     written = pd.read_csv(tmp_path / "review.csv", dtype=str)
-    assert list(written.columns) == ["occ1", "hisco_1", "conf", "times"] and written["hisco_1"].tolist() == [
+    assert list(written.columns) == ["occ1", "checked", "hisco_1", "conf", "times"] and written["hisco_1"].tolist() == [
         "22222",
         "33333",
     ]
@@ -205,8 +205,19 @@ def test_review_takes_the_last_of_several_codings(tmp_path: Path):
     row = ["11111", 0.9, 0.9, "22222", 0.8, 0.8, "33333", 0.7, 0.7]
     pd.DataFrame([["farmer", *row]], columns=["occ1", *header]).to_csv(tmp_path / "out.csv", index=False)
     chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1)
-    assert chosen.to_numpy().tolist() == [["farmer", "33333", 0.7, 1]]
-    assert list(chosen) == ["occ1", "hisco_1", "conf", "times"]
+    assert chosen.to_numpy().tolist() == [["farmer", "", "33333", 0.7, 1]]
+    assert list(chosen) == ["occ1", "checked", "hisco_1", "conf", "times"]
+
+
+def test_review_tells_codes_from_alternatives(tmp_path: Path):
+    coding = {"hisco_1": "61110", "prob_1": 0.7, "desc_1": "Farmer", "alt_hisco_2": "77610", "alt_prob_2": 0.2}
+    row = {"occupation": "farmer", **{f"pred_{name}": value for name, value in coding.items()}, "pred_conf": 0.7}
+    pd.DataFrame([row]).to_csv(tmp_path / "out.csv", index=False)
+    named = {"target_cols": ("code_a", "code_b"), "renamed": {"occupation": "occ1"}}
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, input_col="occupation", **named)
+    alternatives = ["alt_hisco_2", "alt_prob_2"]
+    assert list(chosen) == ["occ1", "checked", "code_a", "desc_1", "code_b", *alternatives, "conf", "times"]
+    assert chosen.iloc[0].tolist()[:6] == ["farmer", "", "61110", "Farmer", "", "77610"]
 
 
 def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
