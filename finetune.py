@@ -31,12 +31,20 @@ if TYPE_CHECKING:
     import torch
 
 
+MAIN_FLAGS = (
+    *("--dataset", "--target-cols", "--input-col", "--language", "--language-col", "--save-path", "--key"),
+    *("--encoder", "--initial-checkpoint", "--corrections", "--num-epochs", "--batch-size", "--config", "--help-all"),
+)
+
+
 def build_parser() -> Parser:
     """The flags."""
-    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
+    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.", main=MAIN_FLAGS)
     group = parser.add_argument_group("table")
-    group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes")
-    group.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes, the first code's first")
+    group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes (required)")
+    group.add_argument(
+        "--target-cols", nargs="+", metavar="COL", help="columns of codes, the first code's first (required)"
+    )
     group.add_argument(
         "--save-path", default="./Finetuned/", metavar="DIR", help="the run's folder (default: ./Finetuned/)"
     )

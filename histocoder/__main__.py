@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def build_parser() -> Parser:
     """The commands and their flags."""
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
+    parser.add_version()
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_predict, _add_evaluate, _add_review, _add_convert, _add_doctor):
         add(commands)

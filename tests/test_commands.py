@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -19,8 +20,9 @@ from conftest import DEADLINE, ROOT, environment, run, shared
 from jobs import finetune
 from models import CODES, save_tiny_model
 
+from finetune import build_parser as build_finetune
 from histocoder import review as reviewing
-from histocoder.__main__ import main
+from histocoder.__main__ import build_parser, main
 from histocoder.errors import UserError
 from histocoder.review import review
 from histocoder.saved_model import published_weights
@@ -238,3 +240,28 @@ def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.Monke
     assert by_text[["hisco_1", "hisco_2", "conf", "times"]].fillna("").to_numpy().tolist() == [["83110", "", 0.5, 4]]
     expected = [["da", "", 2], ["en", "77610", 1], ["", "", 1]]
     assert by_both[["lang", "hisco_2", "times"]].fillna("").to_numpy().tolist() == expected
+
+
+def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            build_finetune().parse([flag])
+        assert ended.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    assert shown["--help"].count("\n  --") == 14 and shown["--help-all"].count("\n  --") > 60
+    assert "codes (required)\n" in shown["--help"] and "\naugmentation, of" in shown["--help-all"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [(("--epochs", "3"), "no flag --epochs. Did you mean '--num-epochs'?"), (("--zzz=1",), "no flag --zzz. See")],
+)
+def test_misspelt_flags_get_a_suggestion(args: tuple[str, ...], message: str):
+    with pytest.raises(UserError, match=re.escape(message)):
+        build_finetune().parse(args)
+
+
+def test_commands_name_the_flag_that_is_meant():
+    with pytest.raises(UserError, match=r"--modell\. Did you mean '--model'\? See histocoder predict --help"):
+        build_parser().parse(["predict", "--modell", "x", "a -- b"])
