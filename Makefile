@@ -17,7 +17,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder
 
 demo: $(VENV)/.installed
 	$(BIN)/python finetune.py --dataset data/train.csv --language-col lang --target-cols hisco_1 hisco_2 \
-	  --encoder small --batch-size 32 --num-epochs 4 --augmentation-prob 0 --unk-lang-prob 0 \
+	  --key data/key.csv --encoder small --batch-size 32 --num-epochs 4 --augmentation-prob 0 --unk-lang-prob 0 \
 	  --log-interval 200 --save-path demo --overwrite
 	$(BIN)/histocoder predict --model demo --language en "boot and shoe maker" "retired schoolmaster" "dairy farmer"
 	$(BIN)/histocoder predict --model demo --language da "smedemester" "skrædersvend"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from histocoder import arguments, assemble, distributed
+from histocoder.building import initial_key
 from histocoder.cli import Parser
 from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
@@ -30,12 +31,20 @@ if TYPE_CHECKING:
     import torch
 
 
+MAIN_FLAGS = (
+    *("--dataset", "--target-cols", "--input-col", "--language", "--language-col", "--save-path", "--key"),
+    *("--encoder", "--initial-checkpoint", "--corrections", "--num-epochs", "--batch-size", "--config", "--help-all"),
+)
+
+
 def build_parser() -> Parser:
     """The flags."""
-    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
+    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.", main=MAIN_FLAGS)
     group = parser.add_argument_group("table")
-    group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes")
-    group.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes, the first code's first")
+    group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes (required)")
+    group.add_argument(
+        "--target-cols", nargs="+", metavar="COL", help="columns of codes, the first code's first (required)"
+    )
     group.add_argument(
         "--save-path", default="./Finetuned/", metavar="DIR", help="the run's folder (default: ./Finetuned/)"
     )
@@ -57,6 +66,13 @@ def build_parser() -> Parser:
     )
     group.add_argument(
         "--key", metavar="CSV", help="the codes there may be: system_code,code (default: those in the data)"
+    )
+    group.add_argument(
+        "--corrections",
+        nargs="+",
+        metavar="FILE",
+        help="checked rows of histocoder review, the last word on their descriptions; they are trained on, with "
+        "--initial-checkpoint from the model that they correct",
     )
     group.add_argument("--prepare-only", action="store_true", help="check and split the table, and stop")
     arguments.add_data_arguments(parser)
@@ -83,6 +99,7 @@ def main() -> None:
         args,
         target_cols=tuple(args.target_cols),
         allow_short_codes=args.allow_codes_shorter_than_block_size,
+        corrections=tuple(args.corrections or ()),
     )
     folder = Path(args.save_path)
     with run_folder(folder), marking_interruptions(folder):
@@ -94,7 +111,7 @@ def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: t
     """Prepare the table, train on it."""
 
     def prepared() -> Key:
-        prepare(config, folder, overwrite=args.overwrite)
+        prepare(config, folder, known=initial_key(args) if args.corrections else None, overwrite=args.overwrite)
         return read_key(folder / KEY_FILE)
 
     key = distributed.from_primary(distributed.run_on_primary(prepared, doing="preparing the data"))

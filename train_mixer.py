@@ -28,13 +28,19 @@ from histocoder.script import run_script
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
 
+MAIN_FLAGS = (
+    *("--train-data", "--val-data", "--save-dir", "--language-col", "--formatter", "--target-cols", "--key"),
+    *("--encoder", "--initial-checkpoint", "--num-epochs", "--batch-size", "--config", "--help-all"),
+)
+
+
 def build_parser() -> Parser:
     """The flags."""
-    parser = Parser("Train a model that codes occupational descriptions, on prepared files.")
+    parser = Parser("Train a model that codes occupational descriptions, on prepared files.", main=MAIN_FLAGS)
     group = parser.add_argument_group("files")
-    group.add_argument("--train-data", nargs="+", metavar="FILE", help="CSV or Parquet files to train on")
-    group.add_argument("--val-data", nargs="+", metavar="FILE", help="CSV or Parquet files to validate on")
-    group.add_argument("--save-dir", metavar="DIR", help="the run's folder")
+    group.add_argument("--train-data", nargs="+", metavar="FILE", help="CSV or Parquet files to train on (required)")
+    group.add_argument("--val-data", nargs="+", metavar="FILE", help="CSV or Parquet files to validate on (required)")
+    group.add_argument("--save-dir", metavar="DIR", help="the run's folder (required)")
     group.add_argument("--language-col", default="lang", metavar="COL", help="column of languages (default: lang)")
     group.add_argument(
         "--formatter",

@@ -15,7 +15,7 @@ from histocoder.cli import Parser
 
 PAGE = Path(__file__).with_name("configuration.md")
 _MADE = re.compile(r"(?<=<!-- made by make docs, likewise all below -->\n).*", re.DOTALL)
-_DEFAULT = re.compile(r",? *\(default: (.*)\)$")
+_DEFAULT = re.compile(r",? *\((?:default: (.*)|required)\)$")
 
 
 class Flag(NamedTuple):
@@ -55,7 +55,7 @@ def _groups(parser: argparse.ArgumentParser) -> dict[str, list[Flag]]:
         str(group.title).capitalize(): [
             _flag(action)
             for action in group._group_actions
-            if action.dest != "help" and action.help != argparse.SUPPRESS
+            if action.dest not in ("help", "help_all", "version") and action.help != argparse.SUPPRESS
         ]
         for group in parser._action_groups
     }
@@ -76,7 +76,7 @@ def _flag(action: argparse.Action) -> Flag:
     text = action.help or ""
     found = _DEFAULT.search(text)
     if found:
-        default = found[1]
+        default = found[1] or "must be given"
     elif action.required and action.option_strings:
         default = "must be given"
     else:

@@ -16,6 +16,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __all__ = ["Coder", "load_occcanine"]
+__version__ = "0.1.0"
 
 _MODULES = {"Coder": "histocoder.predict", "load_occcanine": "histocoder.occcanine"}
 

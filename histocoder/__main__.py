@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def build_parser() -> Parser:
     """The commands and their flags."""
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
+    parser.add_version()
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_predict, _add_evaluate, _add_review, _add_convert, _add_doctor):
         add(commands)
@@ -116,6 +117,15 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     )
     _add_label_rules(parser, of="--known: ")
     parser.add_argument("--compile", action="store_true", help="let torch compile the encoder's layers first")
+    parser.add_argument(
+        "--columns",
+        default="",
+        metavar="PREFIX",
+        help="what the names of the new columns begin with (default: nothing)",
+    )
+    parser.add_argument(
+        "--excel", action="store_true", help="CSV that Excel opens as it is: marked as UTF-8, separated as the input is"
+    )
     parser.set_defaults(run=_predict)
 
 
@@ -136,7 +146,7 @@ def _predict(args: argparse.Namespace) -> None:
     coder = Coder.from_pretrained(folder, str(device), precision=args.precision, compile=args.compile)
     if args.input:
         columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
-        fields = ("input", "output", *columns, *decoding, "batch_size")
+        fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel")
         config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)
         _say(f"Coding in mode {config.mode}.")
         model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
@@ -347,6 +357,7 @@ def _run_of(folder: Path) -> Path:
 
 def _add_review(commands: argparse._SubParsersAction) -> None:
     parser = _command(commands, "review", "choose the rows of a coded file that a person should check first")
+    parser.add_argument("--model", required=True, metavar="DIR", help="that coded it, which corrections are to improve")
     parser.add_argument("--predictions", required=True, metavar="FILE", help="what histocoder predict wrote")
     parser.add_argument("--output", default="review.csv", metavar="FILE", help="to fill in (default: review.csv)")
     parser.add_argument("--budget", type=int, default=200, metavar="N", help="descriptions to check (default: 200)")
@@ -357,17 +368,30 @@ def _add_review(commands: argparse._SubParsersAction) -> None:
 
 
 def _review(args: argparse.Namespace) -> None:
-    from histocoder.review import review
+    import yaml
 
+    from histocoder.hub import local_folder
+    from histocoder.review import next_step, review
+    from histocoder.run_files import ARGS_FILE
+    from histocoder.saved_model import read_model_config
+
+    folder = local_folder(args.model)
+    run = _run_of(folder)
+    has_run = (run / ARGS_FILE).is_file()
+    settings = yaml.safe_load((run / ARGS_FILE).read_text(encoding="utf-8")) if has_run else {}
+    columns = ((args.input_col, settings.get("input_col")), (args.language_col, settings.get("language_col")))
     review(
         Path(args.predictions),
         Path(args.output),
         budget=args.budget,
         input_col=args.input_col,
         language_col=args.language_col,
+        target_cols=read_model_config(folder).target_cols,
+        renamed={here: there for here, there in columns if here and there},
         overwrite=args.overwrite,
         say=_say,
     )
+    _say(next_step(args.model, Path(args.output), run, settings))
 
 
 def _add_convert(commands: argparse._SubParsersAction) -> None:

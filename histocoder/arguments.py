@@ -46,7 +46,12 @@ def add_model_arguments(parser: Parser) -> None:
         metavar="PATH",
         help="weights to start from: a run's folder, or the reference's .bin file",
     )
-    group.add_argument("--only-encoder", action="store_true", help="take only the encoder of --initial-checkpoint")
+    group.add_argument(
+        "--only-encoder",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="take only the encoder of --initial-checkpoint",
+    )
     group.add_argument(
         "--freeze-encoder",
         action="store_true",

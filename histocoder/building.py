@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from histocoder import distributed
 from histocoder.checkpoint import Checkpoint
@@ -133,8 +135,10 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
     else:
         encoder_config = {}  # CANINE-s's sizes are the defaults
     if not args.only_encoder:
-        if codes is not None and codes != config.codes:
+        if codes is not None and not set(codes) <= set(config.codes):
             raise UserError(_describe_other_codes(path, codes, config.codes))
+        if codes is not None and codes != config.codes:
+            weights = _with_classes(weights, codes, config.codes)
         head = weights.get("decoder.head.weight")
         others = read_model_config(path).formatter if is_own_model(path) else config.formatter
         if head is None or len(head) < config.vocab_size - 1 or others != config.formatter:
@@ -160,6 +164,27 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
     return model
 
 
+def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
+    """Weights whose flat head has the new codes' classes: those of old codes as they were, others improbable."""
+    weight, bias = weights["linear_decoder.weight"], weights["linear_decoder.bias"]
+    index = [new.index(code) for code in old]
+    heads = weight.new_zeros(len(new), weight.shape[1]), bias.new_full((len(new),), -math.log(len(new)))
+    heads[0][index], heads[1][index] = weight, bias
+    return {**weights, "linear_decoder.weight": heads[0], "linear_decoder.bias": heads[1]}
+
+
+def initial_key(args: argparse.Namespace) -> Key | None:
+    """The codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
+    if args.initial_checkpoint is None or args.only_encoder:
+        return None
+    path = Path(args.initial_checkpoint)
+    if is_own_model(path):
+        config = read_model_config(path)
+        return Key(config.codes, config.descriptions)
+    codes = initial_weights(path)[1]
+    return None if codes is None else Key(codes)
+
+
 def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> str:
     missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
     parts = [
@@ -169,6 +194,6 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
     ]
     return (
         f"--initial-checkpoint: the codes of {path} are others than these data's: "
-        f"{'; '.join(parts) or 'the same ones in another order'}. Name its key with --key, or "
+        f"{'; '.join(parts)}. Name its key with --key, or "
         "take the encoder alone with --only-encoder."
     )

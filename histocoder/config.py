@@ -86,6 +86,8 @@ class PrepareConfig:
     """Seed of the split."""
     key: str | None = None
     """A file of the codes that there may be; None: those that there are."""
+    corrections: tuple[str, ...] = ()
+    """Files of checked codes, the last word on their descriptions; see `data.corrections`."""
 
     def __post_init__(self) -> None:
         _require(bool(self.target_cols), "No target columns are given; name them with --target-cols COL [COL ...].")

@@ -14,6 +14,7 @@ from histocoder.errors import UserError
 
 SECTIONS = ("data", "model", "training", "distributed", "logging")
 """Headings that a file may have; any flag may stand under any of them."""
+_NOT_IN_FILES = ("help", "help_all", "version", "config")
 
 
 def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -37,11 +38,11 @@ def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         Where the file can't be read, a flag or a section is unknown or stands twice, or a value is missing, or none of
         its flag's.
     """
-    actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
+    actions = {action.dest: action for action in parser._actions if action.dest not in _NOT_IN_FILES}
     values: dict[str, Any] = {}
     for name, value in _flags(_read(path), path):
         if name not in actions:
-            raise UserError(f"--config {path}: no flag {name!r}.{_nearest(name, actions)}")
+            raise UserError(f"--config {path}: no flag {name!r}.{nearest(name, actions)}")
         if name in values:
             raise UserError(f"--config {path}: {name!r} stands twice.")
         values[name] = _checked(actions[name], value, path, parser)
@@ -80,15 +81,16 @@ def _flags(values: dict[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
             yield from ((str(inner).replace("-", "_"), content) for inner, content in (value or {}).items())
         elif isinstance(value, dict):
             raise UserError(
-                f"--config {path}: no section {name!r}.{_nearest(name, SECTIONS)} There are: {', '.join(SECTIONS)}."
+                f"--config {path}: no section {name!r}.{nearest(name, SECTIONS)} There are: {', '.join(SECTIONS)}."
             )
         else:
             yield name, value
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], *, mark: str = "") -> str:
+    """A question whether the most similar name is meant; nothing where none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return f" Did you mean {mark + near[0]!r}?" if near else ""
 
 
 def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.ArgumentParser) -> Any:

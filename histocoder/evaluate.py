@@ -31,6 +31,7 @@ from histocoder.scores import (
     mean_scores_by,
     production_curve,
     score_sets,
+    scores_by_code,
     seen_groups,
     top_k_accuracy,
 )
@@ -45,7 +46,8 @@ class Evaluation:
 
     metrics: dict[str, Any]
     """Plain values, for JSON. `greedy` (the sequence decoder) and `flat` (the flat head at its thresholds) hold what
-    `head_metrics` tells; `topk`, `thresholds` and `confusions` are those of the functions in `scores`."""
+    `head_metrics` tells; `topk`, `thresholds`, `confusions` and `by_code` are those of the functions in
+    `scores`."""
     rows: pd.DataFrame
     """One line for each description: its true and predicted codes; whether they are `right`, their `precision`,
     `recall`, `f1` and `conf`; the `rank` of the first true code (inf: not among the best k); the same of `flat`."""
@@ -122,6 +124,7 @@ def evaluate(
         },
         "thresholds": best_thresholds(truth, probable, langs),
         "confusions": confusions(truth, greedy, examples.texts),
+        "by_code": scores_by_code(truth, greedy),
     }
     rows = _rows(examples, decoded, greedy_scores, flat, flat_scores)
     rows = rows.assign(conf=conf, rank=ranks, flat_conf=flat_conf)

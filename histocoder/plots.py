@@ -16,10 +16,10 @@ INK, GREY, PALE = "#222222", "#8A8A8A", "#E3E3E3"
 DECODER, FLAT = "sequence decoder", "flat head"
 _WIDTH = 8.0  # inches
 _ACCURACIES = {
-    "greedy_seq_acc": ("decoder, as in use", BLUE, "-"),
-    "flat_acc": ("flat head", ORANGE, "-"),
-    "seq_acc": ("decoder, shown the true codes so far", GREEN, "--"),
-    "token_acc": ("the same, of single tokens", PINK, ":"),
+    "greedy_seq_acc": ("decoder, as in use", BLUE, "-", "o"),
+    "flat_acc": ("flat head", ORANGE, "-.", "s"),
+    "seq_acc": ("decoder, shown the true codes so far", GREEN, "--", "^"),
+    "token_acc": ("the same, of single tokens", PINK, ":", "D"),
 }
 
 
@@ -33,13 +33,13 @@ def training_curves(log: pd.DataFrame) -> Figure:
     """
     figure, (left, right) = _figure(height=4.4, columns=2)
     for column, label, colour in (("train_loss", "training", GREY), ("val_loss", "validation", BLUE)):
-        _line(left, log, column, label=label, colour=colour)
+        _line(left, log, column, label=label, colour=colour, style="-" if column == "val_loss" else "--")
     left.set_yscale("log")
     left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     left.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))
     left.set(xlabel="step", title="Loss")
-    for column, (label, colour, style) in _ACCURACIES.items():
-        _line(right, log, column, label=label, colour=colour, style=style)
+    for column, (label, colour, style, marker) in _ACCURACIES.items():
+        _line(right, log, column, label=label, colour=colour, style=style, marker=marker)
     right.set(xlabel="step", ylim=(0, 100), title="Validation accuracy")
     _percent(right.yaxis)
     for axes in (left, right):
@@ -166,14 +166,15 @@ def _figure(*, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> t
     return figure, panels
 
 
-def _line(axes: Axes, log: pd.DataFrame, column: str, *, label: str, colour: str, style: str = "-") -> None:
-    """A column of the log by step, where it was measured."""
+def _line(
+    axes: Axes, log: pd.DataFrame, column: str, *, label: str, colour: str, style: str, marker: str = "o"
+) -> None:
+    """A column of the log by step, where it was measured; few points are marked."""
     if column in log:
         known = log[["step", column]].dropna()
-        marker = "o" if len(known) <= 30 else None
         width = 3.5 if column == "greedy_seq_acc" else 1.8  # what lies on top of it lets it be seen
-        x, y = known["step"], known[column]
-        axes.plot(x, y, style, color=colour, label=label, marker=marker, markersize=4.5, linewidth=width)
+        marks: dict[str, Any] = {"marker": marker, "markersize": 5.5} if len(known) <= 30 else {}
+        axes.plot(known["step"], known[column], style, color=colour, label=label, linewidth=width, **marks)
 
 
 def _percent(axis: Any) -> None:

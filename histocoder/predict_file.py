@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import shutil
@@ -62,6 +63,10 @@ class PredictConfig:
     constrain: bool = False
     batch_size: int = 256
     min_confidence: float = 0.0
+    columns: str = ""
+    """What the names of the columns that are added begin with."""
+    excel: bool = False
+    """Whether CSV is written as Excel opens it: UTF-8 with a byte order mark, separated as the input is."""
 
     def __post_init__(self) -> None:
         if self.language != "unk" and self.language_col is not None:
@@ -71,6 +76,8 @@ class PredictConfig:
         if self.batch_size < 1:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
         check_output(Path(self.output))
+        if self.excel and is_parquet(Path(self.output)):
+            raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
 
     @property
     def input_cols(self) -> list[str]:
@@ -138,6 +145,7 @@ def predict_file(
         _open_parts(parts, settings, say)
 
     table = open_table(source, config.input_cols)
+    names_of_output(coder, config, taken=table.header)
     if not is_parquet(output):
         _check_csv(table)
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
@@ -153,8 +161,34 @@ def predict_file(
             if distributed.is_primary() and not any(parts.glob(f"[0-9]*{output.suffix}")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
             raise
-        distributed.run_on_primary(lambda: _join_parts(parts, output, num_chunks), doing="writing the output")
+        distributed.run_on_primary(
+            lambda: _join_parts(parts, output, num_chunks, excel=config.excel), doing="writing the output"
+        )
     say(f"Coded {source} into {output}.")
+
+
+def names_of_output(coder: Coder, config: PredictConfig, *, taken: Sequence[str] = ()) -> dict[str, str]:
+    """Name of each column that is added -> the column of `Coder.predict`.
+
+    Of codes that are ranked, all but the first are alternatives, and say so: `alt_hisco_2`.
+
+    Raises
+    ------
+    UserError
+        Where one of them is in the input, whose columns are `taken`.
+    """
+    is_ranked = config.mode == "topk"
+    first = (f"{coder.system}_1", "prob_1", "desc_1", "conf")
+    names = {
+        f"{config.columns}{'alt_' if is_ranked and name not in first else ''}{name}": name
+        for name in coder.column_names(config.mode, k=config.k)
+    }
+    if clash := [name for name in names if name in taken]:
+        raise UserError(
+            f"{config.input} has a column {clash[0]!r} already. Choose with --columns what the names of the new "
+            f"columns begin with, such as --columns pred_{config.columns}."
+        )
+    return names
 
 
 def _check_folder(folder: Path) -> None:
@@ -177,6 +211,7 @@ def _code_chunks(
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
     memory, notices = _Memory(coder, config, known=known, names=names), FileNotices()
+    delimiter = table.dialect.delimiter if config.excel and table.dialect is not None else ","
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
@@ -185,11 +220,11 @@ def _code_chunks(
             part = _part(parts, number, Path(config.output))
             if number % world_size == rank:
                 if part.exists():
-                    coded = _read(part, numbers=memory.numbers_in(chunk))
+                    coded = _read(part, numbers=memory.numbers, delimiter=delimiter)
                     memory.take_in(coded)
                 else:
                     coded = memory.code(chunk, told=bar.update)
-                    _write(part, coded)
+                    _write(part, coded, delimiter=delimiter)
                 num_known += 0 if known is None else pc.sum(pc.equal(coded[-1], KNOWN), min_count=0).as_py()
             num_chunks += 1
             rows_done += len(chunk)
@@ -233,13 +268,14 @@ class _Memory:
     ) -> None:
         self._config, self._names = config, list(names)
         self._code = coder.predict if known is None else partial(known.predict, coder)
+        self._output_names = names_of_output(coder, config)
         self._numbers = [name for name in names if _is_number(name, config)]
         self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
         self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}
         self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
 
     def code(self, chunk: pa.Table, *, told: Callable[[float], object] = lambda _: None) -> pa.Table:
-        """The chunk with the codes' columns behind its own; where names would clash, they begin with "pred_".
+        """The chunk with the codes' columns behind its own.
 
         `told` hears, batch by batch, how many rows more are done, about.
         """
@@ -251,7 +287,7 @@ class _Memory:
             rows_each = (len(pairs) - num_known) / len(new)
             self._add(new, self._predict(new, told=lambda count: told(count * rows_each)))
         rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
-        for name, column in self._output_names(chunk.column_names).items():
+        for name, column in self._output_names.items():
             kind = pa.float64() if column in self._numbers else pa.string()
             chunk = chunk.append_column(name, pa.array(self._arrays[column][rows], kind, from_pandas=True))
         self._forget_surplus()
@@ -262,9 +298,10 @@ class _Memory:
         """Whether it takes in no more."""
         return len(self._places) >= self._room
 
-    def numbers_in(self, chunk: pa.Table) -> list[str]:
+    @property
+    def numbers(self) -> list[str]:
         """The columns that `code` adds to a chunk and that hold numbers."""
-        return [own for own, name in self._output_names(chunk.column_names).items() if name in self._numbers]
+        return [own for own, name in self._output_names.items() if name in self._numbers]
 
     def take_in(self, coded: pa.Table) -> None:
         """Remember a chunk that `code` has coded, as if it had just done so."""
@@ -322,13 +359,6 @@ class _Memory:
         while len(self._places) > self._room:
             self._places.popitem()
 
-    def _output_names(self, taken: list[str]) -> dict[str, str]:
-        """What each column of codes is called in the output."""
-        prefix = ""
-        while not {prefix + name for name in self._names}.isdisjoint(taken):
-            prefix += "pred_"
-        return {prefix + name: name for name in self._names}
-
 
 def _is_number(column: str, config: PredictConfig) -> bool:
     return config.mode == "full" or column == "conf" or column.startswith("prob_")
@@ -358,27 +388,31 @@ def _kept_for_later(path: Path) -> Iterator[Path]:
         raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
 
 
-def _write(part: Path, table: pa.Table) -> None:
+def _write(part: Path, table: pa.Table, *, delimiter: str) -> None:
     with _kept_for_later(part) as temporary:
         if is_parquet(part):
             pa.parquet.write_table(table, temporary)
         else:
-            write_csv(table, temporary)
+            write_csv(table, temporary, delimiter=delimiter)
 
 
-def _read(part: Path, *, numbers: Sequence[str]) -> pa.Table:
+def _read(part: Path, *, numbers: Sequence[str], delimiter: str) -> pa.Table:
     """A part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
     if is_parquet(part):
         return pa.parquet.ParquetFile(part).read()
     with part.open(encoding="utf-8", newline="") as file:
-        kinds = {name: pa.float64() if name in numbers else pa.string() for name in next(csv.reader(file))}
+        kinds = {
+            name: pa.float64() if name in numbers else pa.string()
+            for name in next(csv.reader(file, delimiter=delimiter))
+        }
     as_written = pa.csv.ConvertOptions(
         column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
     )
-    return pa.csv.read_csv(part, parse_options=pa.csv.ParseOptions(newlines_in_values=True), convert_options=as_written)
+    form = pa.csv.ParseOptions(newlines_in_values=True, delimiter=delimiter)
+    return pa.csv.read_csv(part, parse_options=form, convert_options=as_written)
 
 
-def _join_parts(parts: Path, output: Path, num_chunks: int) -> None:
+def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> None:
     """Make one file of all parts, in order, and take the parts away."""
     files = [_part(parts, number, output) for number in range(num_chunks)]
     for file in files:
@@ -393,6 +427,7 @@ def _join_parts(parts: Path, output: Path, num_chunks: int) -> None:
                     writer.write_table(group)
         else:
             with temporary.open("wb") as whole:
+                whole.write(codecs.BOM_UTF8 if excel else b"")
                 for i, file in enumerate(files):
                     with file.open("rb") as part:
                         if i:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 
-from histocoder import plots
+from histocoder import __version__, plots
 from histocoder.config import ALL_LANGUAGES
 from histocoder.evaluate import Evaluation
 from histocoder.files import make_folder, replacing
+from histocoder.formatters import MISSING
 from histocoder.page import Markup, figure, page, table, tag, tiles
 from histocoder.plots import DECODER, FLAT
 from histocoder.predict import Coder
@@ -22,6 +29,8 @@ from histocoder.summary import Metrics, comparison, num_descriptions, percent, s
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 _DPI = 170
+_MAX_CODES, _MAX_ERRORS = 100, 30
+"""Rows of tables at most."""
 _SHARES_LEFT = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90)
 
 
@@ -64,7 +73,7 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         with replacing(path) as temporary:
             temporary.write_bytes(pngs[name])
     with replacing(folder / REPORT_FILE) as temporary:
-        temporary.write_text(_page(metrics, pngs, coder, title), encoding="utf-8")
+        temporary.write_text(_page(evaluation, pngs, coder, title), encoding="utf-8")
     return folder / REPORT_FILE
 
 
@@ -99,7 +108,8 @@ def _png(drawing: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _page(metrics: Metrics, pngs: Mapping[str, bytes], coder: Coder, title: str) -> str:
+def _page(evaluation: Evaluation, pngs: Mapping[str, bytes], coder: Coder, title: str) -> str:
+    metrics = evaluation.metrics
     greedy, topk = metrics["greedy"], metrics["topk"]["overall"]
     last = str(len(topk))
     first, *others = summary(metrics)
@@ -136,13 +146,17 @@ def _page(metrics: Metrics, pngs: Mapping[str, bytes], coder: Coder, title: str)
         ("Times seen in training", [part for name in seen for part in (picture(name), seen_table(name))]),
         ("Calibration", [picture("calibration")]),
         ("What to leave to a person", [picture("production"), _production_table(metrics), *_suggestions(topk)]),
+        ("Codes", [_codes_table(metrics, coder)]),
         ("Commonest confusions", _confusions(metrics, coder)),
+        ("Most confident errors", _confident_errors(evaluation, coder)),
         ("The flat head\u2019s threshold", _thresholds(metrics, coder)),
         ("What the numbers mean", [_definitions(topk)]),
+        ("How this report was made", [_provenance(coder)]),
     ]
     return page(title, lead, [(name, parts) for name, parts in sections if parts])
 
 
+_CAPTION_OF_SCORES = "Scores of the sequence decoder, or of the flat head where that is said."
 _CAPTIONS = {
     "training": (
         "Losses and validation accuracies by step",
@@ -183,7 +197,7 @@ def _language_table(metrics: Metrics) -> Markup:
         flat = metrics["flat"]["by_language"][lang]["accuracy"]
         rows.append([lang, *_score_cells(scores), *map(percent, (flat, best[0], best[-1]))])
     header[-1] += f" {len(metrics['topk']['overall'])}"
-    return table(header, rows)
+    return table(header, rows, caption=_CAPTION_OF_SCORES)
 
 
 def _scores_table(what: str, metrics: Metrics, part: str) -> Markup:
@@ -192,7 +206,8 @@ def _scores_table(what: str, metrics: Metrics, part: str) -> Markup:
         [group, *_score_cells(scores), percent(flat[group]["accuracy"])]
         for group, scores in metrics["greedy"][part].items()
     ]
-    return table([what, "n", "Exactly right", "Precision", "Recall", "F1", "Flat: right"], rows)
+    header = [what, "n", "Exactly right", "Precision", "Recall", "F1", "Flat: right"]
+    return table(header, rows, caption=_CAPTION_OF_SCORES)
 
 
 def _score_cells(scores: Metrics) -> list[str]:
@@ -229,37 +244,86 @@ def _production_table(metrics: Metrics) -> Markup:
         if curve["accuracy"][i] is not None:
             cells = (curve["accuracy"][i], flat["accuracy"][i])
             rows.append([f"{left}\u00a0%", f"{curve['conf'][i]:.2f}", *map(percent, cells)])
-    return table(["Left to a person", "Confidence from", "Others right", "Flat: others right"], rows, num_text=0)
+    header = ["Left to a person", "Confidence from", "Others right", "Flat: others right"]
+    caption = "How right the rest is when so many of the least certain are left to a person."
+    return table(header, rows, caption=caption, num_text=0)
 
 
 def _suggestions(topk: Metrics) -> list[Markup]:
-    return [
-        tag("p", "A person who is shown the most probable codes finds a true one among them so often:"),
-        table(["Codes shown", *topk], [["True one among them", *map(percent, topk.values())]]),
-    ]
+    caption = "A person who is shown the most probable codes finds a true one among them so often."
+    return [table(["Codes shown", *topk], [["True one among them", *map(percent, topk.values())]], caption=caption)]
 
 
 def _confusions(metrics: Metrics, coder: Coder) -> list[Markup]:
     if not metrics["confusions"]:
         return [tag("p", "None: every description got exactly the right codes.")]
 
-    def named(code: str | None) -> Markup:
-        if code is None:
-            return tag("span", "none", class_="quiet")
-        return Markup(tag("code", code) + tag("small", coder.describe(code) or ""))
+    rows = []
+    for c in metrics["confusions"]:
+        codes = (_named([c[which]] if c[which] else [], coder) for which in ("true", "predicted"))
+        rows.append([str(c["count"]), f"{c['of']:,}" if c["of"] else "", *codes, c["example"]])
+    caption = (
+        f"The {len(rows)} that cost most descriptions (n), beside the number of descriptions that have the true code. "
+        "None stands where a code is missing, or one too many is given."
+    )
+    header = ["n", "of", "True code", "Predicted", "For example"]
+    return [table(header, rows, caption=caption, num_text=0, last_text=3)]
 
+
+def _named(codes: Sequence[str], coder: Coder) -> Markup:
+    """Codes with what they mean."""
+    if not codes:
+        return tag("span", "none", class_="quiet")
+    return Markup("".join(tag("div", tag("code", code), tag("small", coder.describe(code) or "")) for code in codes))
+
+
+def _codes_table(metrics: Metrics, coder: Coder) -> Markup:
+    by_code = metrics["by_code"]
     rows = [
-        [str(c["count"]), f"{c['of']:,}" if c["of"] else "", named(c["true"]), named(c["predicted"]), c["example"]]
-        for c in metrics["confusions"]
+        [_named([c["code"]], coder), f"{c['n']:,}", f"{c['predicted']:,}"]
+        + [percent(c[name]) for name in ("recall", "precision", "f1")]
+        for c in by_code[:_MAX_CODES]
     ]
-    return [
-        tag(
-            "p",
-            f"The {len(rows)} that cost most descriptions (n), beside the number of descriptions that have the true "
-            "code. None stands where a code is missing, or one too many is given.",
-        ),
-        table(["n", "of", "True code", "Predicted", "For example"], rows, num_text=0, last_text=3),
+    which = f"the {_MAX_CODES} commonest" if len(by_code) > _MAX_CODES else "all"
+    caption = (
+        f"How well the sequence decoder finds each of {len(by_code):,} true codes ({which}; {METRICS_FILE} has them "
+        "all): the share of the n descriptions with the code that is given it, and the share of those given it that "
+        "has it."
+    )
+    return table(["Code", "n", "Given to", "Found", "Rightly given", "F1"], rows, caption=caption)
+
+
+def _confident_errors(evaluation: Evaluation, coder: Coder) -> list[Markup]:
+    wrong = evaluation.rows[~evaluation.rows["right"].astype(bool)].sort_values("conf", ascending=False, kind="stable")
+    wrong = wrong.drop_duplicates(["text", "lang"]).head(_MAX_ERRORS)
+    if not len(wrong):
+        return []
+    truth, predicted = (
+        [name for name in wrong if re.fullmatch(rf"{side}_(?!prob_|desc_).*", str(name))]
+        for side in ("true", "predicted")
+    )
+    rows = [
+        [row["text"], row["lang"], f"{row['conf']:.2f}"]
+        + [
+            _named([row[name] for name in names if pd.notna(row[name]) and row[name] != MISSING], coder)
+            for names in (truth, predicted)
+        ]
+        for _, row in wrong.iterrows()
     ]
+    caption = "Wrong descriptions of which the model is surest; some show that the true code is the wrong one."
+    header = ["Description", "Language", "Confidence", "True codes", "Predicted"]
+    return [table(header, rows, caption=caption, num_text=2, last_text=2)]
+
+
+def _provenance(coder: Coder) -> Markup:
+    """Date, command and versions."""
+    terms = {
+        "Date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        "Command": tag("code", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "Versions": f"histocoder {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        "Computed in": f"{coder.precision}, on {coder.device.type}",
+    }
+    return tag("dl", *(part for term, meaning in terms.items() for part in (tag("dt", term), tag("dd", meaning))))
 
 
 def _thresholds(metrics: Metrics, coder: Coder) -> list[Markup]:
@@ -275,7 +339,7 @@ def _thresholds(metrics: Metrics, coder: Coder) -> list[Markup]:
             f"With {applied}, the flat head\u2019s F1 is {percent(metrics['flat']['overall']['f1'])}. The thresholds "
             "below would have been best; having been chosen on these very descriptions, they flatter a little.",
         ),
-        table(["Language", "n", "Best threshold", "F1 with it"], rows),
+        table(["Language", "n", "Best threshold", "F1 with it"], rows, caption="Thresholds of the flat head."),
     ]
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import itertools
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.table import check_output, open_table, write_csv
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
 _CHUNK_ROWS = 200_000
-_CONFIDENCE = re.compile(r"((?:pred_)*)conf")
-"""The column of a coded file; of one that was coded several times the longest name is the last time's."""
 
 
 def review(
@@ -26,24 +28,32 @@ def review(
     budget: int,
     input_col: str = "occ1",
     language_col: str | None = None,
+    target_cols: Sequence[str] = (),
+    renamed: Mapping[str, str] | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> pd.DataFrame:
-    """Write the descriptions whose check is worth most, as a CSV to fill in.
+    """Write the descriptions whose check is worth most, as a CSV to correct.
 
     A description is worth checking by the number of rows that are likely wrong with it: how often it occurs, times
-    1 - `conf`. What `finetune.py --dataset` takes is that file with the codes mended.
+    1 - `conf`. Where the codes are right, or made so, a mark in the column `checked` says it, and
+    `finetune.py --corrections` takes the file.
 
     Parameters
     ----------
     predictions : Path
         What `histocoder predict` wrote, in a mode that gives `conf`.
     output : Path
-        With the columns of description, language and codes as predicted, to be mended; and `times`, `conf`.
+        With the columns of description and language; `checked`, which is blank; codes as predicted, with what they
+        mean if the predictions say so; alternatives, if there are; and `conf`, `times`.
     budget : int
         Descriptions at most.
     input_col, language_col : str
         Columns of descriptions and, if there is one, of languages.
+    target_cols : sequence of str
+        What the columns of codes are called, those that are not predicted being blank; by default as predicted.
+    renamed : mapping, optional
+        What the columns of descriptions and languages are called, where it is not as in the predictions.
     overwrite : bool
         Whether an output that is there is replaced.
     say : callable
@@ -68,8 +78,9 @@ def review(
     file = open_table(predictions, by, optional=("conf", "pred_conf"))
     for notice in file.notices:
         say(notice)
-    prefix = max((match[1] for name in file.header if (match := _CONFIDENCE.fullmatch(name))), default="", key=len)
-    columns = [*by, *_code_columns(file.header, prefix), f"{prefix}conf"]
+    prefix = _prefix(file.header)
+    predicted = _predicted_columns(file.header, prefix, target_cols)
+    columns = [*by, *predicted, f"{prefix}conf"]
     file.check(columns)
     parts, passed = [], 0
     for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=columns):
@@ -81,7 +92,11 @@ def review(
             raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is no number.")
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
-    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=lambda name: name.removeprefix(prefix))
+    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns={**predicted, **(renamed or {})})
+    own = [name for name in predicted.values() if not name.startswith("alt_")]
+    blank = [name for name in target_cols if name not in own]
+    order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
+    table = table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
     worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
     chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
     with replacing(output) as temporary:
@@ -89,7 +104,8 @@ def review(
     rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
     say(
         f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
-        f"{wrong:,.0f} are likely wrong. Mend the codes, then: finetune.py --dataset {output}."
+        f"{wrong:,.0f} are likely wrong. Correct the codes, and write x in the column {CHECKED_COL!r} of each row that "
+        "is right now."
     )
     return chosen
 
@@ -100,10 +116,62 @@ def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return rows.assign(times=times).drop_duplicates(by)
 
 
-def _code_columns(header: list[str], prefix: str) -> list[str]:
-    """The columns of codes: those that stand before a `prob_…` of the same number."""
-    return [
-        header[i - 1]
-        for i, name in enumerate(header)
-        if i and name.startswith(f"{prefix}prob_") and header[i - 1].endswith(name[len(f"{prefix}prob") :])
-    ]
+def _prefix(header: list[str]) -> str:
+    """What the names of the last coding's columns begin with."""
+    found = [name.removesuffix("conf") for name in header if name.endswith("conf")]
+    return next((prefix for prefix in reversed(found) if f"{prefix}prob_1" in header), "")
+
+
+def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
+    """What a coding's columns of codes, of what they mean, and of alternatives are to be called.
+
+    A column of codes stands before a `prob_…` of the same number.
+    """
+    names: dict[str, str] = {}
+    targets = iter(target_cols)
+    for before, name in itertools.pairwise(header):
+        number = name.removeprefix(f"{prefix}prob_")
+        if number != name and before.endswith(f"_{number}"):
+            names[before] = next(targets, before.removeprefix(prefix))
+            if (meaning := f"{prefix}desc_{number}") in header:
+                names[meaning] = meaning.removeprefix(prefix)
+    alternatives = (name for name in header if name.startswith(f"{prefix}alt_"))
+    return {**names, **{name: name.removeprefix(prefix) for name in alternatives}}
+
+
+def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, Any]) -> str:
+    """What there is to do with what has been corrected: where the model's run is known, a command as it is.
+
+    Parameters
+    ----------
+    model : str
+        That coded the file.
+    corrections : Path
+        What `review` wrote.
+    run : Path
+        The folder of the model's run.
+    settings : mapping
+        What the run's `args.yaml` holds; nothing where there is none.
+    """
+    if not settings.get("dataset"):
+        return (
+            f"Then train on, beside the data that the model was trained on: finetune.py --initial-checkpoint {model} "
+            f"--corrections {corrections} --dataset …, with the flags that tell what these data look like."
+        )
+    number = next(n for n in itertools.count(2) if not run.with_name(f"{run.name}-{n}").exists())
+    flags: dict[str, list[str | Path]] = {
+        "--config": [run / "args.yaml"],
+        "--initial-checkpoint": [model],
+        "--corrections": [*(settings.get("corrections") or []), corrections],
+        "--save-path": [run.with_name(f"{run.name}-{number}")],
+        **({"--no-only-encoder": []} if settings.get("only_encoder") else {}),
+    }
+    words = [word for flag, values in flags.items() for word in (flag, *(_from_here(value) for value in values))]
+    script = Path(__file__).parents[1] / "finetune.py"
+    return "Then train on:\n" + shlex.join([_from_here(sys.executable), _from_here(script), *words])
+
+
+def _from_here(path: str | Path) -> str:
+    """A path as it is shortest: within the current folder without that."""
+    absolute = Path(path).absolute()
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)

@@ -281,6 +281,32 @@ def confusions(
     ]
 
 
+def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[str, Any]]:
+    """How well each true code is found, the commonest first.
+
+    Parameters
+    ----------
+    truth, predicted : DataFrame
+        See `code_sets`.
+
+    Returns
+    -------
+    list of dict
+        `code`; `n` and `predicted`, the rows that have it and those that are given it; `precision` (None where it is
+        given to none), `recall` and `f1`.
+    """
+    both = truth.merge(predicted, on=["row", "code"])
+    given, hits = (sets["code"].value_counts().to_dict() for sets in (predicted, both))
+    counts = truth["code"].value_counts().to_dict()
+    found = []
+    for code, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        hit, num_given = hits.get(code, 0), given.get(code, 0)
+        precision = hit / num_given if num_given else None
+        scores = {"precision": precision, "recall": hit / n, "f1": 2 * hit / (n + num_given)}
+        found.append({"code": code, "n": n, "predicted": num_given, **scores})
+    return found
+
+
 def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
     """Means of `score_sets`, and `n`, the rows."""
     return {"n": len(scores), **{name: float(mean) for name, mean in scores.mean().items()}}

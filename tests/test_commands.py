@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -20,8 +21,9 @@ from conftest import DEADLINE, ROOT, environment, run, shared, write_table
 from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
+from finetune import build_parser as build_finetune
 from histocoder import review as reviewing
-from histocoder.__main__ import main
+from histocoder.__main__ import build_parser, main
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
@@ -108,7 +110,7 @@ def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
         (("convert", "--output", "o"), "ne of the arguments --from-occcanine --to-occcanine --from-shards is required"),
         (("evaluate", "--model", "nowhere", "--data", "a.csv"), "no model folder nowhere"),
-        (("review", "--predictions", "nowhere.csv", "--output", "o.csv"), "no file nowhere.csv"),
+        (("review", "--model", "nowhere", "--predictions", "p.csv"), "no model folder nowhere"),
     ],
 )
 def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path):
@@ -242,7 +244,7 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
     assert chosen["occ1"].tolist() == ["often", "rare"]  # 2.0 and 0.9 rows likely wrong; 0.3 of the sure one's
     assert chosen["times"].tolist() == [20, 1] and "21 of 51 rows" in heard[0]
     written = pd.read_csv(tmp_path / "review.csv", dtype=str)
-    assert list(written.columns) == ["occ1", "hisco_1", "conf", "times"] and written["hisco_1"].tolist() == [
+    assert list(written.columns) == ["occ1", "checked", "hisco_1", "conf", "times"] and written["hisco_1"].tolist() == [
         "22222",
         "33333",
     ]
@@ -259,8 +261,19 @@ def test_review_takes_the_last_of_several_codings(tmp_path: Path):
     row = ["11111", 0.9, 0.9, "22222", 0.8, 0.8, "33333", 0.7, 0.7]
     pd.DataFrame([["farmer", *row]], columns=["occ1", *header]).to_csv(tmp_path / "out.csv", index=False)
     chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1)
-    assert chosen.to_numpy().tolist() == [["farmer", "33333", 0.7, 1]]
-    assert list(chosen) == ["occ1", "hisco_1", "conf", "times"]
+    assert chosen.to_numpy().tolist() == [["farmer", "", "33333", 0.7, 1]]
+    assert list(chosen) == ["occ1", "checked", "hisco_1", "conf", "times"]
+
+
+def test_review_tells_codes_from_alternatives(tmp_path: Path):
+    coding = {"hisco_1": "61110", "prob_1": 0.7, "desc_1": "Farmer", "alt_hisco_2": "77610", "alt_prob_2": 0.2}
+    row = {"occupation": "farmer", **{f"pred_{name}": value for name, value in coding.items()}, "pred_conf": 0.7}
+    pd.DataFrame([row]).to_csv(tmp_path / "out.csv", index=False)
+    named = {"target_cols": ("code_a", "code_b"), "renamed": {"occupation": "occ1"}}
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, input_col="occupation", **named)
+    alternatives = ["alt_hisco_2", "alt_prob_2"]
+    assert list(chosen) == ["occ1", "checked", "code_a", "desc_1", "code_b", *alternatives, "conf", "times"]
+    assert chosen.iloc[0].tolist()[:6] == ["farmer", "", "61110", "Farmer", "", "77610"]
 
 
 def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -281,3 +294,28 @@ def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.Monke
     assert by_text[["hisco_1", "hisco_2", "conf", "times"]].fillna("").to_numpy().tolist() == [["83110", "", 0.5, 4]]
     expected = [["da", "", 2], ["en", "77610", 1], ["", "", 1]]
     assert by_both[["lang", "hisco_2", "times"]].fillna("").to_numpy().tolist() == expected
+
+
+def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            build_finetune().parse([flag])
+        assert ended.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    assert shown["--help"].count("\n  --") == 14 and shown["--help-all"].count("\n  --") > 60
+    assert "codes (required)\n" in shown["--help"] and "\naugmentation, of" in shown["--help-all"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [(("--epochs", "3"), "no flag --epochs. Did you mean '--num-epochs'?"), (("--zzz=1",), "no flag --zzz. See")],
+)
+def test_misspelt_flags_get_a_suggestion(args: tuple[str, ...], message: str):
+    with pytest.raises(UserError, match=re.escape(message)):
+        build_finetune().parse(args)
+
+
+def test_commands_name_the_flag_that_is_meant():
+    with pytest.raises(UserError, match=r"--modell\. Did you mean '--model'\? See histocoder predict --help"):
+        build_parser().parse(["predict", "--modell", "x", "a -- b"])

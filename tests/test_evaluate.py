@@ -27,6 +27,7 @@ from histocoder.scores import (
     mean_scores_by,
     production_curve,
     score_sets,
+    scores_by_code,
     seen_groups,
     top_k_accuracy,
 )
@@ -97,6 +98,15 @@ def test_scores_agree_with_scikit_learn(tables):
         expected = precision_recall_fscore_support(y_true, y_pred, average="samples", zero_division=0)[:3]
         found = scores.iloc[some][["precision", "recall", "f1"]].mean()
         np.testing.assert_allclose(found, expected)
+
+
+def test_scores_of_each_code_by_hand():
+    truth = code_sets(array([("a", None), ("a", "b"), ("c", None)]))
+    guess = code_sets(array([("a", None), ("b", "c"), ("b", None)]))
+    first, second, third = scores_by_code(truth, guess)
+    assert first == {"code": "a", "n": 2, "predicted": 1, "precision": 1, "recall": 0.5, "f1": pytest.approx(2 / 3)}
+    assert second == {"code": "b", "n": 1, "predicted": 2, "precision": 0.5, "recall": 1, "f1": pytest.approx(2 / 3)}
+    assert (third["precision"], third["recall"], third["f1"]) == (0, 0, 0)
 
 
 def test_codes_are_cut_and_special_ones_are_not():

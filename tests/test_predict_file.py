@@ -72,12 +72,14 @@ def test_a_file_is_coded_as_a_table_is(model: Path, tmp_path: Path, mode: str):
     assert out[frame.columns.tolist()].equals(frame)  # all columns, in their order and with their blanks
     coder = Coder(load_model(model), "cpu")
     table = coder.predict(frame["occ1"], frame["lang"], mode=mode, k=3, progress=False)
+    first = ("hisco_1", "prob_1", "desc_1", "conf")
     for column in table.columns:
+        name = f"alt_{column}" if mode in ("flat", "topk") and column not in first else column
         if pd.api.types.is_numeric_dtype(table[column]):
-            found = pd.to_numeric(out[column]).astype(float)
+            found = pd.to_numeric(out[name]).astype(float)
             pd.testing.assert_series_equal(found, table[column], check_names=False, atol=2e-6, rtol=0)
         else:
-            assert out[column].tolist() == table[column].fillna("").tolist()
+            assert out[name].tolist() == table[column].fillna("").tolist()
     assert not list(tmp_path.glob(".*"))
 
 
@@ -107,12 +109,26 @@ def test_parquet_columns_that_are_no_text(model: Path, tmp_path: Path):
     assert not list(tmp_path.glob("*.csv")) and not (tmp_path / "notes.parquet").exists()
 
 
-def test_names_that_clash_are_told_apart(model: Path, tmp_path: Path):
+def test_names_that_clash_are_refused(model: Path, tmp_path: Path):
     (tmp_path / "in.csv").write_text("occ1,lang,hisco_1,conf\nfarmer,en,61110,high\nfarmer,en,61110,low\n")
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=1)
+    with pytest.raises(UserError, match=r"'hisco_1' already.* --columns pred_\."):
+        code(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=1, columns="pred_")
     out = read(tmp_path / "out.csv")
     assert out["hisco_1"].tolist() == ["61110"] * 2 and out["conf"].tolist() == ["high", "low"]
     assert {"pred_hisco_1", "pred_prob_1", "pred_conf"} <= set(out.columns)
+
+
+def test_excel_opens_what_is_written(model: Path, tmp_path: Path):
+    (tmp_path / "in.csv").write_text("occ1;lang\n" + "væver;da\nfarmer, retired;en\n" * 30, encoding="utf-8")
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", excel=True)  # in chunks
+    assert (tmp_path / "out.csv").read_bytes().startswith(b'\xef\xbb\xbf"occ1";"lang";"hisco_1";"prob_1"')
+    assert (tmp_path / "out.csv").read_bytes().count(b"\xef\xbb\xbf") == 1
+    code(model, tmp_path / "in.csv", tmp_path / "plain.csv")
+    excel, plain = pd.read_csv(tmp_path / "out.csv", sep=";"), pd.read_csv(tmp_path / "plain.csv")
+    pd.testing.assert_frame_equal(excel, plain)
+    with pytest.raises(UserError, match="--excel is for CSV"):
+        config(tmp_path / "in.csv", tmp_path / "out.parquet", excel=True)
 
 
 def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -188,16 +204,17 @@ def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
 def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, suffix: str):
     write_archive(tmp_path / "0.csv", 100)
     names = [f"{i}.{suffix}" if i else "0.csv" for i in range(4)]
-    for before, after in itertools.pairwise(names):
+    for i, (before, after) in enumerate(itertools.pairwise(names)):
+        again = {"mode": "flat", "k": 1, "columns": "pred_" * i}
         parts = tmp_path / f".{after}.parts"
-        code(model, tmp_path / before, tmp_path / after, mode="flat", k=1)
+        code(model, tmp_path / before, tmp_path / after, **again)
         whole = (tmp_path / after).read_bytes()
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("histocoder.predict_file._join_parts", lambda *_: None)
-            code(model, tmp_path / before, tmp_path / after, mode="flat", k=1, overwrite=True)
+            patched.setattr("histocoder.predict_file._join_parts", lambda *_, **__: None)
+            code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
         assert len(list(parts.glob("0*"))) == 3
         (parts / f"000001.{suffix}").unlink()
-        code(model, tmp_path / before, tmp_path / after, mode="flat", k=1, overwrite=True)
+        code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
         assert (tmp_path / after).read_bytes() == whole
     names = pq.read_schema(tmp_path / after).names if suffix == "parquet" else list(read(tmp_path / after))
     own = ["hisco_1", "prob_1", "desc_1", "conf"]
@@ -363,7 +380,7 @@ def test_parts_of_other_settings_are_not_used(model: Path, tmp_path: Path, monke
 
     write_archive(tmp_path / "in.csv", 100)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_join_parts", lambda *_: (_ for _ in ()).throw(UserError("no space")))
+        patched.setattr(module, "_join_parts", lambda *_, **__: (_ for _ in ()).throw(UserError("no space")))
         with pytest.raises(UserError, match="no space"):
             code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     parts = tmp_path / ".out.csv.parts"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from test_evaluate import few_examples, tiny_coder
 
+import histocoder
 from histocoder.errors import UserError
 from histocoder.evaluate import Evaluation, evaluate
 from histocoder.page import table, tag
@@ -91,6 +92,15 @@ def test_all_text_is_escaped(folder: Path):
     assert "General <b>Farmer</b>" in page.text and "A <small> model & its" in page.text
 
 
+def test_tables_of_codes_and_errors(folder: Path, evaluation: Evaluation):
+    page, source = parsed(folder / "report.html"), (folder / "report.html").read_text(encoding="utf-8")
+    codes = page.text.partition("How well the sequence decoder")[2].partition("Commonest confusions")[0]
+    assert all(one["code"] in codes for one in evaluation.metrics["by_code"]) and "General <b>Farmer</b>" in codes
+    assert source.count("<table>") == source.count("<caption>") and "Most confident errors" in page.text
+    assert "Command" in page.text and f"histocoder {histocoder.__version__}, torch" in page.text
+    assert "prefers-color-scheme: dark" in source
+
+
 def test_a_report_without_what_is_not_known(tmp_path: Path):
     examples = few_examples()
     examples.langs = ["en"] * len(examples)
@@ -148,4 +158,6 @@ def test_the_summary_in_plain_words(evaluation: Evaluation):
 
 def test_markup():
     assert tag("a", "x<y", href='"#"', class_="k") == '<a href="&quot;#&quot;" class="k">x&lt;y</a>'
-    assert '<td class="number">1</td>' in table(["a", "n"], [["x", "1"]]) and "<td>x</td>" in table(["a"], [["x"]])
+    made = table(["a", "n"], [["x", "1"]], caption="c < d")
+    assert '<th scope="row">x</th><td class="number">1</td>' in made and '<th scope="col">a</th>' in made
+    assert "<caption><span>c &lt; d</span></caption>" in made

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from histocoder.data.key import read_key
+
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "data"
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "hisco_codes.csv"
@@ -57,6 +59,11 @@ def test_each_code_stands_in_the_reference_list():
     with REFERENCE.open(encoding="utf-8", newline="") as file:
         known = {row["hisco"] for row in csv.DictReader(file)}
     assert {row["hisco"] for row in read("titles.csv")} <= known
+
+
+def test_key_describes_the_codes_of_titles():
+    key = read_key(DATA / "key.csv")
+    assert set(key.codes) == set(key.descriptions) == {row["hisco"] for row in read("titles.csv")}
 
 
 @pytest.mark.parametrize("name", ["train.csv", "val.csv"])

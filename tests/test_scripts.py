@@ -6,18 +6,23 @@ import csv
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
 from conftest import DEADLINE, ROOT, environment, free_port, run, shared, write_table
 from jobs import TINY, change_state, finetune, two_ranks
 from safetensors.torch import load_file
+
+from histocoder.__main__ import main
+from histocoder.saved_model import read_model_config
 
 
 def logs(out: Path, column: str) -> list[float]:
@@ -294,6 +299,25 @@ def test_initial_checkpoint(table: Path, tmp_path: Path):
     for name, tensor in weights(tmp_path / "first").items():
         if name.startswith("encoder."):
             assert torch.equal(weights(tmp_path / "encoder")[name], tensor)
+
+
+def test_what_review_says_trains_on(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = tmp_path / "first"
+    run(*finetune(table, first, "--batch-size", 8, "--max-steps", 2, "--language", "en"))
+    (tmp_path / "census.csv").write_text("title\nostler\nfarmer\nbaker\n")
+    files = ("--input", tmp_path / "census.csv", "--output", tmp_path / "coded.csv", "--input-col", "title")
+    main(["predict", "--model", str(first), *map(str, files)])
+    capsys.readouterr()
+    flags = ("--predictions", tmp_path / "coded.csv", "--output", tmp_path / "review.csv", "--input-col", "title")
+    main(["review", "--model", str(first), *map(str, flags)])
+    *_, command = capsys.readouterr().out.splitlines()
+    review = pd.read_csv(tmp_path / "review.csv", dtype=str).set_index("occ1")
+    review.loc["ostler", ["checked", "hisco_1"]] = ["x", "62430"]
+    review.to_csv(tmp_path / "review.csv")
+    said = run(*shlex.split(command)[1:]).stdout
+    assert "1 checked rows are used; 2 are not checked" in said and "New codes: 62430 (1)." in said
+    before, after = (read_model_config(tmp_path / name) for name in ("first", "first-2"))
+    assert after.codes == (*before.codes, "62430") and after.vocab_size == before.vocab_size
 
 
 def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):

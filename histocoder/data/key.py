@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,10 @@ class Key:
     def from_codes(cls, codes: Iterable[str]) -> Key:
         """The key of all distinct codes, sorted."""
         return cls(tuple(sorted(set(codes))))
+
+    def extended(self, codes: Iterable[str], descriptions: Mapping[str, str]) -> Key:
+        """This key with further codes behind its own, and what codes mean that it does not describe."""
+        return Key((*self.codes, *sorted(set(codes) - set(self.codes))), {**descriptions, **self.descriptions})
 
 
 def read_key(path: str | Path) -> Key:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
+from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.screen import Screened, screen, write_rejected
 from histocoder.data.table import csv_writer, fingerprint
@@ -38,7 +39,12 @@ def formatter_of(config: PrepareConfig) -> Formatter:
 
 
 def prepare(
-    config: PrepareConfig, folder: Path, *, overwrite: bool = False, say: Callable[[str], None] = print
+    config: PrepareConfig,
+    folder: Path,
+    *,
+    known: Key | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Prepare data into a folder, or find them prepared there.
 
@@ -49,6 +55,8 @@ def prepare(
     ----------
     config : PrepareConfig
     folder : Path
+    known : Key, optional
+        Codes that come first in the key, whether or not they occur: those of a model that is trained on.
     overwrite : bool
         Whether to prepare anew where other data are prepared already.
     say : callable
@@ -74,6 +82,7 @@ def prepare(
 
     _refuse_to_replace(config, folder)
     key = read_key(config.key) if config.key else None
+    corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
         found = screen(config, formatter_of(config), key, scratch, say=say)
         if len(found.codes) < 2:
@@ -81,8 +90,12 @@ def prepare(
                 f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
-        key = key or Key.from_codes(found.codes)
-        record["rows"] = {**_write_split(scratch, found, config), "rejected": found.num_dropped}
+        codes = found.codes | (corrections.codes if corrections else set())
+        given = key or Key.from_codes(found.codes)
+        key = (known or given).extended([*given.codes, *codes], given.descriptions)
+        if corrections and (new := key.codes[len((known or given).codes) :]):
+            say(f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,}).")
+        record["rows"] = {**_write_split(scratch, found, config, corrections, say), "rejected": found.num_dropped}
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
         write_rejected(scratch / REJECTED_FILE, found)
@@ -100,6 +113,8 @@ def _record(config: PrepareConfig) -> dict[str, Any]:
     settings = {**asdict(config), "target_cols": list(config.target_cols)}
     settings.pop("dataset")
     settings["key"] = fingerprint(config.key) if config.key else None
+    if corrections := settings.pop("corrections"):
+        settings["corrections"] = [fingerprint(path) for path in corrections]
     dataset = Path(config.dataset)
     source = {"file": dataset.name, "sha256": fingerprint(dataset), "bytes": dataset.stat().st_size}
     return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
@@ -126,13 +141,13 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (existing, wanted))
-    changed = [name for name in new if old.get(name) != new[name]]
+    changed = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     if not changed:
         return
     old["dataset"], new["dataset"] = (
         f"{r['source']['file']} (SHA-256 {r['source']['sha256'][:8]}…)" for r in (existing, wanted)
     )
-    differences = "; ".join(f"{name}: {old.get(name)!r} there, {new[name]!r} now" for name in changed)
+    differences = "; ".join(f"{name}: {old.get(name)!r} there, {new.get(name)!r} now" for name in changed)
     raise UserError(
         f"{folder} holds data prepared otherwise ({differences}). Choose another folder, or add --overwrite to throw "
         "away what is there."
@@ -141,7 +156,8 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
 
 def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
     """Raise a UserError where a file that is read is one that would be written."""
-    for flag, path in (("--dataset", config.dataset), ("--key", config.key)):
+    corrections = (("--corrections", path) for path in config.corrections)
+    for flag, path in (("--dataset", config.dataset), ("--key", config.key), *corrections):
         if path is not None and any(is_same_file(path, folder / name) for name in PREPARED_TABLES):
             raise UserError(f"{flag} {path}: preparing would replace this file. Copy it, or choose another folder.")
 
@@ -151,20 +167,33 @@ def _describe(record: dict[str, Any]) -> str:
     return f"{rows['train']:,} rows to train on, {rows['val']:,} to validate on, {record['codes']:,} codes."
 
 
-def _write_split(folder: Path, found: Screened, config: PrepareConfig) -> dict[str, int]:
-    """Write the data to train on and to validate on; how many rows each has."""
+def _write_split(
+    folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None, say: Callable[[str], None]
+) -> dict[str, int]:
+    """Write the data to train on, all that is corrected among them, and to validate on; how many rows each has."""
     units = found.units()
     last = _last_of_validation(units, config)
-    num_val = written = 0
+    num_val = written = num_corrected = num_added = 0
     with ExitStack() as stack:
         train, val = (stack.enter_context(csv_writer(folder / name, found.schema)) for name in (TRAIN_FILE, VAL_FILE))
-        for batch in found.kept():
-            is_val = units[written : written + len(batch)] <= last
+        for kept in found.kept():
+            batch, is_val = kept, units[written : written + len(kept)] <= last
+            written += len(kept)
+            if corrections is not None:
+                batch, is_corrected = corrections.apply(kept)
+                is_val &= ~is_corrected
+                num_corrected += int(is_corrected.sum())
             train.write_batch(batch.filter(pa.array(~is_val)))
             val.write_batch(batch.filter(pa.array(is_val)))
             num_val += int(is_val.sum())
-            written += len(batch)
-    return {"train": written - num_val, "val": num_val}
+        if corrections is not None:
+            others = corrections.others(found.schema)
+            train.write_batch(others)
+            num_added = len(others)
+            say(f"{num_corrected:,} rows have corrected codes, {num_added:,} descriptions are added, all to train on.")
+    if num_val == 0:
+        raise UserError("All that is set aside to validate on is corrected; set aside more with --share-val.")
+    return {"train": written - num_val + num_added, "val": num_val}
 
 
 def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:

@@ -208,15 +208,16 @@ def strings(array: Arrays) -> Arrays:
     return array.cast(pa.string())
 
 
-def write_csv(table: pa.Table, path: Path) -> None:
+def write_csv(table: pa.Table, path: Path, *, delimiter: str = ",") -> None:
     """Write a table as CSV, with quotation marks where they are needed."""
-    with csv_writer(path, table.schema) as writer:
+    with csv_writer(path, table.schema, delimiter=delimiter) as writer:
         writer.write_table(table)
 
 
-def csv_writer(path: Path, schema: pa.Schema) -> pa.csv.CSVWriter:
+def csv_writer(path: Path, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
     """A writer of CSV, with quotation marks where they are needed."""
-    return pa.csv.CSVWriter(path, schema, write_options=pa.csv.WriteOptions(quoting_style="needed"))
+    options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)
+    return pa.csv.CSVWriter(path, schema, write_options=options)
 
 
 def check_output(path: Path) -> None:
