@@ -338,8 +338,9 @@ def from_primary(value: T | None) -> T:
 
 
 def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
-    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made by all processes, called on those."""
-    group = dist.new_group(list(ranks), backend="gloo")
+    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
+    # without it the other ranks, under NCCL, would split its communicator, which waits for these (pytorch#145376)
+    group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
     return lambda values: dist.broadcast(values, src=0, group=group)
 
 

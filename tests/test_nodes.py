@@ -213,3 +213,33 @@ def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_pat
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
     assert "Name one that all nodes see." in ended[0].stderr and "Traceback" not in ended[0].stderr
+
+
+JOINING = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed.distributed_c10d as c10d
+from histocoder import distributed
+from histocoder.nodes import on_each_node
+
+class Nccl:
+    def perform_nocolor_split(self, device):
+        raise RuntimeError("a split of NCCL's communicator, which the others do not join")
+
+distributed.start(device="cpu")
+c10d._get_default_group().bound_device_id = torch.device("cuda", 0)
+c10d._get_split_source = lambda group: Nccl()
+on_each_node(Path(sys.argv[1]), marker="mark", is_whole=Path.is_dir)
+distributed.stop()
+"""
+
+
+def test_sending_joins_no_collective_of_nccl(tmp_path: Path):
+    folders = [tmp_path / name for name in "aba"]  # ranks 0 and 2 see one folder, rank 1 has its own
+    folders[0].mkdir()
+    (folders[0] / "mark").write_text("whole")
+    with ranks(*(("-c", JOINING, folder) for folder in folders), each_a_node=True) as started:
+        ended = [end_of(process, within=30) for process in started]
+    assert [one.returncode for one in ended] == [0, 0, 0], [one.stderr for one in ended]
+    assert (folders[1] / "mark").read_text() == "whole"
