@@ -382,4 +382,4 @@ def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.double().cpu().numpy()
+    return tensor.cpu().double().numpy()  # GPUs of Macs have no doubles
