@@ -94,7 +94,7 @@ class Coder:
             self._computing.compile_layers()
         self.precision = str(dtype).removeprefix("torch.")
         self.formatter = formatter_from_config(model.config.formatter)
-        self.codes = model.config.codes
+        self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
         self.system = model.config.system
         self.card = model_card(model.config)
         self._trie: CodeTrie | None = None
@@ -296,6 +296,8 @@ class Coder:
 
     def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
         probabilities = self._computing.classify(pooled).sigmoid()
+        if len(self.codes) < self.model.config.num_classes:
+            probabilities = probabilities[:, [place for place, code in enumerate(self.model.config.codes) if code]]
         if thresholds is None:
             width = min(k, probabilities.shape[1])
         else:
