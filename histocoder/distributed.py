@@ -24,7 +24,7 @@ from torch import Tensor
 
 from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, attempt_of, launcher, read_launch, slurm_address
-from histocoder.meeting import connect, meet
+from histocoder.meeting import connect, fault_of_nccl, meet
 from histocoder.watch import HEARING_SECONDS, Watch
 
 T = TypeVar("T")
@@ -325,7 +325,7 @@ def expect_end() -> None:
 
 def is_lost_contact(error: RuntimeError) -> bool:
     """Whether an error says that another process has ended or can't be reached, not that something failed here."""
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+    return (isinstance(error, dist.DistError) and fault_of_nccl(error) is None) or "gloo/transport" in str(error)
 
 
 def from_primary(value: T | None) -> T:

@@ -28,7 +28,7 @@ from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
-from histocoder.precision import computing_dtype
+from histocoder.precision import choose_tf32, computing_dtype
 from histocoder.predictions import Prediction
 from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
@@ -85,6 +85,7 @@ class Coder:
     ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
+        choose_tf32(dtype, self.device)
         self.model = model.to(self.device).eval()
         # in another precision, a copy: what is saved stays as it was trained
         self._computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)

@@ -8,16 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import DEADLINE, ROOT, environment, write_table
 from jobs import assert_same_end, end_of, ranks, training
 from models import save_tiny_model
-from torch.distributed import HashStore
+from torch.distributed import DistBackendError, HashStore
 
-from histocoder import network
-from histocoder.errors import UserError
+from histocoder import distributed, network
+from histocoder.errors import MachineError, UserError
 from histocoder.launch import Launch
 from histocoder.meeting import connect
 
@@ -198,6 +199,46 @@ def test_on_gpus_both_networks_are_named(monkeypatch: pytest.MonkeyPatch):
     launch = Launch(world_size=2, local_world_size=2, launched=True)
     with pytest.raises(UserError, match="export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0"):
         connect(HashStore(), torch.device("cuda", 0), launch)
+
+
+OF_NCCL = "NCCL error in: NCCLUtils.cpp:133, %s (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n%s\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "lines", "said"),
+    [
+        (
+            "invalid usage",
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+            "both on CUDA device 1b000. Start one process a GPU",
+        ),
+        (
+            "unhandled cuda error",
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'",
+            "NCCL can't start: Cuda failure 'out of memory'. NCCL_DEBUG=INFO says more.",
+        ),
+        (
+            "unhandled system error",
+            "ncclSystemError: System call failed.\nLast error:\nError while creating shared memory segment "
+            "/dev/shm/nccl-4 (size 9637888), error: No space left on device (28)",
+            "more shared memory",
+        ),
+        (
+            "unhandled system error",
+            "ncclSystemError: System call failed.\nLast error:\nsocketPollConnect: Connection refused",
+            "export NCCL_SOCKET_IFNAME=eth0",
+        ),
+    ],
+)
+def test_errors_of_nccl_are_told_apart(monkeypatch: pytest.MonkeyPatch, what: str, lines: str, said: str):
+    error = DistBackendError(OF_NCCL % (what, lines))
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setattr("torch.distributed.init_process_group", Mock(side_effect=error))
+    with pytest.raises((UserError, MachineError)) as raised:
+        connect(HashStore(), torch.device("cuda", 0), Launch(world_size=2, local_world_size=2, launched=True))
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert distributed.is_lost_contact(error) == ("NCCL_SOCKET_IFNAME" in said)
 
 
 def test_a_name_of_the_loopback_is_that_of_the_default_route(monkeypatch: pytest.MonkeyPatch):
