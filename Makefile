@@ -4,9 +4,10 @@ BIN := $(VENV)/bin
 DATA := data/train.csv
 SAVE := out
 ARGS :=
+GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-thorough test-faults lint format docs bench finetune-ddp clean
+.PHONY: demo test test-thorough test-faults test-lowest gpu lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/_kernels.c
@@ -32,6 +33,20 @@ test-thorough: $(VENV)/.installed
 # All that may happen to a run, each in many places: some twenty minutes.
 test-faults: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST) tests/test_faults*.py tests/test_nodes.py tests/test_launchers.py
+
+# What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
+test-lowest:
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/pip install --quiet --disable-pip-version-check -c lowest.txt torch
+	$(VENV)-lowest/bin/pip install --quiet --disable-pip-version-check -c lowest.txt -e '.[dev]'
+	$(VENV)-lowest/bin/python -m pytest $(PYTEST) -m 'not thorough'
+
+# What only a GPU can show, without a network: tests, then speed and memory. The Python has what `make test` installs,
+# and a torch that is built for the GPU.
+gpu:
+	$(GPU_PYTHON) -m pytest -m gpu -rs tests/test_real_gpu.py
+	$(GPU_PYTHON) benchmarks/train_step.py
+	$(GPU_PYTHON) benchmarks/predict.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -60,4 +75,4 @@ finetune-ddp: $(VENV)/.installed
 	$(BIN)/torchrun --standalone --nproc_per_node=auto finetune.py --distributed --dataset $(DATA) --save-path $(SAVE) $(ARGS)
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(VENV)-lowest demo

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -27,7 +26,9 @@ from theirs import canine_of_transformers
 from histocoder import Coder
 from histocoder.config import ModelConfig
 from histocoder.data.tokens import join_language, tokenize
+from histocoder.devices import device_name
 from histocoder.formatters import BOS, build_formatter
+from histocoder.memory import peak_gpu_memory
 from histocoder.model import MixerModel
 from histocoder.precision import PRECISIONS
 
@@ -129,12 +130,16 @@ def compare(coder: Coder, mode: str, args: argparse.Namespace) -> dict[str, floa
     ours, theirs = [], []
     for _ in range(1 if searches else args.rounds):
         theirs.append(len(their_texts) / timed(run_theirs))
+        if coder.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(coder.device)
         ours.append(len(our_texts) / timed(partial(predict, our_texts)))
+    memory = peak_gpu_memory(coder.device)
     mine, their = statistics.median(ours), statistics.median(theirs)
     repeating = descriptions(args.repeating_rows, distinct=False)
     with_repeats = len(repeating) / timed(partial(predict, repeating))
     return {
         "rows_per_s": round(mine, 2),
+        **{name: round(gb, 2) for name, gb in memory.items()},
         "reference": round(their, 4),
         "ratio": round(mine / their, 1),
         "rows_per_s_with_repeats": round(with_repeats, 2),
@@ -157,7 +162,6 @@ def main() -> None:
     args = parser.parse_args()
     coder = build_coder(args.precision, compile=args.compile)
     results = {mode: compare(coder, mode, args) for mode in args.modes}
-    machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, {coder.device.type}"
     print(
         json.dumps(
             {
@@ -165,7 +169,7 @@ def main() -> None:
                 "precision": coder.precision,
                 "compile": args.compile,
                 "modes": results,
-                "machine": machine,
+                "machine": device_name(coder.device),
                 "torch": torch.__version__,
             }
         )

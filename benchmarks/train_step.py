@@ -6,7 +6,7 @@ Trainer is Hugging Face's, with bf16, rows grouped by length, and batches padded
 is ours with `--compile`, `torch` ours without the kernels in C. All have random weights, the same losses, and the rows
 of `english_occupations.csv` (of data/train.csv where that is absent), altered by the same noise. They take turns within
 the run, each in a process of its own and warmed up; the figures are medians. The share of the peak is that of the
-fastest of some 2048³ products in the precision of ours; their median tells how steady the machine was.
+fastest of some 2048³ products (on a GPU 8192³) in the precision of ours; their median tells how steady the machine was.
 
 Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer compiled torch]
 """
@@ -18,7 +18,6 @@ import cProfile
 import json
 import multiprocessing
 import os
-import platform
 import pstats
 import random
 import statistics
@@ -46,7 +45,9 @@ from histocoder.data.key import read_key
 from histocoder.data.prepare import TRAIN_FILE, formatter_of, prepare
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import LANG_SEP, tokenize
+from histocoder.devices import device_name
 from histocoder.engine import Trainer, mixed_loss
+from histocoder.memory import peak_gpu_memory
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.layers import knows_linear
 
@@ -298,14 +299,15 @@ def _share(data: OccupationDataset, rows: np.ndarray) -> Batch:
 
 def gflops(device: torch.device, dtype: torch.dtype, count: int) -> list[float]:
     """Of a matrix product, so many times."""
-    a = torch.randn(2048, 2048, device=device).to(dtype)
+    size = 8192 if device.type == "cuda" else 2048  # so large that starting it takes no time beside it
+    a = torch.randn(size, size, device=device).to(dtype)
 
     def once() -> float:
         started = time.perf_counter()
         (a @ a)[0, 0].item()
         return time.perf_counter() - started
 
-    return [2 * 2048**3 / once() / 1e9 for _ in range(count)]
+    return [2 * size**3 / once() / 1e9 for _ in range(count)]
 
 
 class Side:
@@ -342,7 +344,7 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
             what, count = end.recv()
         except EOFError:  # the other side has ended
             return
-        end.send(getattr(side, what)(count))
+        end.send(peak_gpu_memory(device) if what == "peak_gpu_memory" else getattr(side, what)(count))
 
 
 def main() -> None:
@@ -372,6 +374,7 @@ def main() -> None:
                 rates[side].append(sides[side].ask("steps", count))
             products += sides["ours"].ask("gflops", 10)
         flops = sides["ours"].ask("flops_per_row", args.rounds * args.steps)
+        memory = {side: sides[side].ask("peak_gpu_memory", 0) for side in counts}
         parts = sides["ours"].ask("where_time_goes", args.steps)
     median = {side: statistics.median(values) for side, values in rates.items()}
     result = {
@@ -381,13 +384,13 @@ def main() -> None:
         "ratio": {side: round(median["ours"] / rate, 2) for side, rate in median.items() if side != "ours"},
         "first_two_steps_s": {side: round(seconds, 1) for side, seconds in first_s.items()},
         "gflop_per_row": round(flops / 1e9, 2),
+        "gpu_memory_gb": {side: round(gb, 2) for side, found in memory.items() for gb in found.values()},
         "kernels": kernels.library() is not None,
         "ms_of_a_step": parts,
         "peak_gflops": round(max(products)),
         "share_of_peak": round(median["ours"] * flops / 1e9 / max(products), 3),
         "median_gflops": round(statistics.median(products)),
-        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
-        + ("cuda" if torch.cuda.is_available() else "cpu"),
+        "machine": device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "torch": torch.__version__,
     }
     print(json.dumps(result))

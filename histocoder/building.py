@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from histocoder.checkpoint import Checkpoint
 from histocoder.config import ModelConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
+from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
 from histocoder.errors import UserError, misfit
 from histocoder.model import (
     CHARACTERS,
@@ -27,10 +29,12 @@ from histocoder.model import (
     Unfilled,
     check_positions,
     check_vocabulary,
+    is_canine,
     load_encoder,
     load_tokenizer,
 )
 from histocoder.optimizer import is_table
+from histocoder.progress import say
 from histocoder.saved_model import initial_weights, is_own_model, read_model_config, read_tokenizer
 
 
@@ -59,8 +63,30 @@ def seeded_model(
         raise UserError("--fsdp and --zero-optimizer do not go with an n-gram encoder, which is small; omit them.")
     if args.freeze_encoder:
         model.freeze_encoder()
+    elif not is_canine(model.config.encoder):
+        _freeze_unused(model)
     torch.manual_seed(args.seed + 1 + distributed.rank())
     return model
+
+
+def _freeze_unused(model: MixerModel) -> None:
+    """Take out of training those weights of an encoder that no output depends on, such as Longformer's for tokens that
+    attend to all others: DDP would wait for their gradients.
+    """
+    trained = {name: p for name, p in model.encoder.named_parameters() if p.requires_grad}
+    tokens = tokenize([UNKNOWN + LANG_SEP], max_len=model.config.max_len, tokenizer=model.tokenizer)
+    ids = torch.from_numpy(tokens.pad(np.arange(1), max_len=model.config.max_len))
+    model.eval()  # so that no layer is left out at random
+    memory, pooled, _ = model.encode(ids)
+    model.train()
+    found = torch.autograd.grad(memory.sum() + pooled.sum(), list(trained.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(trained, found, strict=True) if gradient is None]
+    for name in unused:
+        trained[name].requires_grad_(False)
+    if unused:
+        say(
+            f"Notice: {len(unused)} weights of the encoder, such as {unused[0]}, are not trained: no output needs them."
+        )
 
 
 def choose_tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) -> Tokenizer:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,10 +149,36 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
         sync(path)
 
 
-def save_last_bin(folder: Path, config: ModelConfig, learner: LearnerState, *, step: int) -> None:
-    """Write `last.bin`, the dict that OccCANINE's own scripts save and load."""
-    state = {"optimizer": learner.optimizer, "scheduler": learner.scheduler}
+def save_last_bin(
+    folder: Path, config: ModelConfig, learner: LearnerState, *, step: int, trained: Sequence[str]
+) -> None:
+    """Write `last.bin`, the dict that OccCANINE's own scripts save and load.
+
+    Parameters
+    ----------
+    folder : Path
+    config : ModelConfig
+    learner : LearnerState
+        Whole.
+    step : int
+        Optimizer steps done.
+    trained : sequence of str
+        The names of the weights that the optimizer steps, in its order.
+    """
+    moments = {
+        i: {name: _as_tall(value, learner.weights[trained[i]]) for name, value in values.items()}
+        for i, values in learner.optimizer["state"].items()
+    }
+    groups = [{**group, "fused": None} for group in learner.optimizer["param_groups"]]
+    state = {"optimizer": {"state": moments, "param_groups": groups}, "scheduler": learner.scheduler}
     save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
+
+
+def _as_tall(moment: Tensor, weight: Tensor) -> Tensor:
+    """With zeros for the positions that were not trained (see `trim_positions`)."""
+    if moment.dim() == 0 or len(moment) == len(weight):
+        return moment
+    return torch.cat([moment, moment.new_zeros(len(weight) - len(moment), *moment.shape[1:])])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from histocoder.errors import Interrupted, UserError
 from histocoder.launch import Launch, attempt_of, launcher, read_launch, slurm_address
-from histocoder.meeting import connect, meet
+from histocoder.meeting import connect, fault_of_nccl, meet
 from histocoder.watch import HEARING_SECONDS, Watch
 
 T = TypeVar("T")
@@ -344,7 +344,7 @@ def expect_end() -> None:
 
 def is_lost_contact(error: RuntimeError) -> bool:
     """Whether an error says that another process has ended or can't be reached, not that something failed here."""
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+    return (isinstance(error, dist.DistError) and fault_of_nccl(error) is None) or "gloo/transport" in str(error)
 
 
 def from_primary(value: T | None) -> T:
@@ -357,8 +357,9 @@ def from_primary(value: T | None) -> T:
 
 
 def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
-    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made by all processes, called on those."""
-    group = dist.new_group(list(ranks), backend="gloo")
+    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
+    # without it the other ranks, under NCCL, would split its communicator, which waits for these (pytorch#145376)
+    group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
     return lambda values: dist.broadcast(values, src=0, group=group)
 
 

@@ -296,9 +296,10 @@ class Trainer:
         """Write what a finished run leaves."""
         self.save_model(self.folder, doing="saving the model")
         if self.config.save_format == "occcanine":
-            learner = self.learner.state()
+            learner, model = self.learner.state(), self.model
+            trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
             distributed.run_on_primary(
-                lambda: save_last_bin(self.folder, self.model.config, learner, step=self.state.step),
+                lambda: save_last_bin(self.folder, model.config, learner, step=self.state.step, trained=trained),
                 doing="saving last.bin",
             )
 

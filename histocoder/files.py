@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,9 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
 
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of files, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    if sys.platform == "win32" and path.is_dir():
+        return  # folders can't be opened there, and files only with leave to write
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -19,7 +19,7 @@ from histocoder.data.dataset import Batch
 from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, trim_positions
 from histocoder.optimizer import collect
-from histocoder.precision import computing_dtype
+from histocoder.precision import choose_tf32, computing_dtype
 from histocoder.strategies import Strategy, strategy_of
 
 
@@ -138,6 +138,7 @@ def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None
         keep_freed_memory()
     model.to(device)
     model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
+    choose_tf32(model.dtype, device)
     if config.compile:
         model.compile_layers()
     if config.gradient_checkpointing:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +16,26 @@ from histocoder.errors import UserError
 from histocoder.files import make_folder
 
 LOCK_FILE = ".lock"
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _BEHIND_THE_RECORD = 1 << 20
+
+    def _take(handle: int) -> None:
+        """Raise an OSError where another process has taken it."""
+        os.lseek(handle, _BEHIND_THE_RECORD, os.SEEK_SET)  # for nobody else can read what is locked
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(handle, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _take(handle: int) -> None:
+        """Raise an OSError where another process has taken it."""
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
@@ -61,9 +81,7 @@ def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
         yield
     finally:
         if handle is not None:
-            with suppress(OSError):
-                lock.unlink()
-            os.close(handle)
+            _give_back(lock, handle)
 
 
 def _lock(path: Path, what: str, instead: str) -> int:
@@ -71,7 +89,7 @@ def _lock(path: Path, what: str, instead: str) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(handle)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise UserError(
@@ -86,9 +104,19 @@ def _lock(path: Path, what: str, instead: str) -> int:
     return handle
 
 
+def _give_back(path: Path, handle: int) -> None:
+    """Delete the file while the lock is held; on Windows, which deletes nothing that is open, behind that."""
+    if sys.platform == "win32":
+        os.close(handle)
+    with suppress(OSError):
+        path.unlink()
+    if sys.platform != "win32":
+        os.close(handle)
+
+
 def _holder(handle: int) -> str:
     try:
-        record = json.loads(os.pread(handle, 1000, 0))
+        record = json.loads(os.read(handle, 1000))
         return f"process {record['pid']} on {record['host']}"
     except (ValueError, KeyError):
         return "it has just begun"

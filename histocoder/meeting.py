@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from histocoder.errors import UserError
+from histocoder.errors import MachineError, UserError
 from histocoder.launch import Launch
 from histocoder.network import interface_towards
 
@@ -40,8 +40,8 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
 
     Raises
     ------
-    UserError
-        Where they can't reach one another.
+    UserError, MachineError
+        Where they can't reach one another, or a GPU can't be had.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     if launch.local_world_size < launch.world_size:
@@ -61,6 +61,8 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
     except RuntimeError as error:
         if launch.world_size == 1:
             raise
+        if (cause := fault_of_nccl(error)) is not None:
+            raise MachineError(f"The processes have met, but NCCL can't start: {cause}") from error
         names = ["GLOO"] if backend == "gloo" else ["NCCL", "GLOO"]
         exports = " ".join(f"{name}_SOCKET_IFNAME=eth0" for name in names)
         raise UserError(
@@ -68,3 +70,20 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
             f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
             f"node, as in export {exports}."
         ) from error
+
+
+_NOT_OF_THE_NETWORK = ("ncclUnhandledCudaError", "ncclInvalidUsage", "ncclInvalidArgument", "ncclInternalError")
+_ADVICE = {
+    "Duplicate GPU": "Start one process a GPU (--nproc_per_node), and name each once in CUDA_VISIBLE_DEVICES.",
+    "/dev/shm": "Give the container more shared memory, as with docker run --shm-size=2g.",
+}
+
+
+def fault_of_nccl(error: RuntimeError) -> str | None:
+    """What has failed in NCCL, and what to do, unless it is the network, or no error of NCCL's."""
+    text = str(error)
+    advice = next((advice for sign, advice in _ADVICE.items() if sign in text), None)
+    if advice is None and ("socket interface" in text or not any(name in text for name in _NOT_OF_THE_NETWORK)):
+        return None
+    said = text.strip().splitlines()[-1].strip().rstrip(".")
+    return f"{said}. {advice or 'NCCL_DEBUG=INFO says more.'}"

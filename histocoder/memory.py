@@ -102,7 +102,7 @@ def total_bytes() -> float:
     """The machine's memory, or as much as this process's container or job may take; infinity where that is unknown."""
     try:
         size = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError):
+    except (ValueError, OSError, AttributeError):  # the last on Windows
         size = float("inf")
     return min([size, *(limit.allowed for limit in limits())])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
 import struct
 
@@ -45,7 +44,9 @@ def _interface_to(address: str) -> str | None:
 def _address_of(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            import fcntl  # which Windows lacks
+
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:  # it has none, or this is no Linux
+        except (OSError, ImportError):  # it has none, or this is no Linux
             return None
     return socket.inet_ntoa(answer[20:24])

@@ -57,12 +57,12 @@ def on_each_node(
     asking = [rank for rank, answer in enumerate(distributed.gather(torch.tensor(asks))) if answer]
     if not asking:
         return folder
-    send = distributed.broadcaster([0, *asking])
     if distributed.is_primary():
+        send = distributed.broadcaster([0, *asking])
         for chunk in _chunks(folder, sizes):
             send(chunk)
     elif asks:
-        _receive(copy or folder, sizes, send)
+        _receive(copy or folder, sizes, distributed.broadcaster([0, *asking]))
     distributed.wait_for_all(doing=f"copying {folder.name} to nodes that do not see it")
     return folder if is_seen else copy or folder
 

@@ -12,7 +12,7 @@ from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, Unfilled, is_canine
 from histocoder.predict import Coder
-from histocoder.saved_model import load_model, published_weights, save_published
+from histocoder.saved_model import load_model, read_published, save_published
 
 NUM_BLOCKS = {"hisco": 5, "occ1950": 2}
 PAD_TO = 128
@@ -51,21 +51,28 @@ def load_occcanine(
     Raises
     ------
     UserError
-        Where the file holds no such model, or key and model do not fit.
+        Where the file holds no such model, or key or formatter and model do not fit.
     """
     path = Path(path)
     if formatter not in NUM_BLOCKS and not target_cols:
         raise UserError(f"A model of the formatter {formatter!r} needs the columns of codes that it was trained on.")
-    weights, own_codes = published_weights(path)
+    weights, own_codes, chars = read_published(path)
     if "decoder.head.weight" not in weights:
         raise UserError(
             f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
         )
     num_blocks = len(target_cols) if target_cols else NUM_BLOCKS[formatter]
+    system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size or 5, symbols=chars)
+    num_tokens = len(weights["decoder.head.weight"])
+    if num_tokens < system.vocab_size:
+        raise UserError(
+            f"{path} knows {num_tokens} tokens, and the formatter {formatter!r} has {system.vocab_size}: its codes are "
+            "of another kind (--formatter), or of characters of its own, which chars.json in its folder would list."
+        )
     config = ModelConfig(
         encoder=encoder_config or {},
-        formatter=build_formatter(formatter, num_blocks=num_blocks, block_size=block_size or 5).to_config(),
-        vocab_size=len(weights["decoder.head.weight"]),
+        formatter=system.to_config(),
+        vocab_size=num_tokens,
         codes=(found := _key_of(path, key, own_codes)).codes,
         target_cols=tuple(target_cols or (f"{formatter}_{i + 1}" for i in range(num_blocks))),
         descriptions=found.descriptions,

@@ -35,6 +35,12 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
     return _DTYPES[precision]
 
 
+def choose_tf32(dtype: torch.dtype, device: torch.device) -> None:
+    """Have a GPU compute what is left in fp32 in TF32, as the heads' products are, unless all is to be in fp32."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype != torch.float32
+
+
 def precision_name(dtype: torch.dtype) -> str:
     """What users call a dtype."""
     return next(name for name, known in _DTYPES.items() if known == dtype)

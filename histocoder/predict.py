@@ -30,7 +30,7 @@ from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.metrics import chosen_classes
 from histocoder.model import MixerModel
-from histocoder.precision import computing_dtype
+from histocoder.precision import choose_tf32, computing_dtype
 from histocoder.predictions import Prediction
 from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
@@ -87,6 +87,7 @@ class Coder:
     ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = computing_dtype(precision, self.device)
+        choose_tf32(dtype, self.device)
         self.model = model.to(self.device).eval()
         # in another precision, a copy: what is saved stays as it was trained
         self._computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
@@ -96,7 +97,7 @@ class Coder:
             self._computing.compile_layers()
         self.precision = str(dtype).removeprefix("torch.")
         self.formatter = formatter_from_config(model.config.formatter)
-        self.codes = model.config.codes
+        self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
         self.system = model.config.system
         self.card = model_card(model.config)
         self._trie: CodeTrie | None = None
@@ -319,8 +320,17 @@ class Coder:
     def _pooled(self, input_ids: Tensor) -> np.ndarray:
         return self._encode(input_ids)[1].float().cpu().numpy()
 
+    def _class_probabilities(self, pooled: Tensor) -> Tensor:
+        return self._real_classes(self._computing.class_probabilities(pooled))
+
+    def _real_classes(self, probabilities: Tensor) -> Tensor:
+        """The classes that are codes, out of all: the key of a published model may have a blank one."""
+        if len(self.codes) == self.model.config.num_classes:
+            return probabilities
+        return probabilities[:, [place for place, code in enumerate(self.model.config.codes) if code]]
+
     def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
-        probabilities = self._computing.class_probabilities(pooled)
+        probabilities = self._class_probabilities(pooled)
         if thresholds is None:
             thresholds = probabilities.new_full((len(probabilities),), self.model.config.default_threshold)
         chosen = chosen_classes(probabilities, thresholds[:, None])
@@ -344,9 +354,9 @@ class Coder:
     def _combined_search(
         self, memory: Tensor, pooled: Tensor, memory_mask: Tensor | None, characters: Tensor | None
     ) -> CombinedSearch:
-        shares = {"flat": self._computing.class_probabilities(pooled)}
+        shares = {"flat": self._class_probabilities(pooled)}
         if self.model.linear_expert is not None:
-            shares["linear"] = self.model.linear_expert(characters)
+            shares["linear"] = self._real_classes(self.model.linear_expert(characters))
         num_blocks = self.formatter.num_blocks
         trie = self._code_trie()
         return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, shares, num_blocks=num_blocks)
@@ -458,4 +468,4 @@ def _known_langs(langs: Sequence[str], known: tuple[str, ...]) -> list[str]:
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.double().cpu().numpy()
+    return tensor.cpu().double().numpy()  # GPUs of Macs have no doubles

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -126,14 +127,30 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | No
 
 
 def published_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | None]:
-    """Weights of an OccCANINE model, under this program's names, and the codes of its key where it holds one.
+    """Weights and codes of `read_published`."""
+    return read_published(path)[:2]
+
+
+class Published(NamedTuple):
+    """What there is of an OccCANINE model."""
+
+    weights: dict[str, Tensor]
+    """Under this program's names."""
+    codes: tuple[str, ...] | None
+    """Of its key, where it has one; empty for the class of blank cells."""
+    chars: list[str] | None
+    """What its codes are made of, where it says so."""
+
+
+def read_published(path: Path) -> Published:
+    """Read an OccCANINE model.
 
     Parameters
     ----------
     path : Path
-        A file `last.bin` (a dict with `model` and `key`), or a folder as on the Hugging Face hub, with
-        `model.safetensors` or `pytorch_model.bin`. Of OccCANINE's first version, which has no decoder, encoder and
-        flat head are found.
+        A file `last.bin` (a dict with `model`, `key` and perhaps `chars`), or a folder as on the Hugging Face hub, with
+        `model.safetensors` or `pytorch_model.bin`, and perhaps `key.json` and `chars.json`. Of OccCANINE's first
+        version, which has no decoder, encoder and flat head are found.
 
     Raises
     ------
@@ -142,19 +159,41 @@ def published_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | 
     """
     if not path.exists():
         raise UserError(f"There is no {path} to take weights from.")
+    key, chars = None, None
     if path.is_dir():
+        key, chars = (_json_beside(path, name, kind) for name, kind in (("key.json", dict), ("chars.json", list)))
         found = [path / name for name in (WEIGHTS_FILE, "pytorch_model.bin") if (path / name).is_file()]
         if not found:
             raise UserError(f"{path} holds no model: it has neither {WEIGHTS_FILE} nor pytorch_model.bin.")
         if found[0].name == WEIGHTS_FILE:
-            return _own_names(read_weights(path)), None
+            return Published(_own_names(read_weights(path)), _codes_of(key), _strings(chars))
         path = found[0]
     saved = load_tensors(path)
     weights = saved.get("model", saved) if isinstance(saved, dict) else {}
     if not weights or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise UserError(f"{path} holds no weights that can be read: it is no model's.")
-    key = saved.get("key")
-    return _own_names(weights), tuple(sorted(key, key=key.__getitem__)) if isinstance(key, dict) else None
+    return Published(_own_names(weights), _codes_of(saved.get("key", key)), _strings(saved.get("chars", chars)))
+
+
+def _json_beside(folder: Path, name: str, kind: type) -> Any:
+    """The content of a file of a published model's folder; None where it has no such file."""
+    if not (folder / name).is_file():
+        return None
+    content: object = read_json(folder / name)
+    if not isinstance(content, kind):
+        raise UserError(f"{folder / name} is not as OccCANINE writes it: it holds no {kind.__name__}.")
+    return content
+
+
+def _strings(chars: Any) -> list[str] | None:
+    return list(map(str, chars)) if isinstance(chars, list | tuple | str) else None
+
+
+def _codes_of(key: Any) -> tuple[str, ...] | None:
+    """In the order of their classes. OccCANINE makes a class of blank cells, NaN, where there are several columns."""
+    if not isinstance(key, dict):
+        return None
+    return tuple("" if str(code) == "nan" else str(code) for code in sorted(key, key=key.__getitem__))
 
 
 def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], *, step: int, **state: Any) -> None:
@@ -176,7 +215,7 @@ def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], 
     UserError
         Where the file can't be written.
     """
-    key = {code: i for i, code in enumerate(config.codes)}
+    key = {code or math.nan: i for i, code in enumerate(config.codes)}
     with replacing(path) as temporary:
         try:
             torch.save({"model": weights, "step": step, "key": key, **state}, temporary)

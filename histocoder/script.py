@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +15,9 @@ from histocoder import distributed
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
 from histocoder.out_of_memory import that_a_gpu_is_full
 
+_NOBODY_READS = 128 + 13
+"""128 + SIGPIPE, as shells say it; Windows lacks the name."""
+
 
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
@@ -25,7 +27,7 @@ def run_script(main: Callable[[], None]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
-        distributed.leave("Ended, since nobody reads its output any more.", 128 + signal.SIGPIPE)
+        distributed.leave("Ended, since nobody reads its output any more.", _NOBODY_READS)
     except UserError as error:
         distributed.leave(f"error: {error}", 2)
     except MachineError as error:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""Windows lacks the last."""
 _AGAIN_SECONDS = 1.0
 """A launcher passes on the Ctrl-C that the terminal has sent already."""
 
@@ -54,7 +55,7 @@ class StopSignals:
 
 def leave_signals_to_the_parent(_worker: int) -> None:
     """In a process that loads data: what asks the run to stop, and may reach all its processes, leaves it at work."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     # the second one is for this process alone
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

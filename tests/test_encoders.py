@@ -309,3 +309,15 @@ def test_a_checkpoint_s_sums_are_of_its_tokenizer_too(table: Path, tmp_path: Pat
     config.write_text(config.read_text().replace("</s>", "</t>"))
     with pytest.raises(DamagedError, match=r"tokenizer_config\.json is missing or damaged"):
         verify_checkpoint(checkpoint)
+
+
+def test_weights_that_nothing_depends_on_are_frozen(table: Path, tmp_path: Path):
+    longformer = save_pretrained("longformer", tmp_path / "longformer")
+    args = training(table, tmp_path / "out", longformer)
+    first, _ = two_ranks(args)
+    (notice,) = (line for line in first.stdout.splitlines() if "not trained" in line)
+    assert "12 weights" in notice and "query_global" in notice
+    state = torch.load(list_checkpoints(tmp_path / "out")[-1] / "optimizer.pt")["optimizer"]["state"]
+    assert all(moments["exp_avg"].any() for moments in state.values())
+    shutil.rmtree(list_checkpoints(tmp_path / "out")[-1])
+    assert "Going on from step 10" in two_ranks(args)[0].stdout

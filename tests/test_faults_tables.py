@@ -196,8 +196,11 @@ def test_what_is_well_formed_is_read_as_it_was_written(rows, delimiter: str, for
         ("system_code,code\n61110,0\n77610,0\n", "line 3 has '0'"),
         ("system_code,code\n61110,0\n77610,2\n", "line 3 has '2'"),
         ("system_code,code\n61110,0\n77610," + "9" * 5000 + "\n", r"line 3 has '9{57}\.\.\.'"),
-        ("system_code,code\n61110,0\n61110 ,1\n", "repeated code in the column 'system_code', line 3: '61110'"),
-        ("system_code,code\n61110,0\n,1\n", "empty or a repeated code in the column 'system_code', line 3: ''"),
+        (
+            "system_code,code\n61110,0\n61110 ,1\n",
+            "repeated code, or two blanks, in the column 'system_code', line 3: '6",
+        ),
+        ("system_code,code\n,0\n,1\n", "two blanks, in the column 'system_code', line 3: ''"),
     ],
     ids=range(7),
 )

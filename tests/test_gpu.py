@@ -181,3 +181,34 @@ def test_prediction_that_does_not_fit_goes_on_with_less_at_once(tmp_path: Path, 
     result = on_gpu(gpu, *args, check=False, SIMULATED_GPU_BYTES="1000000")  # less than the model takes
     assert result.returncode == 2 and "error: The GPU's memory is full. End" in result.stderr
     assert "--device cpu" in result.stderr and "Traceback" not in result.stderr
+
+
+WITHOUT_DOUBLES = """
+import runpy, sys
+from torch import Tensor, float64
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from histocoder.__main__ import main
+
+class Mac(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for found in tree_leaves(result):
+            if isinstance(found, Tensor) and found.dtype == float64 and found.device.type != "cpu":
+                raise TypeError(f"Cannot convert a MPS Tensor to float64 dtype ({func})")
+        return result
+
+sys.argv = sys.argv[1:]
+model = sys.argv[sys.argv.index("--save-path") + 1]
+with Mac():
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    for mode in ("greedy", "flat", "topk", "full"):
+        main(["predict", "--model", model, "--device", "cuda", "--mode", mode, "--threshold", "0.1", "a farmer"])
+"""
+
+
+def test_no_double_is_asked_of_a_gpu(tmp_path: Path, table: Path, gpu: dict[str, str]):
+    args = steps(table, tmp_path / "out", *GPU, "--dropout", 0.1)  # as on Macs, whose GPUs have none
+    args[args.index("--no-report")] = "--overwrite"  # so that there is one
+    result = on_gpu(gpu, "-c", WITHOUT_DOUBLES, *args)
+    assert "The report is" in result.stdout and result.stdout.count("farmer") == 4

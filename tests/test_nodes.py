@@ -8,16 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import DEADLINE, ROOT, environment, write_table
 from jobs import assert_same_end, end_of, ranks, training
 from models import save_tiny_model
-from torch.distributed import HashStore
+from torch.distributed import DistBackendError, HashStore
 
-from histocoder import network
-from histocoder.errors import UserError
+from histocoder import distributed, network
+from histocoder.errors import MachineError, UserError
 from histocoder.launch import Launch
 from histocoder.meeting import connect
 
@@ -200,6 +201,46 @@ def test_on_gpus_both_networks_are_named(monkeypatch: pytest.MonkeyPatch):
         connect(HashStore(), torch.device("cuda", 0), launch)
 
 
+OF_NCCL = "NCCL error in: NCCLUtils.cpp:133, %s (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n%s\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "lines", "said"),
+    [
+        (
+            "invalid usage",
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+            "both on CUDA device 1b000. Start one process a GPU",
+        ),
+        (
+            "unhandled cuda error",
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'",
+            "NCCL can't start: Cuda failure 'out of memory'. NCCL_DEBUG=INFO says more.",
+        ),
+        (
+            "unhandled system error",
+            "ncclSystemError: System call failed.\nLast error:\nError while creating shared memory segment "
+            "/dev/shm/nccl-4 (size 9637888), error: No space left on device (28)",
+            "more shared memory",
+        ),
+        (
+            "unhandled system error",
+            "ncclSystemError: System call failed.\nLast error:\nsocketPollConnect: Connection refused",
+            "export NCCL_SOCKET_IFNAME=eth0",
+        ),
+    ],
+)
+def test_errors_of_nccl_are_told_apart(monkeypatch: pytest.MonkeyPatch, what: str, lines: str, said: str):
+    error = DistBackendError(OF_NCCL % (what, lines))
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setattr("torch.distributed.init_process_group", Mock(side_effect=error))
+    with pytest.raises((UserError, MachineError)) as raised:
+        connect(HashStore(), torch.device("cuda", 0), Launch(world_size=2, local_world_size=2, launched=True))
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert distributed.is_lost_contact(error) == ("NCCL_SOCKET_IFNAME" in said)
+
+
 def test_a_name_of_the_loopback_is_that_of_the_default_route(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(network, "_interface_to", lambda address: "lo" if address.startswith("127.") else "eth0")
     monkeypatch.setattr("socket.gethostbyname", lambda host: "127.0.1.1" if host == "node0" else "127.0.0.1")
@@ -213,3 +254,33 @@ def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_pat
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
     assert "Name one that all nodes see." in ended[0].stderr and "Traceback" not in ended[0].stderr
+
+
+JOINING = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed.distributed_c10d as c10d
+from histocoder import distributed
+from histocoder.nodes import on_each_node
+
+class Nccl:
+    def perform_nocolor_split(self, device):
+        raise RuntimeError("a split of NCCL's communicator, which the others do not join")
+
+distributed.start(device="cpu")
+c10d._get_default_group().bound_device_id = torch.device("cuda", 0)
+c10d._get_split_source = lambda group: Nccl()
+on_each_node(Path(sys.argv[1]), marker="mark", is_whole=Path.is_dir)
+distributed.stop()
+"""
+
+
+def test_sending_joins_no_collective_of_nccl(tmp_path: Path):
+    folders = [tmp_path / name for name in "aba"]  # ranks 0 and 2 see one folder, rank 1 has its own
+    folders[0].mkdir()
+    (folders[0] / "mark").write_text("whole")
+    with ranks(*(("-c", JOINING, folder) for folder in folders), each_a_node=True) as started:
+        ended = [end_of(process, within=30) for process in started]
+    assert [one.returncode for one in ended] == [0, 0, 0], [one.stderr for one in ended]
+    assert (folders[1] / "mark").read_text() == "whole"

@@ -8,8 +8,10 @@ import pytest
 import torch
 from conftest import shared
 from models import CODES, tiny_model
+from safetensors.torch import save_file
 
 from histocoder import Coder, load_occcanine
+from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.decoding.search import TrieSearch
 from histocoder.decoding.trie import CodeTrie
@@ -17,7 +19,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, Stepper, load_encoder
 from histocoder.occcanine import save_occcanine
-from histocoder.saved_model import published_weights
+from histocoder.saved_model import published_weights, save_published
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
 
@@ -287,3 +289,39 @@ def test_the_first_version_has_no_decoder(tmp_path):
         load_occcanine(tmp_path, formatter="hisco")
     found, _ = published_weights(tmp_path)
     assert "encoder.pooler.dense.weight" in found and "linear_decoder.bias" in found
+
+
+def test_a_published_class_of_blank_cells_is_no_code(tmp_path):
+    tiny = tiny_model(num_blocks=5)
+    config = replace(tiny.config, codes=(*CODES[:3], "", *CODES[3:]), descriptions={})
+    model = MixerModel(config, tiny.encoder)
+    torch.nn.init.constant_(model.linear_decoder.bias[3:4], 20)  # as if every row had one
+    save_published(tmp_path / "last.bin", config, model.state_dict(), step=0)
+    assert [code for code in torch.load(tmp_path / "last.bin")["key"] if pd.isna(code)]  # as there
+    write_key(tmp_path / "key.csv", Key(config.codes))
+    options = {"formatter": "hisco", "encoder_config": config.encoder}
+    load_occcanine(tmp_path / "last.bin", key=tmp_path / "key.csv", **options)
+    load_occcanine(tmp_path / "last.bin", **options).save_pretrained(tmp_path / "model")
+    coder = Coder.from_pretrained(tmp_path / "model", "cpu")
+    for mode in ("flat", "topk"):
+        codes = coder.predict(["a farmer"], "en", mode=mode, k=9).filter(regex="hisco").iloc[0]
+        assert set(codes) == set(CODES)
+    assert tuple(coder.predict(["a farmer"], "en", mode="full").columns) == CODES
+
+
+def test_published_characters_and_key_are_read_from_their_files(tmp_path):
+    tiny, chars = tiny_model(), [*range(10), "-"]
+    formatter = build_formatter("general", num_blocks=2, block_size=3, symbols=list(map(str, chars)))
+    config = replace(
+        tiny.config, formatter=formatter.to_config(), vocab_size=formatter.vocab_size, codes=("100", "-12")
+    )
+    save_file(MixerModel(config, tiny.encoder).state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "key.json").write_text(json.dumps({"-12": 1, "100": 0}))
+    options = {"formatter": "general", "target_cols": ["a_1", "a_2"], "block_size": 3, "encoder_config": config.encoder}
+    with pytest.raises(UserError, match=r"knows 16 tokens, and the formatter 'general' has 2086.*chars.json"):
+        load_occcanine(tmp_path, **options)
+    (tmp_path / "chars.json").write_text(json.dumps(chars))
+    load_occcanine(tmp_path, **options).save_pretrained(tmp_path / "model")
+    coder = Coder.from_pretrained(tmp_path / "model", "cpu")
+    assert coder.codes == ("100", "-12") and coder.formatter.encode(["-12"])[0, :4].tolist() == [2, 15, 6, 7]
+    assert set(coder.predict(["a farmer"], "en", mode="topk").filter(regex="a_").iloc[0]) == {"100", "-12"}

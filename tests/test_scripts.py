@@ -22,7 +22,7 @@ from jobs import TINY, change_state, finetune, two_ranks
 from safetensors.torch import load_file
 
 from histocoder.__main__ import main
-from histocoder.saved_model import read_model_config
+from histocoder.saved_model import load_model, read_model_config
 
 
 def logs(out: Path, column: str) -> list[float]:
@@ -326,6 +326,14 @@ def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):
     saved = torch.load(first / "last.bin", weights_only=True)
     assert set(saved) == {"model", "optimizer", "scheduler", "step", "key"} and saved["step"] == 2
     assert saved["key"]["61110"] == 1 and len(saved["model"]["decoder.head.weight"]) == 2087
+    theirs = load_model(first)  # with an optimizer as OccCANINE makes it
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=1.0)
+    optimizer.load_state_dict(saved["optimizer"])
+    for parameter in theirs.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
+    optimizer.step()
+    assert not optimizer.param_groups[0]["fused"]
     still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1, "--initial-checkpoint", first / "last.bin")
     run(*finetune(table, again, *still))
     assert_same_weights(first, again)

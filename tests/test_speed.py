@@ -24,7 +24,7 @@ from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
 from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
-from histocoder.precision import computing_dtype
+from histocoder.precision import choose_tf32, computing_dtype
 
 MAX_LEN = 64
 CPU = torch.device("cpu")
@@ -210,3 +210,9 @@ def test_precisions():
         computing_dtype("fp16", CPU)
     with pytest.raises(UserError, match="no precision"):
         computing_dtype("fp8", CPU)
+
+
+def test_products_left_in_fp32_are_exact_in_fp32_alone():
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        choose_tf32(dtype, torch.device("cuda", 0))
+        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (dtype != torch.float32)

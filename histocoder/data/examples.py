@@ -155,7 +155,7 @@ class ExampleFiles:
 def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
     """The codes that a column of class indices stands for."""
     coded = table.columns[column].dictionary_encode()
-    codes: list[str] = []
+    codes: list[str | None] = []
     for text in coded.dictionary.to_pylist():
         match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
         if match is None or int(match[1]) >= len(key.codes):
@@ -164,5 +164,5 @@ def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
                 f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is no index into the key, "
                 f"which has {len(key.codes):,} codes."
             )
-        codes.append(key.codes[int(match[1])])
+        codes.append(key.codes[int(match[1])] or None)
     return pa.array(codes, pa.string()).take(coded.indices)

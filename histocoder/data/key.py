@@ -27,6 +27,7 @@ class Key:
     """Codes in the order of the flat head's classes."""
 
     codes: tuple[str, ...]
+    """One may be empty: the class that OccCANINE has for blank cells, which no row is given here."""
     descriptions: dict[str, str] = field(default_factory=dict)
     """What codes mean, of those that the key describes."""
 
@@ -57,7 +58,7 @@ def read_key(path: str | Path) -> Key:
     Raises
     ------
     UserError
-        Where a column is missing, a code stands twice, or the indices are not 0, 1, 2, …
+        Where a column is missing, a code or a blank cell stands twice, or the indices are not 0, 1, 2, …
     """
     path = Path(path)
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
@@ -80,9 +81,9 @@ def read_key(path: str | Path) -> Key:
             f"{table.lines(np.array([row]))[0]} has {shown(indices[row] or '')}."
         )
     stripped = [(code or "").strip() for code in codes]
-    if (row := _first_odd(stripped, allowed=set(stripped) - {""})) is not None:
+    if (row := _first_odd(stripped, allowed=set(stripped))) is not None:
         raise UserError(
-            f"The key {path} has an empty or a repeated code in the column {code_col!r}, line "
+            f"The key {path} has a repeated code, or two blanks, in the column {code_col!r}, line "
             f"{table.lines(np.array([row]))[0]}: {shown(stripped[row])}."
         )
     order = sorted(range(len(codes)), key=numbers.__getitem__)

@@ -69,7 +69,7 @@ class BatchLoader:
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or of a pipe that has no other end
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
+            _expect_ends()
             what = self._failure(str(error))
             if what is None:
                 raise
@@ -78,7 +78,7 @@ class BatchLoader:
                 "such processes."
             ) from error
         finally:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _expect_ends()
             for worker in self._workers:
                 worker.kill()  # a stopped one heeds nothing else
 
@@ -92,3 +92,9 @@ class BatchLoader:
             return None
         i = self._num_received % len(self._workers)  # they take turns
         return f"Loader worker {i} (process {self._workers[i].pid}) has given no batch for {self._timeout:g} s."
+
+
+def _expect_ends() -> None:
+    """Workers that end from now on are no errors of their own."""
+    if hasattr(signal, "SIGCHLD"):  # Windows lacks it
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)

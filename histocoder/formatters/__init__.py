@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from histocoder.formatters.formatter import Formatter
@@ -29,7 +30,12 @@ FORMATTERS = ("hisco", "occ1950", "general")
 
 
 def build_formatter(
-    name: str, *, num_blocks: int, block_size: int = 5, use_within_block_sep: bool = False
+    name: str,
+    *,
+    num_blocks: int,
+    block_size: int = 5,
+    use_within_block_sep: bool = False,
+    symbols: Sequence[str] | None = None,
 ) -> Formatter:
     """Build a formatter by name.
 
@@ -39,7 +45,7 @@ def build_formatter(
         "gpf" is the reference's name of "general".
     num_blocks : int
         The largest number of codes of one description.
-    block_size, use_within_block_sep
+    block_size, use_within_block_sep, symbols
         For the general formatter only; see `GeneralCodes`.
 
     Raises
@@ -52,7 +58,8 @@ def build_formatter(
     if name == "occ1950":
         return Formatter(Occ1950Codes(), num_blocks=num_blocks)
     if name in ("general", "gpf"):
-        return Formatter(GeneralCodes(block_size, use_within_block_sep=use_within_block_sep), num_blocks=num_blocks)
+        system = GeneralCodes(block_size, use_within_block_sep=use_within_block_sep, symbols=symbols)
+        return Formatter(system, num_blocks=num_blocks)
     raise ValueError(f"no formatter {name!r}; there are {', '.join(FORMATTERS)}")
 
 

@@ -59,12 +59,13 @@ class Formatter:
 
     def to_config(self) -> dict[str, Any]:
         """What `formatters.from_config` builds the same formatter from."""
+        own = getattr(self.system, "own_symbols", None)
         return {
             "name": self.name,
             "num_blocks": self.num_blocks,
             "block_size": self.block_size,
             "use_within_block_sep": getattr(self.system, "use_within_block_sep", False),
-        }
+        } | ({} if own is None else {"symbols": own})
 
     def encode(self, codes: Sequence[str | None]) -> np.ndarray:
         """Encode descriptions' codes, each given as one string with "&" between codes.

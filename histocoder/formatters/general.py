@@ -11,7 +11,6 @@ WITHIN_BLOCK_SEP = ","
 _NUMBERS = [str(number) for number in range(-999, 1000)]
 _PUNCTUATION = [c for c in string.punctuation if c not in CODE_SEP + WITHIN_BLOCK_SEP]
 SYMBOLS = [*_NUMBERS, *string.ascii_letters, *_PUNCTUATION]
-_TOKENS = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(SYMBOLS)}
 
 
 class GeneralCodes:
@@ -24,6 +23,8 @@ class GeneralCodes:
     use_within_block_sep : bool
         Whether "," separates the tokens within a code, so that "1,10,2" is three tokens (as in PSTI); else each
         character is a token.
+    symbols : sequence of str, optional
+        What tokens stand for, in place of `SYMBOLS`, as some models of OccCANINE's have it.
 
     Examples
     --------
@@ -35,13 +36,18 @@ class GeneralCodes:
 
     name = "general"
 
-    def __init__(self, block_size: int = 5, *, use_within_block_sep: bool = False) -> None:
+    def __init__(
+        self, block_size: int = 5, *, use_within_block_sep: bool = False, symbols: Sequence[str] | None = None
+    ) -> None:
         if block_size < 1:
             raise ValueError(f"a block holds one token or more, not {block_size}")
         self.block_size = block_size
         self.use_within_block_sep = use_within_block_sep
-        self.vocab_size = FIRST_TOKEN + len(SYMBOLS)
-        self.missing_block: list[int] | None = self.to_block(MISSING)
+        self.own_symbols = None if symbols is None or list(symbols) == SYMBOLS else list(symbols)
+        self.symbols = self.own_symbols or SYMBOLS
+        self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self.symbols)}
+        self.vocab_size = FIRST_TOKEN + len(self.symbols)
+        self.missing_block: list[int] | None = self.to_block(MISSING) if MISSING in self._tokens else None
 
     def _split(self, code: str) -> list[str]:
         return code.split(WITHIN_BLOCK_SEP) if self.use_within_block_sep else list(code)
@@ -49,7 +55,7 @@ class GeneralCodes:
     def problem(self, code: str) -> str | None:
         """Why `code` does not fit, or None where it does."""
         symbols = self._split(code)
-        unknown = next((s for s in symbols if s not in _TOKENS), None)
+        unknown = next((s for s in symbols if s not in self._tokens), None)
         if unknown == WITHIN_BLOCK_SEP:
             return "has ',' in it (see --use-within-block-sep)"
         if unknown is not None:
@@ -64,7 +70,7 @@ class GeneralCodes:
 
     def to_block(self, code: str) -> list[int]:
         """The `block_size` tokens of a valid code."""
-        tokens = [_TOKENS[symbol] for symbol in self._split(code)]
+        tokens = [self._tokens[symbol] for symbol in self._split(code)]
         return tokens + [EOS] * (self.block_size - len(tokens))
 
     def from_block(self, block: Sequence[int]) -> str | None:
@@ -73,7 +79,7 @@ class GeneralCodes:
         tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
         if not tokens or min(tokens) < FIRST_TOKEN:
             return None
-        symbols = [SYMBOLS[token - FIRST_TOKEN] for token in tokens]
+        symbols = [self.symbols[token - FIRST_TOKEN] for token in tokens]
         if not self.use_within_block_sep and any(len(symbol) > 1 for symbol in symbols):
             return None  # numbers of several digits are tokens only where a separator keeps them apart
         code = (WITHIN_BLOCK_SEP if self.use_within_block_sep else "").join(symbols)

@@ -1,0 +1,65 @@
+"""What histocoder does on Windows, as far as a stand-in for it knows: see like_windows/sitecustomize.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, environment, run, write_table
+from jobs import finetune
+from models import save_tiny_model
+
+ENVIRONMENT = environment(PYTHONPATH=f"{Path(__file__).with_name('like_windows')}{os.pathsep}{ROOT}")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is made of what Linux has")
+
+
+def test_training_and_its_report(tmp_path: Path, table: Path):
+    args = finetune(table, tmp_path / "out", "--batch-size", 16, "--num-workers", 1, "--max-steps", 2)
+    args.remove("--no-report")
+    assert "The report is" in run(*args, env=ENVIRONMENT, fresh=True).stdout
+
+
+@pytest.mark.thorough
+def test_coding_a_file_and_asking_the_doctor(tmp_path: Path):
+    table = write_table(tmp_path / "table.csv")
+    model = save_tiny_model(tmp_path / "model")
+    command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--output", tmp_path / "coded.csv")
+    run(*command, env=ENVIRONMENT, fresh=True)
+    assert (tmp_path / "coded.csv").is_file()
+    assert "memory" in run("-m", "histocoder", "doctor", env=ENVIRONMENT, fresh=True, check=False).stdout
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from histocoder.lock import holding
+from histocoder.script import run_script
+
+def main():
+    with holding(Path(sys.argv[1]), what="works here", instead="another folder"):
+        print("held", flush=True)
+        sys.stdin.read()
+
+run_script(main)
+"""
+
+
+def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path):
+    command = [sys.executable, "-c", HOLDING, str(tmp_path / ".lock")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=ENVIRONMENT) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "held\n"
+            second = run(*command[1:], env=ENVIRONMENT, fresh=True, check=False)
+        finally:
+            holder.kill()
+    assert second.returncode == 2 and f"Another run works here: process {holder.pid} on" in second.stderr
+    third = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, input="", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (third.returncode, third.stdout) == (0, "held\n") and not (tmp_path / ".lock").exists()
