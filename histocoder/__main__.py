@@ -49,6 +49,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to compute (default: auto)"
     )
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not compare a large model's files with its manifest.json first"
+    )
 
 
 def _add_predict(commands: argparse._SubParsersAction) -> None:
@@ -89,7 +92,9 @@ def _predict(args: argparse.Namespace) -> None:
     from histocoder.predict_file import PredictConfig, predict_file
 
     folder = local_folder(args.model)
-    coder = Coder.from_pretrained(folder, str(device), precision=args.precision, compile=args.compile)
+    coder = Coder.from_pretrained(
+        folder, str(device), precision=args.precision, compile=args.compile, verify=not args.no_verify
+    )
     if args.input:
         options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
         config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
@@ -150,14 +155,14 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.hub import local_folder
     from histocoder.predict import Coder
     from histocoder.report import write_report
-    from histocoder.saved_model import save_config
+    from histocoder.saved_model import change_config
     from histocoder.summary import summary
     from histocoder.tracking import LOG_FILE
 
     if args.save_thresholds:
         _check_may_change(Path(args.model))
     folder = local_folder(args.model)
-    coder = Coder.from_pretrained(folder, str(device))
+    coder = Coder.from_pretrained(folder, str(device), verify=not args.no_verify)
     rules = LabelRules(args.zero_pad_codes, True, args.drop_bad_labels)
     files = ExampleFiles(
         (Path(args.data),),
@@ -183,22 +188,19 @@ def _evaluate(args: argparse.Namespace) -> None:
     for line in summary(found.metrics):
         _say(line)
     if args.save_thresholds:
-        save_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
+        change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
         _say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
     _say(f"The report is {report}.")
 
 
 def _check_may_change(model: Path) -> None:
-    """Refuse a model whose config.json must stay as it is: the hub's, or a checkpoint's, which has a checksum of it."""
-    from histocoder.saved_model import MANIFEST_FILE
+    """Refuse a model whose config.json must stay as it is: the hub's, or a checkpoint's."""
+    from histocoder.checkpoint import is_checkpoint
 
     if not model.is_dir():
         raise UserError(f"There is no folder {model} to keep thresholds in; a model of the hub's must be saved in one.")
-    if (model / MANIFEST_FILE).is_file():
-        raise UserError(
-            f"{model} is a checkpoint, which counts as damaged once --save-thresholds alters it. Name its run's folder "
-            "or best/, or a copy of it without manifest.json."
-        )
+    if is_checkpoint(model):
+        raise UserError(f"{model} is a checkpoint, which is never altered. Name its run's folder, or best/.")
 
 
 def _text_column(path: Path, wanted: str) -> str:
@@ -312,10 +314,10 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _put_together(path: Path, output: Path) -> None:
-    from histocoder.checkpoint import load_checkpoint, save_whole, verify_checkpoint
-    from histocoder.saved_model import MANIFEST_FILE, SHARDS_FOLDER
+    from histocoder.checkpoint import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
+    from histocoder.saved_model import SHARDS_FOLDER
 
-    if not (path / SHARDS_FOLDER).is_dir() or not (path / MANIFEST_FILE).is_file():
+    if not (path / SHARDS_FOLDER).is_dir() or not is_checkpoint(path):
         raise UserError(f"{path} is no checkpoint in shares; name a folder checkpoints/step-….")
     verify_checkpoint(path)
     save_whole(load_checkpoint(path), output)

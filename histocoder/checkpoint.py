@@ -18,7 +18,7 @@ from torch import Tensor
 
 from histocoder.config import ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import sha256, sync
+from histocoder.files import sync
 from histocoder.model import MixerModel, Tokenizer
 from histocoder.saved_model import (
     MANIFEST_FILE,
@@ -30,8 +30,10 @@ from histocoder.saved_model import (
     read_tokenizer,
     read_weights,
     save_config,
-    save_model,
+    save_manifest,
+    save_model_files,
     save_published,
+    verify_manifest,
 )
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
@@ -119,7 +121,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     config, learner, tokenizer = checkpoint.model_config, checkpoint.learner, checkpoint.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     if learner.weights:
-        save_model(folder, config, learner.weights, tokenizer=tokenizer)
+        save_model_files(folder, config, learner.weights, tokenizer=tokenizer)
     else:
         save_config(folder, config)
         tokenizer.save(folder / TOKENIZER_FOLDER)
@@ -128,9 +130,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     save_file(checkpoint.ranks, folder / RANKS_FILE)
     record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
     (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    written = sorted(path for path in folder.rglob("*") if path.is_file())
-    sums = {path.relative_to(folder).as_posix(): sha256(path) for path in written}
-    (folder / MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
+    save_manifest(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
@@ -139,6 +139,11 @@ def save_last_bin(folder: Path, config: ModelConfig, learner: LearnerState, *, s
     """Write `last.bin`, the dict that OccCANINE's own scripts save and load."""
     state = {"optimizer": learner.optimizer, "scheduler": learner.scheduler}
     save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds what a resume needs, not a model alone."""
+    return (folder / STATE_FILE).is_file()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -177,12 +182,9 @@ def verify_checkpoint(path: Path) -> None:
     UserError
         Where it was written in another form than this program's.
     """
-    try:
-        for name, digest in read_json(path / MANIFEST_FILE).items():
-            if not (path / name).is_file() or sha256(path / name) != digest:
-                raise DamagedError(f"The checkpoint file {path / name} is missing or damaged.")
-    except OSError as error:
-        raise DamagedError(f"The checkpoint {path} can't be read ({error}).") from error
+    if not (path / MANIFEST_FILE).is_file():
+        raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
+    verify_manifest(path)
     version = read_json(path / STATE_FILE)["format_version"]
     if version > CHECKPOINT_VERSION:
         raise UserError(

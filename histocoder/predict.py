@@ -109,6 +109,7 @@ class Coder:
         *,
         precision: str = "fp32",
         compile: bool = False,
+        verify: bool = True,
     ) -> Coder:
         """Open a model.
 
@@ -119,14 +120,16 @@ class Coder:
             of a Hugging Face hub repo of the same form.
         device, precision, compile
             See `Coder`.
+        verify : bool
+            Whether to compare the model's files with the sums in its `manifest.json`, where it has one.
 
         Raises
         ------
         UserError
-            Where there is no model, or one of a newer format version.
+            Where there is no model, one of a newer format version, or a damaged one.
         """
         folder = local_folder(path_or_hub_id)
-        coder = cls(load_model(folder), device, precision=precision, compile=compile)
+        coder = cls(load_model(folder, verify=verify), device, precision=precision, compile=compile)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder

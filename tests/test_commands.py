@@ -165,15 +165,29 @@ def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     data = tmp_path / "t.csv"
     data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
     checkpoint = shutil.copytree(model, tmp_path / "step-0000010")
-    (checkpoint / "manifest.json").write_text("{}")
+    (checkpoint / "state.json").write_text("{}")
     before = (checkpoint / "config.json").read_bytes()
     monkeypatch.setattr("histocoder.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
-    for name, message in ((checkpoint, "without manifest.json"), ("org/name", "There is no folder org/name")):
+    for name, message in ((checkpoint, "never altered"), ("org/name", "There is no folder org/name")):
         with pytest.raises(SystemExit) as ended:
             evaluate(name, data, "--save-thresholds")
         said = capsys.readouterr().err
         assert ended.value.code == 2 and message in said and said.count("\n") == 1
     assert (checkpoint / "config.json").read_bytes() == before
+
+
+def test_a_model_with_new_thresholds_is_whole(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    own, data = shutil.copytree(model, tmp_path / "model"), tmp_path / "t.csv"
+    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
+    evaluate(own, data, "--save-thresholds")
+    assert (own / "config.json").read_bytes() != (model / "config.json").read_bytes()
+    main(["predict", "--model", str(own), "farmer"])
+    assert json.loads((own / "manifest.json").read_text()).keys() == {"config.json", "model.safetensors"}
+    (own / "config.json").write_text((own / "config.json").read_text() + "\n")
+    with pytest.raises(SystemExit):
+        main(["predict", "--model", str(own), "farmer"])
+    assert "model/config.json is missing or damaged" in capsys.readouterr().err
+    main(["predict", "--model", str(own), "--no-verify", "farmer"])
 
 
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):

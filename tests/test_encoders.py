@@ -289,11 +289,12 @@ def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: 
     with pytest.raises(UserError, match="OccCANINE has no form"):
         save_occcanine(tmp_path / "model", tmp_path / "last.bin")
     (tmp_path / "model" / "tokenizer" / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DamagedError, match="tokenizer"):
-        load_model(tmp_path / "model")
+    for verify in (True, False):
+        with pytest.raises(DamagedError, match="tokenizer"):
+            load_model(tmp_path / "model", verify=verify)
     shutil.rmtree(tmp_path / "model" / "tokenizer")
     with pytest.raises(UserError, match="copy it beside the model"):
-        load_model(tmp_path / "model")
+        load_model(tmp_path / "model", verify=False)
 
 
 def test_a_checkpoint_s_sums_are_of_its_tokenizer_too(table: Path, tmp_path: Path):

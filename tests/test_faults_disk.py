@@ -165,8 +165,21 @@ def test_a_model_is_not_loaded_from_a_checkpoint_that_is_damaged(saved: Path):
     weights[-1] ^= 1
     (checkpoint / "model.safetensors").write_bytes(weights)
     for load in (load_model, initial_weights):
-        with pytest.raises(DamagedError, match=r"model\.safetensors is damaged.*Take another"):
+        with pytest.raises(DamagedError, match=r"model\.safetensors is missing or damaged.*Take another"):
             load(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_altered_files_of_models_are_named(tmp_path: Path, name: str):
+    model = save_tiny_model(tmp_path / "model")
+    whole = (model / name).read_bytes()
+    (model / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 42]))  # of config.json's last line end, a blank
+    for load in (load_model, initial_weights):
+        with pytest.raises(DamagedError, match=rf"model/{name} is missing or damaged"):
+            load(model)
+    load_model(model, verify=False)
+    (model / "manifest.json").unlink()
+    load_model(model)  # as one from elsewhere
 
 
 def test_where_no_checkpoint_is_whole_the_run_is_refused_and_nothing_is_deleted(saved: Path):
@@ -196,7 +209,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_where_the_newest_is_damaged(alon
     newest = list_checkpoints(out)[-1]
     (newest / "model.safetensors").write_bytes(b"")
     again = run(*training(out, batch_size=8))
-    assert f"Warning: The checkpoint file {newest}/model.safetensors is missing or damaged" in again.stdout
+    assert f"Warning: The file {newest}/model.safetensors is missing or damaged" in again.stdout
     assert "Going on from step 20" in again.stdout
     assert_same_end(alone, out)
 
