@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from histocoder.config import MODEL_TYPE, ModelConfig
-from histocoder.errors import DamagedError, UserError
+from histocoder.errors import DamagedError, UserError, misfit
 from histocoder.files import replacing, sha256
+from histocoder.formatters import formatter_from_config
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, Unfilled, is_canine
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
@@ -163,9 +164,17 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
         raise UserError(f"There is no model folder {folder}.")
     if verify:
         _verify_model(folder)
-    with Unfilled():
-        model = MixerModel(read_model_config(folder), tokenizer=read_tokenizer(folder))
-    model.load_state_dict(read_weights(folder))
+    config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_weights(folder)
+    try:
+        formatter_from_config(config.formatter)
+        with Unfilled():
+            model = MixerModel(config, tokenizer=tokenizer)
+        model.load_state_dict(weights)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of whatever a library makes of settings that are none
+        reason = misfit(error) if isinstance(error, RuntimeError) else str(error)
+        raise DamagedError(f"{folder / CONFIG_FILE} does not describe the model beside it ({reason}).") from error
     return model.eval()
 
 

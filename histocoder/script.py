@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 
@@ -19,6 +21,7 @@ from histocoder.out_of_memory import that_a_gpu_is_full
 
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
+    _open_streams()
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         main()
@@ -26,6 +29,11 @@ def run_script(main: Callable[[], None]) -> None:
     except BrokenPipeError:  # as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
         distributed.leave("Ended, since nobody reads its output any more.", 128 + signal.SIGPIPE)
+    except OSError as error:
+        if not _is_lost(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        distributed.leave(f"error: Standard output can't be written to ({error.strerror}).", 2)
     except UserError as error:
         distributed.leave(f"error: {error}", 2)
     except MachineError as error:
@@ -45,6 +53,25 @@ def run_script(main: Callable[[], None]) -> None:
             1,
         )
     distributed.stop()
+
+
+def _open_streams() -> None:
+    """Make standard output and error take every text: closed ones take it nowhere, others escape what they lack."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # as after >&- in a shell
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _is_lost(stream: TextIO) -> bool:
+    """Whether what a stream holds can't be written, as on a full disk."""
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _show_warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -72,9 +73,35 @@ def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
     assert ended.stderr == "Ended, since nobody reads its output any more.\n"
 
 
+def test_output_that_can_not_take_all_characters(model: Path, monkeypatch: pytest.MonkeyPatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    main(["predict", "--model", str(model), "skrædersvend"])
+    assert rb"skr\xe6dersvend" in written.getvalue()
+
+
+def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "stdout", None)
+    main(["predict", "--model", str(model), "farmer"])
+    monkeypatch.setattr(sys, "stdout", Path("/dev/full").open("w", encoding="utf-8"))
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--model", str(model), "farmer"])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err == "error: Standard output can't be written to (No space left on device).\n"
+
+
+def test_closed_streams_do_not_end_training(table: Path, tmp_path: Path):
+    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2)
+    code = "import os, runpy, sys; sys.stdout = sys.stderr = None; os.close(1); os.close(2); sys.argv = {0}; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    run("-c", f"import sys; sys.path.insert(0, ''); {code.format(args)}")
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("predict", "--model", "nowhere", "x\udce6"), "Set PYTHONUTF8=1"),
         (("predict", "--model", "nowhere", "x"), "no model folder nowhere"),
         (("predict", "--model", "nowhere"), "Give descriptions"),
         (("predict", "--model", "nowhere", "--input", "a.csv"), "--output out.csv"),

@@ -28,6 +28,7 @@ from models import save_tiny_model, tiny_model
 
 from histocoder.checkpoint import list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
+from histocoder.files import remove_leftovers
 from histocoder.resume import find_checkpoint
 from histocoder.saved_model import initial_weights, load_model
 
@@ -180,6 +181,13 @@ def test_altered_files_of_models_are_named(tmp_path: Path, name: str):
     load_model(model, verify=False)
     (model / "manifest.json").unlink()
     load_model(model)  # as one from elsewhere
+
+
+def test_leftovers_that_are_links_are_removed(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".x.1.tmp").symlink_to(tmp_path / "elsewhere")
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
 def test_where_no_checkpoint_is_whole_the_run_is_refused_and_nothing_is_deleted(saved: Path):

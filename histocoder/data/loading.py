@@ -71,6 +71,11 @@ class BatchLoader:
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or of a pipe that has no other end
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
             what = self._failure(str(error))
+            if what is None and "No space left" in str(error):
+                what = (
+                    "There is no room in /dev/shm, where loader workers leave batches; give it more, in a container "
+                    "with --shm-size 1g."
+                )
             if what is None:
                 raise
             raise MachineError(
