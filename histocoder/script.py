@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -9,8 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -30,10 +30,10 @@ def run_script(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
         distributed.leave("Ended, since nobody reads its output any more.", 128 + signal.SIGPIPE)
     except OSError as error:
-        if not _is_lost(sys.stdout):
+        if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        distributed.leave(f"error: Standard output can't be written to ({error.strerror}).", 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it may be what is full
+        distributed.leave(f"error: The output can't be written ({error.strerror}). Make room, and start again.", 2)
     except UserError as error:
         distributed.leave(f"error: {error}", 2)
     except MachineError as error:
@@ -60,18 +60,9 @@ def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # as after >&- in a shell
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
-
-
-def _is_lost(stream: TextIO) -> bool:
-    """Whether what a stream holds can't be written, as on a full disk."""
-    try:
-        stream.flush()
-    except OSError:
-        return True
-    return False
 
 
 def _show_warning(

@@ -83,11 +83,12 @@ def test_output_that_can_not_take_all_characters(model: Path, monkeypatch: pytes
 def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "stdout", None)
     main(["predict", "--model", str(model), "farmer"])
-    monkeypatch.setattr(sys, "stdout", Path("/dev/full").open("w", encoding="utf-8"))
-    with pytest.raises(SystemExit) as ended:
+    with Path("/dev/full").open("w", encoding="utf-8") as full, pytest.raises(SystemExit) as ended:
+        monkeypatch.setattr(sys, "stdout", full)
         main(["predict", "--model", str(model), "farmer"])
     assert ended.value.code == 2
-    assert capfd.readouterr().err == "error: Standard output can't be written to (No space left on device).\n"
+    said = capfd.readouterr().err
+    assert said == "error: The output can't be written (No space left on device). Make room, and start again.\n"
 
 
 def test_closed_streams_do_not_end_training(table: Path, tmp_path: Path):

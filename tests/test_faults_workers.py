@@ -17,7 +17,8 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
     fault = "ENOSPC:_multiprocessing.SemLock:1"
     args = finetune(table, tmp_path / "out", *EXTRA)
     ended = run("tests/faulty.py", fault, "--", *args, check=False)
-    assert ended.returncode == 1 and "error: There is no room in /dev/shm" in ended.stderr, ended.stderr
+    assert ended.returncode == 1 and ended.stderr.startswith("error: There is no room in /dev/shm"), ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
 
 
 @pytest.mark.parametrize(

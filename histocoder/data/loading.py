@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ class BatchLoader:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # workers that end from now on are no errors of their own
             what = self._failure(str(error))
             if what is None and "No space left" in str(error):
+                sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
                 what = (
                     "There is no room in /dev/shm, where loader workers leave batches; give it more, in a container "
                     "with --shm-size 1g."
