@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -58,8 +63,8 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     parser = _command(commands, "predict", "code descriptions, or a file of them")
     _add_model(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
-    parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead")
-    parser.add_argument("--output", metavar="FILE", help="where to write it with its codes")
+    parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead; -: standard input")
+    parser.add_argument("--output", metavar="FILE", help="where to write it with its codes; -: standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
     parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
     parser.add_argument("--language", default="unk", metavar="LANG", help="of all of them (default: unk, unknown)")
@@ -97,9 +102,11 @@ def _predict(args: argparse.Namespace) -> None:
     )
     if args.input:
         options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
-        config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
         model_id = f"{sha256(folder / 'model.safetensors')} {coder.precision}"
-        predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=_say)
+        say = _say if args.output != "-" else partial(print, file=sys.stderr)
+        with _standard_streams(args):
+            config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
+            predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=say)
         return
     table = coder.predict(
         args.texts,
@@ -111,6 +118,25 @@ def _predict(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
     )
     _print_table(args.texts, table)
+
+
+@contextmanager
+def _standard_streams(args: argparse.Namespace) -> Iterator[None]:
+    """Have files stand in for standard input and output, where `-` names them."""
+    if "-" in (args.input, args.output) and distributed.world_size() > 1:
+        raise UserError("Standard input and output are those of one process; name files, or start one process.")
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder, "standard input"), Path(folder, "standard output")
+        if args.input == "-":
+            with source.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            args.input = str(source)
+        if args.output == "-":
+            args.output = str(output)
+        yield
+        if args.output == str(output):
+            with output.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
 
 
 def _print_table(texts: list[str], table: pd.DataFrame) -> None:
@@ -138,6 +164,7 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
         "--train-data", metavar="FILE", help="what it was trained on, to tell seen from new (default: as saved)"
     )
     parser.add_argument("--output", default="evaluation", metavar="DIR", help="for the report (default: evaluation)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a report that is in --output already")
     parser.add_argument(
         "--save-thresholds", action="store_true", help="keep the flat head's best thresholds in the model"
     )
@@ -154,11 +181,16 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.evaluate import evaluate, times_seen
     from histocoder.hub import local_folder
     from histocoder.predict import Coder
-    from histocoder.report import write_report
+    from histocoder.report import METRICS_FILE, REPORT_FILE, write_report
     from histocoder.saved_model import change_config
     from histocoder.summary import summary
     from histocoder.tracking import LOG_FILE
 
+    output = Path(args.output)
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; name a folder for the report with --output.")
+    if not args.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
+        raise UserError(f"A report is in {output} already. Add --overwrite to replace it, or choose another --output.")
     if args.save_thresholds:
         _check_may_change(Path(args.model))
     folder = local_folder(args.model)
@@ -184,7 +216,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         seen = dict(zip(("texts_seen", "codes_seen"), times_seen(trained.chunks(), examples.texts), strict=True))
     found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
     title = f"{Path(args.model).name} on {Path(args.data).name}"
-    report = write_report(Path(args.output), found, coder, title=title, logs=run / LOG_FILE)
+    report = write_report(output, found, coder, title=title, logs=run / LOG_FILE)
     for line in summary(found.metrics):
         _say(line)
     if args.save_thresholds:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from histocoder.config import ModelConfig
@@ -34,6 +34,7 @@ from histocoder.saved_model import (
     save_model_files,
     save_published,
     verify_manifest,
+    write_tensors,
 )
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
@@ -127,7 +128,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
         tokenizer.save(folder / TOKENIZER_FOLDER)
     rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
     torch.save(rest, folder / OPTIMIZER_FILE)
-    save_file(checkpoint.ranks, folder / RANKS_FILE)
+    write_tensors(checkpoint.ranks, folder / RANKS_FILE)
     record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
     (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     save_manifest(folder, sorted(path for path in folder.rglob("*") if path.is_file()))

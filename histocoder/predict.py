@@ -208,6 +208,7 @@ class Coder:
             raise UserError(f"The mode {mode!r} gives codes of the key only; leave constrain away.")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 or more.")
+        check_threshold(threshold)
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         table = rows.distinct
         self._search = None
@@ -372,6 +373,12 @@ class Coder:
             rows = order[start:end]
             ids = texts.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
             yield rows, torch.from_numpy(ids).to(self.device)
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Raise a UserError where no probability, or none but 1, could be above a threshold of the flat head."""
+    if threshold is not None and not 0 <= threshold < 1:
+        raise UserError(f"The threshold is {threshold:g}; it must be 0 or more and less than 1.")
 
 
 def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple[int, int]]:

@@ -33,7 +33,7 @@ from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.lock import holding
 from histocoder.notices import FileNotices
-from histocoder.predict import Coder
+from histocoder.predict import Coder, check_threshold
 
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
 """Of a chunk at most, likewise below; a row has a cell for each column of its codes."""
@@ -66,6 +66,7 @@ class PredictConfig:
             raise UserError(f"--k is {self.k}; it must be 1 or more.")
         if self.batch_size < 1:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
+        check_threshold(self.threshold)
         check_output(Path(self.output))
 
     @property
@@ -325,17 +326,19 @@ def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], N
 
 
 @contextmanager
-def _kept_for_later(path: Path) -> Iterator[Path]:
-    """`replacing`, for a file whose failure loses nothing of what was done before."""
+def _kept_for_later(path: Path, parts: Path) -> Iterator[Path]:
+    """`replacing`, for a file whose failure loses nothing of what was done before, in `parts`."""
     try:
         with replacing(path) as temporary:
             yield temporary
     except UserError as error:
+        if not any(parts.glob("[0-9]*")):
+            raise
         raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
 
 
 def _write(part: Path, table: pa.Table) -> None:
-    with _kept_for_later(part) as temporary:
+    with _kept_for_later(part, part.parent) as temporary:
         if is_parquet(part):
             pa.parquet.write_table(table, temporary)
         else:
@@ -362,7 +365,7 @@ def _join_parts(parts: Path, output: Path, num_chunks: int) -> None:
             raise UserError(
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
-    with _kept_for_later(output) as temporary:
+    with _kept_for_later(output, parts) as temporary:
         if is_parquet(output):
             with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:
                 for group in _groups(files):

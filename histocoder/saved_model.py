@@ -42,10 +42,18 @@ def save_model_files(folder: Path, config: ModelConfig, weights: dict[str, Tenso
     tokenizer.save(folder / TOKENIZER_FOLDER)
     with replacing(folder / WEIGHTS_FILE) as temporary:
         try:
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+            write_tensors({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
         except SafetensorError as error:
             raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
     save_config(folder, config)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors into a file that others may read as the umask says; `save_file` leaves one for its owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path)
+    path.chmod(mode)
 
 
 def save_config(folder: Path, config: ModelConfig) -> None:

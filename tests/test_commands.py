@@ -150,7 +150,18 @@ def test_convert_to_a_full_disk(model: Path, tmp_path: Path, capsys: pytest.Capt
 def evaluate(model: Path | str, data: Path, *args: object) -> None:
     """As the command does; its report goes beside the data."""
     given = ("--model", model, "--data", data, "--output", data.parent / "evaluation", *args)
-    main(["evaluate", *map(str, given)])
+    main(["evaluate", "--overwrite", *map(str, given)])
+
+
+def test_a_report_is_not_replaced_unasked(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
+    flags = ["evaluate", "--model", str(model), "--data", str(tmp_path / "t.csv"), "--output"]
+    main([*flags, str(tmp_path / "report")])
+    for output, message in (("report", "Add --overwrite"), ("t.csv", "name a folder for the report")):
+        with pytest.raises(SystemExit) as ended:
+            main([*flags, str(tmp_path / output)])
+        assert ended.value.code == 2 and message in capsys.readouterr().err
+    main([*flags, str(tmp_path / "report"), "--overwrite"])
 
 
 def test_evaluate_with_one_language_says_the_rest(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

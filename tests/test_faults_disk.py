@@ -183,6 +183,12 @@ def test_altered_files_of_models_are_named(tmp_path: Path, name: str):
     load_model(model)  # as one from elsewhere
 
 
+def test_others_may_read_models(tmp_path: Path, first_saved: Path):
+    for folder in (save_tiny_model(tmp_path / "model"), *list_checkpoints(first_saved)):
+        modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+        assert set(modes.values()) == {modes["config.json"]}, modes
+
+
 def test_leftovers_that_are_links_are_removed(tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".x.1.tmp").symlink_to(tmp_path / "elsewhere")

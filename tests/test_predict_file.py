@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -22,6 +23,7 @@ from jobs import two_ranks
 from models import save_tiny_model
 from tqdm import tqdm
 
+from histocoder.__main__ import main
 from histocoder.errors import UserError
 from histocoder.predict import Coder
 from histocoder.predict_file import PredictConfig, predict_file
@@ -316,6 +318,28 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+def test_a_disk_full_at_first_keeps_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_archive(tmp_path / "in.csv", 100)
+    monkeypatch.setattr("histocoder.predict_file.write_csv", fail)
+    with pytest.raises(UserError, match=r"No space left on device\.$"):
+        code(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_standard_streams_as_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_archive(tmp_path / "in.csv", 30)
+    flags = ["predict", "--model", str(model), "--language-col", "lang", "--input"]
+    main([*flags, str(tmp_path / "in.csv"), "--output", str(tmp_path / "out.csv")])
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in.csv").read_bytes())))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    main([*flags, "-", "--output", "-"])
+    assert written.getvalue() == (tmp_path / "out.csv").read_bytes()
+
+
 def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path):
     frame = write_archive(tmp_path / "in.csv", 200)
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--output")
@@ -339,6 +363,11 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"output": "out.csv.gz"}, r"out\.csv\.gz would not be compressed; leave \.gz away"),
         ({"output": "out.parquet.ZST"}, r"would not be compressed; leave \.ZST away"),
+        ({"output": "out.xlsx"}, r"out\.xlsx would be no \.xlsx file; name one that ends in \.csv"),
+        ({"output": "."}, "is a folder; name a file in it"),
+        ({"output": os.devnull}, "is a device or a pipe"),
+        ({"threshold": 2}, "threshold is 2; it must be 0 or more"),
+        ({"threshold": float("nan")}, "threshold is nan"),
         ({"input": "ragged.csv"}, "line 3: 3 fields"),
         ({"input": "header.csv"}, "no rows"),
     ],
