@@ -31,6 +31,7 @@ from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.frozen import use_encodings
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
+from histocoder.model.encoder import encoder_from_config
 from histocoder.occcanine import save_occcanine
 from histocoder.saved_model import load_model, save_model
 
@@ -255,6 +256,21 @@ def refused(*args: object) -> str:
     result = run(*args, check=False)
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
     return result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["bert", "byt5", "canine"])
+def test_configs_name_no_code_to_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save_pretrained(kind, tmp_path / kind)
+    fields = json.loads((folder / "config.json").read_text())
+    fields |= {"attn_implementation": "somebody/kernel", "auto_map": {"AutoModel": "somebody/model--model.Model"}}
+    (folder / "config.json").write_text(json.dumps(fields))
+    loaded: list[object] = []
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention", lambda *args, **_: loaded.append(args)
+    )
+    load_encoder(str(folder), max_len=MAX_LEN)
+    encoder_from_config(fields)
+    assert loaded == []
 
 
 def test_mistakes_are_said(table: Path, tmp_path: Path):

@@ -22,7 +22,13 @@ from safetensors import SafetensorError
 from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
 from histocoder.model.canine_weights import Canine, CanineConfig
-from histocoder.model.pretrained import full_config, load_pretrained, num_positions, pretrained_from_config
+from histocoder.model.pretrained import (
+    full_config,
+    load_pretrained,
+    num_positions,
+    pretrained_from_config,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -137,7 +143,7 @@ def load_encoder(name: str, *, max_len: int) -> Encoder:
 def _load_canine(name: str, options: dict[str, Any]) -> Canine:
     from transformers import CanineModel  # here and below: it takes seconds, and most runs need none of it
 
-    return Canine.of(CanineModel.from_pretrained(name, **options))
+    return Canine.of(CanineModel.from_pretrained(name, config=read_config(name, options), **options))
 
 
 def read_encoder_config(name: str) -> dict[str, Any]:
