@@ -7,17 +7,16 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from histocoder import distributed
 from histocoder.cli import Parser
-from histocoder.errors import UserError
+from histocoder.errors import Interrupted, UserError
 from histocoder.precision import PRECISIONS
 from histocoder.script import run_script
 
@@ -103,8 +102,7 @@ def _predict(args: argparse.Namespace) -> None:
     if args.input:
         options = ("input", "output", "input_col", "language", "language_col", "mode", "k", "threshold", "constrain")
         model_id = f"{sha256(folder / 'model.safetensors')} {coder.precision}"
-        say = _say if args.output != "-" else partial(print, file=sys.stderr)
-        with _standard_streams(args):
+        with _standard_streams(args) as say:
             config = PredictConfig(**{name: getattr(args, name) for name in options}, batch_size=args.batch_size)
             predict_file(coder, config, model_id=model_id, overwrite=args.overwrite, say=say)
         return
@@ -121,8 +119,11 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _standard_streams(args: argparse.Namespace) -> Iterator[None]:
-    """Have files stand in for standard input and output, where `-` names them."""
+def _standard_streams(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
+    """Have files stand in for standard input and output, where `-` names them; give what tells the user of them."""
+    if "-" not in (args.input, args.output):
+        yield _say
+        return
     if "-" in (args.input, args.output) and distributed.world_size() > 1:
         raise UserError("Standard input and output are those of one process; name files, or start one process.")
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +134,15 @@ def _standard_streams(args: argparse.Namespace) -> Iterator[None]:
             args.input = str(source)
         if args.output == "-":
             args.output = str(output)
-        yield
+        try:
+            yield lambda text: print(text.replace(f"{folder}/", ""), file=sys.stderr, flush=True)
+        except Interrupted as error:
+            message = (
+                "Interrupted. Nothing is kept where - is input or output; name files to resume from what is coded."
+            )
+            raise Interrupted(message, error.signum) from None
+        except UserError as error:
+            raise UserError(str(error).replace(f"{folder}/", "")) from error
         if args.output == str(output):
             with output.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)

@@ -29,7 +29,7 @@ from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.model import MixerModel
 from histocoder.precision import computing_dtype
-from histocoder.predictions import Prediction
+from histocoder.predictions import Part, Prediction
 from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
 
@@ -166,6 +166,7 @@ class Coder:
         constrain: bool | None = None,
         batch_size: int = 256,
         progress: bool | Callable[[int], object] = True,
+        parts: list[Part] | None = None,
     ) -> pd.DataFrame:
         """Code descriptions.
 
@@ -189,6 +190,9 @@ class Coder:
         progress : bool or callable
             Whether to show a bar, on a terminal; or what is told, batch by batch, how many distinct descriptions more
             are coded.
+        parts : list, optional
+            What an interrupted call with the same arguments has coded, which is not coded again; filled as this one
+            goes on.
 
         Returns
         -------
@@ -213,13 +217,17 @@ class Coder:
         table = rows.distinct
         self._search = None
         batches = self._batches(table, batch_size)
-        parts: list[tuple[np.ndarray, Prediction]] = []
+        parts = [] if parts is None else parts
+        coded = {place for places, _ in parts for place in places.tolist()}
         code = partial(self.predict_batch, mode=mode, k=k, constrain=bool(constrain))
         at_once = RowsAtOnce(self.device)
         hidden = None if progress is True and len(table) > batch_size else True  # None: where there is no terminal
         with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
             for places, ids in batches:
+                if coded.issuperset(places.tolist()):
+                    tell(len(places))
+                    continue
                 limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
                 for some, part in at_once.each(code, ids, limits):
                     parts.append((places[some], part))

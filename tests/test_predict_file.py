@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -24,9 +25,10 @@ from models import save_tiny_model
 from tqdm import tqdm
 
 from histocoder.__main__ import main
-from histocoder.errors import UserError
+from histocoder.errors import Interrupted, UserError
 from histocoder.predict import Coder
 from histocoder.predict_file import PredictConfig, predict_file
+from histocoder.predictions import Prediction
 from histocoder.review import review
 from histocoder.saved_model import load_model
 
@@ -262,6 +264,42 @@ def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: 
     run("-c", script, killed)
     assert killed.read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "flat", "full"])
+def test_an_interrupted_chunk_is_resumed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str):
+    write_archive(tmp_path / "in.csv", 600)
+    code_batch = Coder.predict_batch
+    settings: dict[str, Any] = {"mode": mode, "chunk_rows": 300, "batch_size": 32, "threshold": 0.5}
+
+    def code_to(output: Path, interrupted_at: int) -> int:
+        """How many batches were coded."""
+        calls = itertools.count(1)
+
+        def batch(*args: Any, **kwargs: Any) -> Prediction:
+            if next(calls) == interrupted_at:
+                raise KeyboardInterrupt
+            return code_batch(*args, **kwargs)
+
+        monkeypatch.setattr(Coder, "predict_batch", batch)
+        code(model, tmp_path / "in.csv", output, **settings)
+        return next(calls) - 1
+
+    num_batches = code_to(tmp_path / "whole.csv", 0)
+    with pytest.raises(Interrupted, match=r"about [1-9]\d* rows are coded, and kept"):
+        code_to(tmp_path / "parts.csv", 4)
+    assert code_to(tmp_path / "parts.csv", 0) == num_batches - 3
+    assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_long_chunks_are_kept_by_time(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved: list[int] = []
+    monkeypatch.setattr("histocoder.predict_file._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("histocoder.predict_file.save_parts", lambda _path, parts: saved.append(len(parts)))
+    write_archive(tmp_path / "in.csv", 300)
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=300, batch_size=32)
+    assert len(saved) > 2 and saved == sorted(set(saved))
 
 
 def test_a_second_run_on_an_output_names_the_first_and_ends(
