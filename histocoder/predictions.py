@@ -79,8 +79,9 @@ def load_parts(path: Path) -> list[Part]:
         return []
     with np.load(path) as file:
         arrays = [file[name] for name in sorted(file.files)]
-    parts = zip(*[iter(arrays)] * 4, strict=True)
-    return [
-        (places, Prediction(np.where(codes == "", None, codes.astype(object)), probs, conf))
-        for places, codes, probs, conf in parts
-    ]
+    parts: list[Part] = []
+    for places, texts, probs, conf in zip(*[iter(arrays)] * 4, strict=True):
+        codes = texts.astype(object)
+        codes[texts == ""] = None
+        parts.append((places, Prediction(codes, probs, conf)))
+    return parts
