@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +18,7 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.cli import Parser
-from histocoder.errors import UserError
+from histocoder.errors import Interrupted, UserError
 from histocoder.precision import PRECISIONS
 from histocoder.script import run_script
 
@@ -58,6 +62,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to compute (default: auto)"
     )
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not compare a large model's files with its manifest.json first"
+    )
 
 
 def _add_precision(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +91,8 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
     parser = _command(commands, "predict", "code descriptions, or a file of them")
     _add_model(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
-    parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead")
-    parser.add_argument("--output", metavar="FILE", help="where to write it with its codes")
+    parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead; -: standard input")
+    parser.add_argument("--output", metavar="FILE", help="where to write it with its codes; -: standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
     parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
     parser.add_argument("--language", default="unk", metavar="LANG", help="of all of them (default: unk, unknown)")
@@ -143,21 +150,23 @@ def _predict(args: argparse.Namespace) -> None:
 
     folder = local_folder(args.model)
     known_file = _known_file(args, folder) if args.known else None
-    coder = Coder.from_pretrained(folder, str(device), precision=args.precision, compile=args.compile)
+    coder = Coder.from_pretrained(
+        folder, str(device), precision=args.precision, compile=args.compile, verify=not args.no_verify
+    )
+    known = _read_known(known_file, coder, args) if known_file else None
     if args.input:
         columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
         fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel")
-        config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)
-        _say(f"Coding in mode {config.mode}.")
         model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-        known = _read_known(known_file, coder, args) if known_file else None
-        predict_file(coder, config, model_id=model_id, known=known, overwrite=args.overwrite, say=_say)
+        with _standard_streams(args) as say:
+            config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)
+            say(f"Coding in mode {config.mode}.")
+            predict_file(coder, config, model_id=model_id, known=known, overwrite=args.overwrite, say=say)
         return
     options = {name: getattr(args, name) for name in ("mode", "k", "threshold", "min_confidence", "batch_size")}
     options["constrain"] = args.constrain or None
-    if known_file:
-        known, langs = _read_known(known_file, coder, args), [args.language] * len(args.texts)
-        table = known.predict(coder, args.texts, langs, **options)
+    if known is not None:
+        table = known.predict(coder, args.texts, [args.language] * len(args.texts), **options)
     else:
         table = coder.predict(args.texts, args.language, **options)
     _print_table(args.texts, table)
@@ -209,6 +218,36 @@ def _read_known(path: Path, coder: Coder, args: argparse.Namespace) -> Known:
     return known
 
 
+@contextmanager
+def _standard_streams(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
+    """Have files stand in for standard input and output, where `-` names them; give what tells the user of them."""
+    if "-" not in (args.input, args.output):
+        yield _say
+        return
+    if "-" in (args.input, args.output) and distributed.world_size() > 1:
+        raise UserError("Standard input and output are those of one process; name files, or start one process.")
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder, "standard input"), Path(folder, "standard output")
+        if args.input == "-":
+            with source.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            args.input = str(source)
+        if args.output == "-":
+            args.output = str(output)
+        try:
+            yield lambda text: print(text.replace(f"{folder}/", ""), file=sys.stderr, flush=True)
+        except Interrupted as error:
+            message = (
+                "Interrupted. Nothing is kept where - is input or output; name files to resume from what is coded."
+            )
+            raise Interrupted(message, error.signum) from None
+        except UserError as error:
+            raise UserError(str(error).replace(f"{folder}/", "")) from error
+        if args.output == str(output):
+            with output.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+
+
 def _print_table(texts: list[str], table: pd.DataFrame) -> None:
     table = table.dropna(axis=1, how="all").copy()
     for column in table.columns:
@@ -240,6 +279,7 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
         "rows and codes",
     )
     parser.add_argument("--output", default="evaluation", metavar="DIR", help="for the report (default: evaluation)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a report that is in --output already")
     parser.add_argument(
         "--save-thresholds", action="store_true", help="keep the flat head's best thresholds in the model"
     )
@@ -260,10 +300,11 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.inference.known import Known, coded
     from histocoder.predict import Coder
     from histocoder.report import write_report
-    from histocoder.saved_model import save_config
+    from histocoder.saved_model import change_config
     from histocoder.summary import summary
     from histocoder.tracking import LOG_FILE
 
+    _check_report_folder(Path(args.output), overwrite=args.overwrite)
     if args.save_thresholds:
         _check_may_change(Path(args.model))
     folder = local_folder(args.model)
@@ -272,7 +313,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     has_train_data = bool(args.train_data) or train_data.is_file()
     if args.baselines and not has_train_data:
         raise UserError(f"--baselines needs the training data, and there is no {train_data}. Add --train-data FILE.")
-    coder = Coder.from_pretrained(folder, str(device), precision=args.precision)
+    coder = Coder.from_pretrained(folder, str(device), precision=args.precision, verify=not args.no_verify)
     rules = LabelRules(args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels)
     files = ExampleFiles(
         (Path(args.data),),
@@ -303,22 +344,29 @@ def _evaluate(args: argparse.Namespace) -> None:
     for line in summary(found.metrics):
         _say(line)
     if args.save_thresholds:
-        save_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
+        change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
         _say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
     _say(f"The report is {report}.")
 
 
+def _check_report_folder(output: Path, *, overwrite: bool) -> None:
+    """Refuse a folder for a report that is a file, or that holds a report."""
+    from histocoder.report import METRICS_FILE, REPORT_FILE
+
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; name a folder for the report with --output.")
+    if not overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
+        raise UserError(f"A report is in {output} already. Add --overwrite to replace it, or choose another --output.")
+
+
 def _check_may_change(model: Path) -> None:
-    """Refuse a model whose config.json must stay as it is: the hub's, or a checkpoint's, which has a checksum of it."""
-    from histocoder.saved_model import MANIFEST_FILE
+    """Refuse a model whose config.json must stay as it is: the hub's, or a checkpoint's."""
+    from histocoder.checkpoint import is_checkpoint
 
     if not model.is_dir():
         raise UserError(f"There is no folder {model} to keep thresholds in; a model of the hub's must be saved in one.")
-    if (model / MANIFEST_FILE).is_file():
-        raise UserError(
-            f"{model} is a checkpoint, which counts as damaged once --save-thresholds alters it. Name its run's folder "
-            "or best/, or a copy of it without manifest.json."
-        )
+    if is_checkpoint(model):
+        raise UserError(f"{model} is a checkpoint, which is never altered. Name its run's folder, or best/.")
 
 
 def _training_files(path: Path, coder: Coder, args: argparse.Namespace, rules: LabelRules) -> tuple[ExampleFiles, bool]:
@@ -461,10 +509,10 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _put_together(path: Path, output: Path) -> None:
-    from histocoder.checkpoint import load_checkpoint, save_whole, verify_checkpoint
-    from histocoder.saved_model import MANIFEST_FILE, SHARDS_FOLDER
+    from histocoder.checkpoint import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
+    from histocoder.saved_model import SHARDS_FOLDER
 
-    if not (path / SHARDS_FOLDER).is_dir() or not (path / MANIFEST_FILE).is_file():
+    if not (path / SHARDS_FOLDER).is_dir() or not is_checkpoint(path):
         raise UserError(f"{path} is no checkpoint in shares; name a folder checkpoints/step-….")
     verify_checkpoint(path)
     save_whole(load_checkpoint(path), output)

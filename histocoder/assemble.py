@@ -144,7 +144,7 @@ def train(
     )
     warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
-        say(f"Going on from step {start_step} ({checkpoint.path}).")
+        _say_resumed(args, checkpoint)
     for line in banner(_facts(args, trainer)):
         say(line)
     tracker = _tracker(args, folder, start_step, model.config.system)
@@ -201,6 +201,13 @@ def _check_settings(settings: dict[str, Any], config: TrainConfig, checkpoint: C
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=config.gradient_accumulation_steps
         )
+
+
+def _say_resumed(args: argparse.Namespace, checkpoint: Checkpoint) -> None:
+    say(f"Going on from step {checkpoint.state.step} ({checkpoint.path}).")
+    if args.initial_checkpoint is not None:
+        flags = "--initial-checkpoint and --only-encoder have" if args.only_encoder else "--initial-checkpoint has"
+        say(f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights.")
 
 
 def _fitting_batch_size(

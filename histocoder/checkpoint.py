@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from histocoder.config import ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import sha256, sync
+from histocoder.files import sync
 from histocoder.model import MixerModel, Tokenizer
 from histocoder.saved_model import (
     MANIFEST_FILE,
@@ -31,8 +31,11 @@ from histocoder.saved_model import (
     read_tokenizer,
     read_weights,
     save_config,
-    save_model,
+    save_manifest,
+    save_model_files,
     save_published,
+    verify_manifest,
+    write_tensors,
 )
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
@@ -133,18 +136,16 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     config, learner, tokenizer = checkpoint.model_config, checkpoint.learner, checkpoint.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     if learner.weights:
-        save_model(folder, config, learner.weights, tokenizer=tokenizer)
+        save_model_files(folder, config, learner.weights, tokenizer=tokenizer)
     else:
         save_config(folder, config)
         tokenizer.save(folder / TOKENIZER_FOLDER)
     rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
     torch.save(rest, folder / OPTIMIZER_FILE)
-    save_file(checkpoint.ranks, folder / RANKS_FILE)
+    write_tensors(checkpoint.ranks, folder / RANKS_FILE)
     record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
     (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    written = sorted(path for path in folder.rglob("*") if path.is_file())
-    sums = {path.relative_to(folder).as_posix(): sha256(path) for path in written}
-    (folder / MANIFEST_FILE).write_text(json.dumps(sums, indent=2), encoding="utf-8")
+    save_manifest(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
@@ -179,6 +180,11 @@ def _as_tall(moment: Tensor, weight: Tensor) -> Tensor:
     if moment.dim() == 0 or len(moment) == len(weight):
         return moment
     return torch.cat([moment, moment.new_zeros(len(weight) - len(moment), *moment.shape[1:])])
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds what a resume needs, not a model alone."""
+    return (folder / STATE_FILE).is_file()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -217,12 +223,9 @@ def verify_checkpoint(path: Path) -> None:
     UserError
         Where it was written in another form than this program's.
     """
-    try:
-        for name, digest in read_json(path / MANIFEST_FILE).items():
-            if not (path / name).is_file() or sha256(path / name) != digest:
-                raise DamagedError(f"The checkpoint file {path / name} is missing or damaged.")
-    except OSError as error:
-        raise DamagedError(f"The checkpoint {path} can't be read ({error}).") from error
+    if not (path / MANIFEST_FILE).is_file():
+        raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
+    verify_manifest(path)
     version = read_json(path / STATE_FILE)["format_version"]
     if version > CHECKPOINT_VERSION:
         raise UserError(

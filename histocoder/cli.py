@@ -82,6 +82,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse flags, on top of those of `--config`."""
+        for text in sys.argv[1:] if argv is None else argv:
+            if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
+                raise UserError(
+                    f"{text!a} can't be read as {sys.getfilesystemencoding()}. Set PYTHONUTF8=1, or a locale in "
+                    "UTF-8; if it is the name of a file, rename the file."
+                )
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("--config")
         path = first.parse_known_args(argv)[0].config

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from histocoder.errors import UserError
 
@@ -20,8 +22,12 @@ LANG_SEP = "[SEP]"
 FLAT_LOSSES = ("softmax", "bce", "bce-mean")
 DEFAULT_THRESHOLDS = {"softmax": 0.3, "bce": 0.5, "bce-mean": 0.5}
 """Of a softmax, two codes of a row have about a half each."""
+MAX_SEED = 2**32 - 1
+"""What all generators of random numbers take."""
 ALL_LANGUAGES = "*"
 """Stands for all of them among thresholds."""
+_WORKERS_EACH = 8
+"""Loader processes for each processor at most: more than one are of no use, and each takes memory."""
 NUM_GREEDY = 1024
 """Validation rows that are decoded freely during training; all are scored with teacher forcing."""
 
@@ -52,6 +58,18 @@ def check_decoder(*, dropout: float, dim_feedforward: int | None) -> None:
         dim_feedforward is None or dim_feedforward >= 1,
         f"--decoder-dim-feedforward is {dim_feedforward}; it must be 1 or more.",
     )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of the type that a field is annotated with."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, one) for one in args)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(one, args[1]) for one in value.values())
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(one, args[0]) for one in value)
+    return kind is Any or isinstance(value, (int, float) if kind is float else kind)
 
 
 @dataclass(frozen=True)
@@ -202,10 +220,16 @@ class ModelConfig:
         _require(values.get("model_type") == MODEL_TYPE, "config.json is not that of a histocoder model.")
         version = values.get("format_version", 0)
         _require(
-            version <= FORMAT_VERSION,
+            isinstance(version, int) and version <= FORMAT_VERSION,
             f"The model has format version {version}; this histocoder reads up to {FORMAT_VERSION}. Update histocoder.",
         )
         known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        for name, kind in get_type_hints(cls).items():
+            _require(
+                name not in known or _fits(known[name], kind), f"config.json: {name!r} does not hold what it must."
+            )
+        for name in ("encoder", "formatter", "vocab_size"):
+            _require(name in known, f"config.json: {name!r} is missing.")
         for name in ("codes", "target_cols", "languages"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
@@ -353,7 +377,7 @@ class TrainConfig:
         _require(self.min_steps >= 0, f"--min-steps is {self.min_steps}; it must be 0 or more.")
         _require(self.max_grad_norm > 0, f"--max-grad-norm is {self.max_grad_norm:g}; it must be more than 0.")
         _require(self.weight_decay >= 0, f"--weight-decay is {self.weight_decay:g}; it must be 0 or more.")
-        _require(self.seed >= 0, f"--seed is {self.seed}; it must be 0 or more.")
+        _require(0 <= self.seed <= MAX_SEED, f"--seed is {self.seed}; it must lie between 0 and {MAX_SEED}.")
 
 
 @dataclass(frozen=True)
@@ -374,6 +398,12 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         _require(self.worker_timeout > 0, f"--worker-timeout is {self.worker_timeout:g}; it must be more than 0.")
         _require(self.num_workers >= 0, f"--num-workers is {self.num_workers}; it must be 0 or more.")
+        processors = os.cpu_count() or 1
+        _require(
+            self.num_workers <= _WORKERS_EACH * processors,
+            f"--num-workers is {self.num_workers}, far more than the {processors} processors of this machine; choose "
+            "as many as there are for each process, or fewer.",
+        )
         _require(self.prefetch_factor >= 1, f"--prefetch-factor is {self.prefetch_factor}; it must be 1 or more.")
 
 

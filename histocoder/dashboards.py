@@ -14,7 +14,7 @@ from histocoder.background import InBackground
 from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.hub import CARD_FILE
-from histocoder.saved_model import CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.saved_model import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.tracking import NullRun, Tracker, dashboard_values
 
 WANDB_ID_FILE = "wandb_run_id"
@@ -85,7 +85,8 @@ class WandbRun:
 
         artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", self._name, flags=re.ASCII), type="model")
         tokenizer = sorted(path for path in (folder / TOKENIZER_FOLDER).rglob("*") if path.is_file())
-        for path in (folder / CONFIG_FILE, folder / WEIGHTS_FILE, folder / CARD_FILE, *tokenizer):
+        model = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)]
+        for path in (*model, *tokenizer):
             artifact.add_file(str(path), name=path.relative_to(folder).as_posix(), skip_cache=True)
         self._run.log_artifact(artifact)
 

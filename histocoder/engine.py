@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Sequence
@@ -216,12 +217,16 @@ class Trainer:
 
     def not_finite(self, what: str) -> UserError:
         """The error of a run that has come to nothing: what is not finite, and where there is something good."""
-        last = next(reversed(list_checkpoints(self.folder)), None)
+        last, best = next(reversed(list_checkpoints(self.folder)), None), self.folder / BEST_FOLDER
+        kept = f" {best} holds the model of the lowest validation loss so far." if best.is_dir() else ""
         if last is None:
-            return UserError(f"{what}, and there is no checkpoint from before. Lower --learning-rate and begin anew.")
+            return UserError(
+                f"{what}, and there is no checkpoint from before.{kept} Lower --learning-rate and start a new run."
+            )
         return UserError(
-            f"{what}; the last good checkpoint is {last}. Started again, the run goes on from there; if it ends like "
-            f"this, lower --learning-rate in another folder, with --initial-checkpoint {last}."
+            f"{what}; the last good checkpoint is {last}.{kept} Started again, the run resumes from that checkpoint; "
+            "if it ends like this, lower --learning-rate in another folder, with --initial-checkpoint "
+            f"{best if kept else last}."
         )
 
     def validate(self) -> dict[str, float]:
@@ -243,6 +248,8 @@ class Trainer:
             f"decoded {_by_codes(results, 'greedy_seq_acc')}, flat {_by_codes(results, 'flat_acc')}, "
             f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"
         )
+        if not math.isfinite(results["val_loss"]):
+            raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
         if self.state.improves(results):
             self.save_model(self.folder / BEST_FOLDER, doing="saving the best model")
         self.pause(started)

@@ -56,7 +56,7 @@ def sha256(path: Path) -> str:
 def remove_leftovers(folder: Path) -> None:
     """Delete what killed processes have left of files and folders they were writing; nobody may be writing there."""
     for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 @contextmanager

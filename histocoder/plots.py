@@ -108,7 +108,8 @@ def accuracy_by_language(by_language: Mapping[str, Mapping[str, float]]) -> Figu
     ordered = sorted(by_language.items(), key=lambda item: (item[1]["accuracy"], item[1]["n"]))
     figure, (axes,) = _figure(height=1.0 + 0.3 * len(ordered))
     values = [100 * scores["accuracy"] for _, scores in ordered]
-    bars = axes.barh([lang for lang, _ in ordered], values, color=BLUE, height=0.7)
+    # a language is the user's text, in which $ begins no formula
+    bars = axes.barh([lang.replace("$", r"\$") for lang, _ in ordered], values, color=BLUE, height=0.7)
     axes.bar_label(bars, [f"{v:.1f} %   n = {s['n']:,}" for v, (_, s) in zip(values, ordered, strict=True)], padding=5)
     axes.set(xlim=(0, 124), xlabel="exactly right", ylabel="language")
     axes.set_xticks(range(0, 101, 20))

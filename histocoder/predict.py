@@ -31,7 +31,7 @@ from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, wri
 from histocoder.metrics import chosen_classes
 from histocoder.model import MixerModel
 from histocoder.precision import choose_tf32, computing_dtype
-from histocoder.predictions import Prediction
+from histocoder.predictions import Part, Prediction
 from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
 
@@ -112,6 +112,7 @@ class Coder:
         *,
         precision: str = "fp32",
         compile: bool = False,
+        verify: bool = True,
     ) -> Coder:
         """Open a model.
 
@@ -122,14 +123,16 @@ class Coder:
             of a Hugging Face hub repo of the same form.
         device, precision, compile
             See `Coder`.
+        verify : bool
+            Whether to compare the model's files with the sums in its `manifest.json`, where it has one.
 
         Raises
         ------
         UserError
-            Where there is no model, or one of a newer format version.
+            Where there is no model, one of a newer format version, or a damaged one.
         """
         folder = local_folder(path_or_hub_id)
-        coder = cls(load_model(folder), device, precision=precision, compile=compile)
+        coder = cls(load_model(folder, verify=verify), device, precision=precision, compile=compile)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder
@@ -172,6 +175,7 @@ class Coder:
         min_confidence: float = 0.0,
         batch_size: int = 256,
         progress: bool | Callable[[int], object] = True,
+        parts: list[Part] | None = None,
     ) -> pd.DataFrame:
         """Code descriptions.
 
@@ -199,6 +203,9 @@ class Coder:
         progress : bool or callable
             Whether to show a bar, on a terminal; or what is told, batch by batch, how many distinct descriptions more
             are coded.
+        parts : list, optional
+            What an interrupted call with the same arguments has coded, which is not coded again; filled as this one
+            goes on.
 
         Returns
         -------
@@ -220,17 +227,22 @@ class Coder:
             raise UserError(f"The mode {mode!r} gives codes of the key only; leave constrain away.")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 or more.")
+        check_threshold(threshold)
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         table = rows.distinct
         self._search = None
         batches = self._batches(table, batch_size)
-        parts: list[tuple[np.ndarray, Prediction]] = []
+        parts = [] if parts is None else parts
+        coded = {place for places, _ in parts for place in places.tolist()}
         code = partial(self.predict_batch, mode=mode, k=k, constrain=bool(constrain))
         at_once = RowsAtOnce(self.device)
         hidden = None if progress is True and len(table) > batch_size else True  # None: where there is no terminal
         with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
             for places, ids, characters in batches:
+                if coded.issuperset(places.tolist()):
+                    tell(len(places))
+                    continue
                 limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
                 for some, part in at_once.each(code, ids, limits, characters):
                     parts.append((places[some], part))
@@ -451,6 +463,12 @@ class Coder:
             if self.model.linear_expert is not None:
                 characters = torch.from_numpy(lower_characters([joined[row] for row in rows])).to(self.device)
             yield rows, torch.from_numpy(ids).to(self.device), characters
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Raise a UserError where no probability, or none but 1, could be above a threshold of the flat head."""
+    if threshold is not None and not 0 <= threshold < 1:
+        raise UserError(f"The threshold is {threshold:g}; it must be 0 or more and less than 1.")
 
 
 def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple[int, int]]:

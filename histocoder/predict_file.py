@@ -6,6 +6,8 @@ import codecs
 import csv
 import json
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -32,12 +34,13 @@ from histocoder.data.table import (
     strings,
     write_csv,
 )
-from histocoder.errors import UserError
+from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.inference.known import KNOWN, Known
 from histocoder.lock import holding
 from histocoder.notices import FileNotices
-from histocoder.predict import Coder
+from histocoder.predict import Coder, check_threshold
+from histocoder.predictions import Part, load_parts, save_parts
 
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
 """Of a chunk at most, likewise below; a row has a cell for each column of its codes."""
@@ -46,6 +49,9 @@ _GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000
 _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
 """Of the distinct descriptions whose codes are kept, to be used again in later chunks."""
 _DECIMALS = 6
+_KEEP_SECONDS = 20.0
+"""After which what is coded of a chunk is kept, so that no more is lost."""
+_BATCHES = ".batches"
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class PredictConfig:
             raise UserError(f"--k is {self.k}; it must be 1 or more.")
         if self.batch_size < 1:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
+        check_threshold(self.threshold)
         check_output(Path(self.output))
         if self.excel and is_parquet(Path(self.output)):
             raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
@@ -158,7 +165,7 @@ def predict_file(
                 coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say
             )
         except UserError:
-            if distributed.is_primary() and not any(parts.glob(f"[0-9]*{output.suffix}")):
+            if distributed.is_primary() and not any(parts.glob("[0-9]*")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
             raise
         distributed.run_on_primary(
@@ -218,14 +225,24 @@ def _code_chunks(
     with _progress_bar(count_rows(config.input)) as bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
             part = _part(parts, number, Path(config.output))
-            if number % world_size == rank:
-                if part.exists():
-                    coded = _read(part, numbers=memory.numbers, delimiter=delimiter)
-                    memory.take_in(coded)
-                else:
-                    coded = memory.code(chunk, told=bar.update)
-                    _write(part, coded, delimiter=delimiter)
-                num_known += 0 if known is None else pc.sum(pc.equal(coded[-1], KNOWN), min_count=0).as_py()
+            if number % world_size == rank and part.exists():
+                done = _read(part, numbers=memory.numbers, delimiter=delimiter)
+                memory.take_in(done)
+            elif number % world_size == rank:
+                batches = _Batches(parts / f"{number:06d}{_BATCHES}", told=bar.update)
+                try:
+                    done = memory.code(chunk, batches)
+                    _write(part, done, delimiter=delimiter)
+                except KeyboardInterrupt:
+                    batches.keep()
+                    raise Interrupted(
+                        f"Interrupted: about {rows_done + round(batches.num_told):,} rows are coded, and kept beside "
+                        f"{config.output}. The same command resumes from there.",
+                        signal.SIGINT,
+                    ) from None
+                batches.path.unlink(missing_ok=True)
+            if number % world_size == rank and known is not None:
+                num_known += pc.sum(pc.equal(done[-1], KNOWN), min_count=0).as_py()
             num_chunks += 1
             rows_done += len(chunk)
             bar.update(rows_done - bar.n)
@@ -260,6 +277,29 @@ def _progress_bar(num_rows: int) -> tqdm:
     return tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True)
 
 
+class _Batches:
+    """What of a chunk is coded, kept now and then for when the run is interrupted."""
+
+    def __init__(self, path: Path, *, told: Callable[[float], object]) -> None:
+        self.path, self._told = path, told
+        self.parts = load_parts(path)
+        self.num_told, self._num_kept = 0.0, len(self.parts)
+        self._kept_at = time.monotonic()
+
+    def tell(self, num_rows: float) -> None:
+        """Hear that so many rows more are coded, about."""
+        self._told(num_rows)
+        self.num_told += num_rows
+        if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write what is coded into the file."""
+        if len(self.parts) > self._num_kept:
+            save_parts(self.path, self.parts)
+        self._num_kept, self._kept_at = len(self.parts), time.monotonic()
+
+
 class _Memory:
     """Codes chunks, each distinct description once; a full memory takes in no more, so that it does not grow."""
 
@@ -274,18 +314,19 @@ class _Memory:
         self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}
         self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
 
-    def code(self, chunk: pa.Table, *, told: Callable[[float], object] = lambda _: None) -> pa.Table:
+    def code(self, chunk: pa.Table, batches: _Batches) -> pa.Table:
         """The chunk with the codes' columns behind its own.
 
-        `told` hears, batch by batch, how many rows more are done, about.
+        `batches` hears what is done, and holds what an interrupted run has done.
         """
         pairs = self._pairs(chunk)
         new = self._new(pairs)
         num_known = len(pairs) - sum(map(new.__contains__, pairs))
-        told(num_known)
+        batches.tell(num_known)
         if new:
             rows_each = (len(pairs) - num_known) / len(new)
-            self._add(new, self._predict(new, told=lambda count: told(count * rows_each)))
+            codes = self._predict(new, told=lambda count: batches.tell(count * rows_each), parts=batches.parts)
+            self._add(new, codes)
         rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
         for name, column in self._output_names.items():
             kind = pa.float64() if column in self._numbers else pa.string()
@@ -330,7 +371,9 @@ class _Memory:
                 new.setdefault(pair, row)
         return new
 
-    def _predict(self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object]) -> pd.DataFrame:
+    def _predict(
+        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part]
+    ) -> pd.DataFrame:
         config = self._config
         texts, langs = zip(*new, strict=True)
         return self._code(
@@ -343,6 +386,7 @@ class _Memory:
             min_confidence=config.min_confidence,
             batch_size=config.batch_size,
             progress=told,
+            parts=parts,
         )
 
     def _add(self, new: Iterable[tuple[str, str]], codes: pd.DataFrame) -> None:
@@ -369,8 +413,11 @@ def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], N
     path = parts / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
         remove_leftovers(parts)
-        if chunks_done := len(list(parts.iterdir())) - 1:
-            say(f"Going on where it was interrupted: {chunks_done} chunks are done.")
+        names = [path.name for path in parts.glob("[0-9]*")]
+        if names:
+            num_done = sum(not name.endswith(_BATCHES) for name in names)
+            more = ", and parts of others" if num_done < len(names) else ""
+            say(f"Resuming where it was interrupted: {num_done} chunks are done{more}.")
         return
     shutil.rmtree(parts, ignore_errors=True)
     make_folder(parts)
@@ -379,17 +426,19 @@ def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], N
 
 
 @contextmanager
-def _kept_for_later(path: Path) -> Iterator[Path]:
-    """`replacing`, for a file whose failure loses nothing of what was done before."""
+def _kept_for_later(path: Path, parts: Path) -> Iterator[Path]:
+    """`replacing`, for a file whose failure loses nothing of what was done before, in `parts`."""
     try:
         with replacing(path) as temporary:
             yield temporary
     except UserError as error:
+        if not any(parts.glob("[0-9]*")):
+            raise
         raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
 
 
 def _write(part: Path, table: pa.Table, *, delimiter: str) -> None:
-    with _kept_for_later(part) as temporary:
+    with _kept_for_later(part, part.parent) as temporary:
         if is_parquet(part):
             pa.parquet.write_table(table, temporary)
         else:
@@ -420,7 +469,7 @@ def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> N
             raise UserError(
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
-    with _kept_for_later(output) as temporary:
+    with _kept_for_later(output, parts) as temporary:
         if is_parquet(output):
             with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:
                 for group in _groups(files):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
+
+from histocoder.files import replacing
 
 
 class Prediction(NamedTuple):
@@ -54,3 +57,31 @@ class Prediction(NamedTuple):
                 columns[f"desc_{i + 1}"] = np.array([descriptions.get(code) for code in codes], dtype=object)
         columns["conf"] = self.conf
         return pd.DataFrame(columns)
+
+
+Part: TypeAlias = tuple[np.ndarray, Prediction]
+"""A batch: the places of its rows among all, of shape (n,), and their codes."""
+
+
+def save_parts(path: Path, parts: Sequence[Part]) -> None:
+    """Write batches into a file, whole or not at all; `load_parts` reads them back as they were."""
+    arrays: dict[str, np.ndarray] = {}
+    for i, (places, part) in enumerate(parts):
+        codes = np.where(pd.isna(part.codes), "", part.codes).astype(str)
+        arrays |= {f"{i:06d}.{j}": array for j, array in enumerate((places, codes, part.probs, part.conf))}
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its one other argument is not among these names
+
+
+def load_parts(path: Path) -> list[Part]:
+    """Read what `save_parts` wrote; nothing where there is no file."""
+    if not path.exists():
+        return []
+    with np.load(path) as file:
+        arrays = [file[name] for name in sorted(file.files)]
+    parts: list[Part] = []
+    for places, texts, probs, conf in zip(*[iter(arrays)] * 4, strict=True):
+        codes = texts.astype(object)
+        codes[texts == ""] = None
+        parts.append((places, Prediction(codes, probs, conf)))
+    return parts

@@ -16,6 +16,7 @@ from histocoder import distributed
 from histocoder.checkpoint import (
     CHECKPOINTS_FOLDER,
     Checkpoint,
+    is_checkpoint,
     list_checkpoints,
     load_checkpoint,
     step_of,
@@ -58,7 +59,7 @@ def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = 
     if resume == "never":
         return None
     path = folder if resume == "auto" else Path(resume)
-    if resume != "auto" and (path / MANIFEST_FILE).is_file():
+    if resume != "auto" and is_checkpoint(path):
         verify_checkpoint(path)
         return path
     damage = ""

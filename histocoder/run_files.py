@@ -13,12 +13,13 @@ from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
 from histocoder.errors import UserError
 from histocoder.hub import CARD_FILE
 from histocoder.profiling import PROFILE_FOLDER
-from histocoder.saved_model import CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.saved_model import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.tracking import LOG_FILE
 
 ARGS_FILE = "args.yaml"
 """The first that training writes: where it is, all below are a run's."""
-_FILES = (CONFIG_FILE, WEIGHTS_FILE, LAST_BIN_FILE, CARD_FILE, LOG_FILE, WANDB_ID_FILE, "metrics.json", "report.html")
+_MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)
+_FILES = (*_MODEL_FILES, LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, "metrics.json", "report.html")
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, "report", TENSORBOARD_FOLDER, PROFILE_FOLDER)
 """What training leaves, but for what it only adds to, and `cache/`, in which it deletes nothing but its own."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,29 +15,46 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from histocoder.config import MODEL_TYPE, ModelConfig
-from histocoder.errors import DamagedError, UserError
+from histocoder.errors import DamagedError, UserError, misfit
 from histocoder.files import replacing, sha256
+from histocoder.formatters import formatter_from_config
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, Unfilled, reads_characters
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 MANIFEST_FILE = "manifest.json"
-"""Of a checkpoint's folder: checksums."""
+"""Of a model's or a checkpoint's folder: the SHA-256 of each file that belongs to it, by its path there."""
 SHARDS_FOLDER = "shards"
 """Of a checkpoint: weights and optimizer state, each process's part in a file; see `histocoder.shards`."""
 
 
 def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """Write `config.json` and `model.safetensors` into a folder, and `tokenizer/` where the encoder has one of its own;
-    each whole or not at all.
+    """Write `config.json`, `model.safetensors`, `manifest.json`, and `tokenizer/` where the encoder has one of its own,
+    into a folder; each whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _save_sums(folder, {})  # a save that is killed leaves no sums of other files
+    save_model_files(folder, config, weights, tokenizer=tokenizer)
+    written = sorted(path for path in (folder / TOKENIZER_FOLDER).rglob("*") if path.is_file())
+    save_manifest(folder, [folder / CONFIG_FILE, folder / WEIGHTS_FILE, *written])
+
+
+def save_model_files(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
+    """What `save_model` does, but for the manifest."""
     tokenizer.save(folder / TOKENIZER_FOLDER)
     with replacing(folder / WEIGHTS_FILE) as temporary:
         try:
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+            write_tensors({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
         except SafetensorError as error:
             raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
     save_config(folder, config)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors into a file that others may read as the umask says; `save_file` leaves one for its owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path)
+    path.chmod(mode)
 
 
 def save_config(folder: Path, config: ModelConfig) -> None:
@@ -44,6 +62,65 @@ def save_config(folder: Path, config: ModelConfig) -> None:
     with replacing(folder / CONFIG_FILE) as temporary:
         text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def change_config(folder: Path, config: ModelConfig) -> None:
+    """Write another `config.json` into a model's folder, and its sum into the manifest, where there is one."""
+    sums = _read_sums(folder)
+    if sums:
+        _save_sums(folder, {name: digest for name, digest in sums.items() if name != CONFIG_FILE})
+    save_config(folder, config)
+    if sums:
+        _save_sums(folder, {**sums, CONFIG_FILE: sha256(folder / CONFIG_FILE)})
+
+
+def save_manifest(folder: Path, files: Iterable[Path]) -> None:
+    """Write `manifest.json`, the sums of some files of a folder, whole or not at all."""
+    _save_sums(folder, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
+
+
+def _save_sums(folder: Path, sums: dict[str, str]) -> None:
+    with replacing(folder / MANIFEST_FILE) as temporary:
+        temporary.write_text(json.dumps(sums, indent=2), encoding="utf-8")
+
+
+def _read_sums(folder: Path) -> dict[str, str]:
+    """The manifest of a folder; empty where there is none, as of models from elsewhere."""
+    path = folder / MANIFEST_FILE
+    return read_json(path) if path.is_file() else {}
+
+
+def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
+    """Compare the files of a folder with their sums, about a second for each GB; nothing where it has no manifest.
+
+    Parameters
+    ----------
+    folder : Path
+    model_only : bool
+        Whether to leave out what a checkpoint holds beside the model.
+
+    Raises
+    ------
+    DamagedError
+        Where a file is missing or damaged; it is named.
+    """
+    try:
+        for name, digest in _read_sums(folder).items():
+            if model_only and name not in (CONFIG_FILE, WEIGHTS_FILE) and not name.startswith(f"{TOKENIZER_FOLDER}/"):
+                continue
+            if not (folder / name).is_file() or sha256(folder / name) != digest:
+                raise DamagedError(f"The file {folder / name} is missing or damaged: it is not as it was written.")
+    except OSError as error:
+        raise DamagedError(f"{folder} can't be read ({error}).") from error
+
+
+def _verify_model(folder: Path) -> None:
+    try:
+        verify_manifest(folder, model_only=True)
+    except DamagedError as error:
+        raise DamagedError(
+            f"{error} Take another copy of the model; if you changed the file yourself, delete {MANIFEST_FILE} there."
+        ) from error
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -62,10 +139,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read `model.safetensors` of a model's folder; raises UserError where it is missing or damaged.
-
-    In a checkpoint's folder it is compared with its checksum.
-    """
+    """Read `model.safetensors` of a model's folder; raises UserError where it is missing or can't be read."""
     path = folder / WEIGHTS_FILE
     if (folder / SHARDS_FOLDER).is_dir():
         raise UserError(
@@ -74,21 +148,21 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     if not path.is_file():
         raise UserError(f"{folder} holds no model: it has no {WEIGHTS_FILE}.")
-    if (folder / MANIFEST_FILE).is_file() and read_json(folder / MANIFEST_FILE).get(WEIGHTS_FILE) != sha256(path):
-        raise DamagedError(f"{path} is damaged: it is not as it was written. Take another checkpoint.")
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}).") from error
 
 
-def load_model(folder: Path) -> MixerModel:
+def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
     """Load a model, on the CPU and in evaluation mode.
 
     Parameters
     ----------
     folder : Path
         What `save_model` wrote: a run's, a checkpoint's, or one's own copy of its files.
+    verify : bool
+        Whether to compare its files with the manifest first, where it has one.
 
     Raises
     ------
@@ -97,9 +171,19 @@ def load_model(folder: Path) -> MixerModel:
     """
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
-    with Unfilled():
-        model = MixerModel(read_model_config(folder), tokenizer=read_tokenizer(folder))
-    model.load_state_dict(read_weights(folder))
+    if verify:
+        _verify_model(folder)
+    config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_weights(folder)
+    try:
+        formatter_from_config(config.formatter)
+        with Unfilled():
+            model = MixerModel(config, tokenizer=tokenizer)
+        model.load_state_dict(weights)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of whatever a library makes of settings that are none
+        reason = misfit(error) if isinstance(error, RuntimeError) else str(error)
+        raise DamagedError(f"{folder / CONFIG_FILE} does not describe the model beside it ({reason}).") from error
     return model.eval()
 
 
@@ -122,6 +206,7 @@ def initial_weights(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...] | No
         Where there are no weights, or anything but tensors is in the file.
     """
     if is_own_model(path):
+        _verify_model(path)
         return read_weights(path), read_model_config(path).codes
     return published_weights(path)
 
@@ -248,6 +333,9 @@ def load_tensors(path: Path) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise DamagedError(f"{path} can't be read ({error}).") from error
+    if not isinstance(found, dict):
+        raise DamagedError(f"{path} can't be read (it holds no JSON object).")
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import warnings
@@ -21,6 +23,7 @@ _NOBODY_READS = 128 + 13
 
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
+    _open_streams()
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         main()
@@ -28,6 +31,11 @@ def run_script(main: Callable[[], None]) -> None:
     except BrokenPipeError:  # as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
         distributed.leave("Ended, since nobody reads its output any more.", _NOBODY_READS)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it may be what is full
+        distributed.leave(f"error: The output can't be written ({error.strerror}). Make room, and start again.", 2)
     except UserError as error:
         distributed.leave(f"error: {error}", 2)
     except MachineError as error:
@@ -47,6 +55,16 @@ def run_script(main: Callable[[], None]) -> None:
             1,
         )
     distributed.stop()
+
+
+def _open_streams() -> None:
+    """Make standard output and error take every text: closed ones take it nowhere, others escape what they lack."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # as after >&- in a shell
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _show_warning(

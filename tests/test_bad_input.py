@@ -48,6 +48,8 @@ CASES = [
     ({"--tokens-per-batch": "100"}, r"--tokens-per-batch is 100; a single row takes up to 128 positions"),
     ({"--batch-size": "0"}, r"--batch-size is 0"),
     ({"--learning-rate": "-1"}, r"--learning-rate"),
+    ({"--seed": "99999999999999999999"}, r"--seed is 99999999999999999999; it must lie between 0 and"),
+    ({"--num-workers": "5000"}, r"--num-workers is 5000, far more than the \d+ processors"),
     ({"--max-len": "30"}, r"multiple of 4"),
     ({"--save-path": "table.csv"}, r"is a file"),
     ({"--save-path": "table.csv/out"}, r"table.csv"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -98,9 +99,36 @@ def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
     assert ended.stderr == "Ended, since nobody reads its output any more.\n"
 
 
+def test_output_that_can_not_take_all_characters(model: Path, monkeypatch: pytest.MonkeyPatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    main(["predict", "--model", str(model), "skrædersvend"])
+    assert rb"skr\xe6dersvend" in written.getvalue()
+
+
+def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "stdout", None)
+    main(["predict", "--model", str(model), "farmer"])
+    with Path("/dev/full").open("w", encoding="utf-8") as full, pytest.raises(SystemExit) as ended:
+        monkeypatch.setattr(sys, "stdout", full)
+        main(["predict", "--model", str(model), "farmer"])
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert said == "error: The output can't be written (No space left on device). Make room, and start again.\n"
+
+
+def test_closed_streams_do_not_end_training(table: Path, tmp_path: Path):
+    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2)
+    code = "import os, runpy, sys; sys.stdout = sys.stderr = None; os.close(1); os.close(2); sys.argv = {0}; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    run("-c", f"import sys; sys.path.insert(0, ''); {code.format(args)}")
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("predict", "--model", "nowhere", "x\udce6"), "Set PYTHONUTF8=1"),
         (("predict", "--model", "nowhere", "x"), "no model folder nowhere"),
         (("predict", "--model", "nowhere"), "Give descriptions"),
         (("predict", "--model", "nowhere", "--input", "a.csv"), "--output out.csv"),
@@ -148,7 +176,18 @@ def test_convert_to_a_full_disk(model: Path, tmp_path: Path, capsys: pytest.Capt
 def evaluate(model: Path | str, data: Path, *args: object) -> None:
     """As the command does; its report goes beside the data."""
     given = ("--model", model, "--data", data, "--output", data.parent / "evaluation", *args)
-    main(["evaluate", *map(str, given)])
+    main(["evaluate", "--overwrite", *map(str, given)])
+
+
+def test_a_report_is_not_replaced_unasked(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
+    flags = ["evaluate", "--model", str(model), "--data", str(tmp_path / "t.csv"), "--output"]
+    main([*flags, str(tmp_path / "report")])
+    for output, message in (("report", "Add --overwrite"), ("t.csv", "name a folder for the report")):
+        with pytest.raises(SystemExit) as ended:
+            main([*flags, str(tmp_path / output)])
+        assert ended.value.code == 2 and message in capsys.readouterr().err
+    main([*flags, str(tmp_path / "report"), "--overwrite"])
 
 
 def test_evaluate_with_one_language_says_the_rest(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -221,15 +260,29 @@ def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     data = tmp_path / "t.csv"
     data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
     checkpoint = shutil.copytree(model, tmp_path / "step-0000010")
-    (checkpoint / "manifest.json").write_text("{}")
+    (checkpoint / "state.json").write_text("{}")
     before = (checkpoint / "config.json").read_bytes()
     monkeypatch.setattr("histocoder.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
-    for name, message in ((checkpoint, "without manifest.json"), ("org/name", "There is no folder org/name")):
+    for name, message in ((checkpoint, "never altered"), ("org/name", "There is no folder org/name")):
         with pytest.raises(SystemExit) as ended:
             evaluate(name, data, "--save-thresholds")
         said = capsys.readouterr().err
         assert ended.value.code == 2 and message in said and said.count("\n") == 1
     assert (checkpoint / "config.json").read_bytes() == before
+
+
+def test_a_model_with_new_thresholds_is_whole(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    own, data = shutil.copytree(model, tmp_path / "model"), tmp_path / "t.csv"
+    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")
+    evaluate(own, data, "--save-thresholds")
+    assert (own / "config.json").read_bytes() != (model / "config.json").read_bytes()
+    main(["predict", "--model", str(own), "farmer"])
+    assert json.loads((own / "manifest.json").read_text()).keys() == {"config.json", "model.safetensors"}
+    (own / "config.json").write_text((own / "config.json").read_text() + "\n")
+    with pytest.raises(SystemExit):
+        main(["predict", "--model", str(own), "farmer"])
+    assert "model/config.json is missing or damaged" in capsys.readouterr().err
+    main(["predict", "--model", str(own), "--no-verify", "farmer"])
 
 
 def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):

@@ -80,7 +80,7 @@ def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     artifact = artifact_of(records)
     assert (artifact.name, artifact.type) == ("tiny_hisco_gpu1", "model")
     files = {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
-    assert set(files) == {"config.json", "model.safetensors", "README.md"}
+    assert set(files) == {"config.json", "model.safetensors", "manifest.json", "README.md"}
     assert files["model.safetensors"].read_bytes() == (out / "model.safetensors").read_bytes()
     assert files["model.safetensors"].is_relative_to(out)  # not in the user's home
 

@@ -31,6 +31,7 @@ from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.frozen import use_encodings
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
+from histocoder.model.encoder import encoder_from_config
 from histocoder.occcanine import save_occcanine
 from histocoder.saved_model import load_model, save_model
 
@@ -257,6 +258,21 @@ def refused(*args: object) -> str:
     return result.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.parametrize("kind", ["bert", "byt5", "canine"])
+def test_configs_name_no_code_to_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save_pretrained(kind, tmp_path / kind)
+    fields = json.loads((folder / "config.json").read_text())
+    fields |= {"attn_implementation": "somebody/kernel", "auto_map": {"AutoModel": "somebody/model--model.Model"}}
+    (folder / "config.json").write_text(json.dumps(fields))
+    loaded: list[object] = []
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention", lambda *args, **_: loaded.append(args)
+    )
+    load_encoder(str(folder), max_len=MAX_LEN)
+    encoder_from_config(fields)
+    assert loaded == []
+
+
 def test_mistakes_are_said(table: Path, tmp_path: Path):
     bert = save_pretrained("bert", tmp_path / "bert", num_positions=60)
     xlm_r = save_pretrained("xlm-r", tmp_path / "xlm-r", num_positions=62)
@@ -289,11 +305,12 @@ def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: 
     with pytest.raises(UserError, match="OccCANINE has no form"):
         save_occcanine(tmp_path / "model", tmp_path / "last.bin")
     (tmp_path / "model" / "tokenizer" / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DamagedError, match="tokenizer"):
-        load_model(tmp_path / "model")
+    for verify in (True, False):
+        with pytest.raises(DamagedError, match="tokenizer"):
+            load_model(tmp_path / "model", verify=verify)
     shutil.rmtree(tmp_path / "model" / "tokenizer")
     with pytest.raises(UserError, match="copy it beside the model"):
-        load_model(tmp_path / "model")
+        load_model(tmp_path / "model", verify=False)
 
 
 def test_a_checkpoint_s_sums_are_of_its_tokenizer_too(table: Path, tmp_path: Path):

@@ -28,6 +28,7 @@ from models import save_tiny_model, tiny_model
 
 from histocoder.checkpoint import list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
+from histocoder.files import remove_leftovers
 from histocoder.resume import find_checkpoint
 from histocoder.saved_model import initial_weights, load_model
 
@@ -165,8 +166,34 @@ def test_a_model_is_not_loaded_from_a_checkpoint_that_is_damaged(saved: Path):
     weights[-1] ^= 1
     (checkpoint / "model.safetensors").write_bytes(weights)
     for load in (load_model, initial_weights):
-        with pytest.raises(DamagedError, match=r"model\.safetensors is damaged.*Take another"):
+        with pytest.raises(DamagedError, match=r"model\.safetensors is missing or damaged.*Take another"):
             load(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_altered_files_of_models_are_named(tmp_path: Path, name: str):
+    model = save_tiny_model(tmp_path / "model")
+    whole = (model / name).read_bytes()
+    (model / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 42]))  # of config.json's last line end, a blank
+    for load in (load_model, initial_weights):
+        with pytest.raises(DamagedError, match=rf"model/{name} is missing or damaged"):
+            load(model)
+    load_model(model, verify=False)
+    (model / "manifest.json").unlink()
+    load_model(model)  # as one from elsewhere
+
+
+def test_others_may_read_models(tmp_path: Path, first_saved: Path):
+    for folder in (save_tiny_model(tmp_path / "model"), *list_checkpoints(first_saved)):
+        modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+        assert set(modes.values()) == {modes["config.json"]}, modes
+
+
+def test_leftovers_that_are_links_are_removed(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".x.1.tmp").symlink_to(tmp_path / "elsewhere")
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
 def test_where_no_checkpoint_is_whole_the_run_is_refused_and_nothing_is_deleted(saved: Path):
@@ -196,7 +223,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_where_the_newest_is_damaged(alon
     newest = list_checkpoints(out)[-1]
     (newest / "model.safetensors").write_bytes(b"")
     again = run(*training(out, batch_size=8))
-    assert f"Warning: The checkpoint file {newest}/model.safetensors is missing or damaged" in again.stdout
+    assert f"Warning: The file {newest}/model.safetensors is missing or damaged" in again.stdout
     assert "Going on from step 20" in again.stdout
     assert_same_end(alone, out)
 

@@ -81,6 +81,19 @@ def test_weights_that_are_not_finite_are_not_saved(started: Trainer):
     assert [path.name for path in list_checkpoints(started.folder)] == ["step-0000001"]
 
 
+def test_validation_losses_that_are_not_finite_end_runs(table: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    extra = ("--batch-size", 8, "--max-steps", 3, "--learning-rate", "1e30")
+    ended = run(*finetune(table, out, *extra), check=False)
+    assert ended.returncode == 2 and ended.stderr.startswith("error: The validation loss of step 3 is not finite, and")
+    assert not (out / "model.safetensors").exists() and "Saved" not in ended.stdout
+    better = run(
+        *finetune(table, out, *extra, "--resume", "never", "--eval-interval", 1, "--warmup-pct", 1), check=False
+    )
+    assert better.returncode == 2 and f"{out / 'best'} holds the model" in better.stderr
+    assert (out / "best" / "model.safetensors").exists()
+
+
 def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(table: Path, tmp_path: Path):
     extra = ("--max-steps", 8, "--eval-interval", 4)
     run("tests/faulty.py", "nan:0:3-4", "--", *finetune(table, tmp_path / "one", *extra, "--batch-size", 8))

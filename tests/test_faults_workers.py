@@ -13,6 +13,14 @@ from jobs import finetune, is_alive
 EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-timeout", 3)
 
 
+def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
+    fault = "ENOSPC:_multiprocessing.SemLock:1"
+    args = finetune(table, tmp_path / "out", *EXTRA)
+    ended = run("tests/faulty.py", fault, "--", *args, check=False)
+    assert ended.returncode == 1 and ended.stderr.startswith("error: There is no room in /dev/shm"), ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+
+
 @pytest.mark.parametrize(
     ("worker", "signal", "what"),
     [(1, "SIGKILL", "was killed, perhaps for want of memory"), (1, "SIGSTOP", "has given no batch for 3 s")],

@@ -49,7 +49,8 @@ def test_a_model_is_pushed_whole_and_fetched_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(hub, "hub_answers", lambda: True)
     coder = Coder(tiny_model(), "cpu")
     assert coder.push_to_hub("somebody/model", private=True) == "hub/somebody/model"
-    assert {p.name for p in (store / "somebody/model").iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    pushed = {path.name for path in (store / "somebody/model").iterdir()}
+    assert pushed == {"config.json", "model.safetensors", "manifest.json", "README.md"}
     fetched = Coder.from_pretrained("somebody/model", "cpu")
     assert fetched.predict("baker", "en").equals(coder.predict("baker", "en"))
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import shared
-from models import CODES, tiny_model
+from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
 
 from histocoder import Coder, load_occcanine
@@ -189,6 +189,9 @@ def test_saved_and_opened_again(coder: Coder, tmp_path):
         (None, "has no config.json"),
         ({"model_type": "bert"}, "not that of a histocoder model"),
         ({"model_type": "histocoder", "format_version": 99}, "version 99"),
+        ({"model_type": "histocoder", "format_version": "abc"}, "version abc"),
+        ({"model_type": "histocoder"}, "'encoder' is missing"),
+        (["histocoder"], "no JSON object"),
     ],
 )
 def test_no_model(tmp_path, config, message):
@@ -196,6 +199,24 @@ def test_no_model(tmp_path, config, message):
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):
         Coder.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"codes": CODES[1:]}, "does not describe the model beside it .size mismatch for linear_decoder.weight"),
+        ({"decoder_num_heads": 7}, "can't be shared by 7 heads"),
+        ({"codes": None}, "'codes' does not hold"),
+        ({"thresholds": {"en": "high"}}, "'thresholds' does not hold"),
+        ({"encoder": {"num_hidden_layers": "two"}}, "does not describe"),
+        ({"formatter": {"name": "none", "num_blocks": 2}}, "no formatter 'none'"),
+    ],
+)
+def test_configs_of_other_models_are_refused(tmp_path, changes, message):
+    path = save_tiny_model(tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(UserError, match=message):
+        Coder.from_pretrained(tmp_path, "cpu", verify=False)
 
 
 def test_neither_folder_nor_repo(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -12,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -22,9 +24,11 @@ from jobs import two_ranks
 from models import save_tiny_model
 from tqdm import tqdm
 
-from histocoder.errors import UserError
+from histocoder.__main__ import main
+from histocoder.errors import Interrupted, UserError
 from histocoder.predict import Coder
 from histocoder.predict_file import PredictConfig, predict_file
+from histocoder.predictions import Prediction
 from histocoder.review import review
 from histocoder.saved_model import load_model
 
@@ -279,6 +283,42 @@ def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: 
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("mode", ["greedy", "flat", "full"])
+def test_an_interrupted_chunk_is_resumed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str):
+    write_archive(tmp_path / "in.csv", 600)
+    code_batch = Coder.predict_batch
+    settings: dict[str, Any] = {"mode": mode, "chunk_rows": 300, "batch_size": 32, "threshold": 0.5}
+
+    def code_to(output: Path, interrupted_at: int) -> int:
+        """How many batches were coded."""
+        calls = itertools.count(1)
+
+        def batch(*args: Any, **kwargs: Any) -> Prediction:
+            if next(calls) == interrupted_at:
+                raise KeyboardInterrupt
+            return code_batch(*args, **kwargs)
+
+        monkeypatch.setattr(Coder, "predict_batch", batch)
+        code(model, tmp_path / "in.csv", output, **settings)
+        return next(calls) - 1
+
+    num_batches = code_to(tmp_path / "whole.csv", 0)
+    with pytest.raises(Interrupted, match=r"about [1-9]\d* rows are coded, and kept"):
+        code_to(tmp_path / "parts.csv", 4)
+    assert code_to(tmp_path / "parts.csv", 0) == num_batches - 3
+    assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_long_chunks_are_kept_by_time(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved: list[int] = []
+    monkeypatch.setattr("histocoder.predict_file._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("histocoder.predict_file.save_parts", lambda _path, parts: saved.append(len(parts)))
+    write_archive(tmp_path / "in.csv", 300)
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=300, batch_size=32)
+    assert len(saved) > 2 and saved == sorted(set(saved))
+
+
 def test_a_second_run_on_an_output_names_the_first_and_ends(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -333,6 +373,28 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+def test_a_disk_full_at_first_keeps_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_archive(tmp_path / "in.csv", 100)
+    monkeypatch.setattr("histocoder.predict_file.write_csv", fail)
+    with pytest.raises(UserError, match=r"No space left on device\.$"):
+        code(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_standard_streams_as_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_archive(tmp_path / "in.csv", 30)
+    flags = ["predict", "--model", str(model), "--language-col", "lang", "--input"]
+    main([*flags, str(tmp_path / "in.csv"), "--output", str(tmp_path / "out.csv")])
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in.csv").read_bytes())))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    main([*flags, "-", "--output", "-"])
+    assert written.getvalue() == (tmp_path / "out.csv").read_bytes()
+
+
 def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path):
     frame = write_archive(tmp_path / "in.csv", 200)
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--output")
@@ -356,6 +418,11 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"output": "out.csv.gz"}, r"out\.csv\.gz would not be compressed; leave \.gz away"),
         ({"output": "out.parquet.ZST"}, r"would not be compressed; leave \.ZST away"),
+        ({"output": "out.xlsx"}, r"out\.xlsx would be no \.xlsx file; name one that ends in \.csv"),
+        ({"output": "."}, "is a folder; name a file in it"),
+        ({"output": os.devnull}, "is a device or a pipe"),
+        ({"threshold": 2}, "threshold is 2; it must be 0 or more"),
+        ({"threshold": float("nan")}, "threshold is nan"),
         ({"input": "ragged.csv"}, "line 3: 3 fields"),
         ({"input": "header.csv"}, "no rows"),
     ],

@@ -1,3 +1,4 @@
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -7,6 +8,7 @@ import pytest
 from test_evaluate import few_examples, tiny_coder
 
 import histocoder
+from histocoder import plots
 from histocoder.errors import UserError
 from histocoder.evaluate import Evaluation, evaluate
 from histocoder.page import table, tag
@@ -118,6 +120,13 @@ def test_a_log_without_numbers_gives_no_curves(tmp_path: Path, evaluation: Evalu
     (tmp_path / "logs.csv").write_text(LOG.splitlines()[0] + "\n")
     write_report(tmp_path, evaluation, tiny_coder(), title="t", logs=tmp_path / "logs.csv")
     assert not (tmp_path / "report" / "training.png").exists()
+
+
+def test_languages_may_hold_dollars():
+    scores = {"accuracy": 0.5, "n": 2}
+    drawing = plots.accuracy_by_language({"$\\frac{$": scores, "en": scores})
+    drawing.savefig(io.BytesIO(), format="png")
+    assert [label.get_text() for label in drawing.axes[0].get_yticklabels()] == [r"\$\frac{\$", "en"]
 
 
 def test_a_folder_that_is_a_file_is_said(tmp_path: Path, evaluation: Evaluation):

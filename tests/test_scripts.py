@@ -284,8 +284,11 @@ def test_a_key_that_is_read_from_the_runs_folder_stays_as_it_is(tmp_path: Path):
 def test_initial_checkpoint(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "first", "--batch-size", 8, "--max-steps", 2))
     still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1)  # one step at rate 0: nothing is learnt
-    run(*finetune(table, tmp_path / "whole", *still, "--initial-checkpoint", tmp_path / "first"))
+    whole = finetune(table, tmp_path / "whole", *still, "--initial-checkpoint", tmp_path / "first")
+    assert "no effect" not in run(*whole).stdout
     assert_same_weights(tmp_path / "first", tmp_path / "whole")
+    resumed = run(*whole, "--only-encoder").stdout
+    assert "Notice: --initial-checkpoint and --only-encoder have no effect on a run that resumes" in resumed
 
     long = finetune(table, tmp_path / "long", *still, "--initial-checkpoint", tmp_path / "first", "--max-len", 512)
     assert "has 256 positions" in run(*long, check=False).stderr

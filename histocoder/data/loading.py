@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,12 @@ class BatchLoader:
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or of a pipe that has no other end
             _expect_ends()
             what = self._failure(str(error))
+            if what is None and "No space left" in str(error):
+                sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
+                what = (
+                    "There is no room in /dev/shm, where loader workers leave batches; give it more, in a container "
+                    "with --shm-size 1g."
+                )
             if what is None:
                 raise
             raise MachineError(

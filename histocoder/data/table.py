@@ -24,6 +24,8 @@ CHUNK_ROWS = 100_000
 """Rows of a large file that are held as text at once."""
 _BLOCK_BYTES = 1 << 24
 _COMPRESSED = (".gz", ".zip", ".bz2", ".xz", ".zst")
+_OTHER_KINDS = (".xlsx", ".xls", ".ods", ".dta", ".sav", ".rds", ".feather", ".arrow", ".json", ".jsonl")
+"""Of tables that other programs write, and this one does not."""
 
 
 @dataclass
@@ -221,9 +223,15 @@ def csv_writer(path: Path, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv
 
 
 def check_output(path: Path) -> None:
-    """Refuse the name of a compressed file for a table to write, which would not be one."""
+    """Refuse, for a table to write, the name of a file of another kind, and what is there and is no file."""
     if path.suffix.lower() in _COMPRESSED:
         raise UserError(f"{path} would not be compressed; leave {path.suffix} away.")
+    if path.suffix.lower() in _OTHER_KINDS:
+        raise UserError(f"{path} would be no {path.suffix} file; name one that ends in .csv or .parquet.")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file in it to write to.")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a device or a pipe; name a file to write to.")
 
 
 def is_parquet(path: Path) -> bool:

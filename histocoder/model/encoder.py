@@ -24,7 +24,13 @@ from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
 from histocoder.model.canine_weights import Canine, CanineConfig
 from histocoder.model.ngram import NgramConfig, NgramEncoder
-from histocoder.model.pretrained import full_config, load_pretrained, num_positions, pretrained_from_config
+from histocoder.model.pretrained import (
+    full_config,
+    load_pretrained,
+    num_positions,
+    pretrained_from_config,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -160,7 +166,7 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
 def _load_canine(name: str, options: dict[str, Any]) -> Canine:
     from transformers import CanineModel  # here and below: it takes seconds, and most runs need none of it
 
-    return Canine.of(CanineModel.from_pretrained(name, **options))
+    return Canine.of(CanineModel.from_pretrained(name, config=read_config(name, options), **options))
 
 
 def read_encoder_config(name: str) -> dict[str, Any]:

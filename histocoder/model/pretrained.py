@@ -17,7 +17,9 @@ _MISSING_SHOWN = 3
 def pretrained_from_config(config: dict[str, Any]) -> PreTrainedModel:
     """Build an encoder with random weights, in fp32, from the fields of its config, `model_type` among them."""
     found = full_config(config)
-    return _encoder_within(_auto_class(found).from_config(found).float())  # a config may name another precision
+    return _encoder_within(
+        _auto_class(found).from_config(found, trust_remote_code=False).float()
+    )  # a config may name another precision
 
 
 def load_pretrained(name: str, options: dict[str, Any]) -> PreTrainedModel:
@@ -35,11 +37,10 @@ def load_pretrained(name: str, options: dict[str, Any]) -> PreTrainedModel:
     ValueError
         Where there is no such architecture, or some of its weights are missing.
     """
-    from transformers import AutoConfig
     from transformers.utils import logging
 
     options = {**options, "trust_remote_code": False}  # else it asks on a terminal whether to run a model's own code
-    config = AutoConfig.from_pretrained(name, **options)
+    config = read_config(name, options)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it lists the weights of other heads, which nobody asks for here
     try:
@@ -103,8 +104,22 @@ def full_config(config: dict[str, Any]) -> PretrainedConfig:
     from transformers import AutoConfig
 
     fields = dict(config)
-    found: PretrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    return found
+    return _without_kernels(AutoConfig.for_model(fields.pop("model_type"), **fields))
+
+
+def read_config(name: str, options: dict[str, Any]) -> PretrainedConfig:
+    """The config in a folder or on the hub."""
+    from transformers import AutoConfig
+
+    return _without_kernels(AutoConfig.from_pretrained(name, **options))
+
+
+def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
+    """The config with transformers' default attention: one that it names may be code on the hub, which would be run."""
+    for name in ("_attn_implementation", "_experts_implementation"):
+        if hasattr(config, name):
+            setattr(config, name, None)  # which does the same to the configs within it
+    return config
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
