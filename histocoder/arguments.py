@@ -6,7 +6,7 @@ import argparse
 
 from histocoder import distributed
 from histocoder.cli import FINETUNE_LEARNING_RATE, SCRATCH_EPOCHS, SCRATCH_LEARNING_RATE, Parser
-from histocoder.data.normalize import NORMALIZATIONS
+from histocoder.data.normalize import DEFAULT_NORMALIZATION, NORMALIZATIONS
 from histocoder.model import PRESETS
 from histocoder.precision import PRECISIONS
 
@@ -60,9 +60,9 @@ def add_model_arguments(parser: Parser) -> None:
     )
     group.add_argument(
         "--text-normalization",
-        default="none",
         choices=NORMALIZATIONS,
-        help="lower_ascii: væver is read as vaever, as by published models (default: none)",
+        help="nfc: one Unicode form for each letter; lower: in lower case and with single blanks as well; lower_ascii: "
+        f"væver is read as vaever, as by published models (default: {DEFAULT_NORMALIZATION})",
     )
     group.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of decoder and heads (default: 0)")
     group.add_argument(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from histocoder.config_file import read_config
+from histocoder.data.normalize import DEFAULT_NORMALIZATION
 from histocoder.errors import UserError
 from histocoder.model import PRESETS
 
@@ -43,12 +44,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def _resolve_defaults(args: argparse.Namespace) -> argparse.Namespace:
-    """Fill in the defaults that depend on whether a model is trained from scratch."""
+    """Fill in the defaults that depend on the model that is trained."""
     if hasattr(args, "encoder"):
         from_scratch = args.encoder in PRESETS and args.initial_checkpoint is None
         if args.learning_rate is None:
             args.learning_rate = SCRATCH_LEARNING_RATE if from_scratch else FINETUNE_LEARNING_RATE
         if args.num_epochs is None:
             args.num_epochs = max(args.default_num_epochs, SCRATCH_EPOCHS if from_scratch else 0)
+        if args.text_normalization is None:
+            args.text_normalization = DEFAULT_NORMALIZATION
         del args.default_num_epochs
     return args

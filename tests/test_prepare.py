@@ -149,6 +149,11 @@ def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_p
     write_table(table, copies=2)
     with pytest.raises(UserError, match=r"dataset: 'table.csv \(SHA-256 .*--overwrite"):
         prepare(config(table), tmp_path / "out")
+    for version, message in ((1, "an earlier histocoder prepared"), (99, "written by a newer histocoder")):
+        record = json.loads((tmp_path / "out" / "prepared.json").read_text())
+        (tmp_path / "out" / "prepared.json").write_text(json.dumps({**record, "format_version": version}))
+        with pytest.raises(UserError, match=f"{message}.*--overwrite"):
+            prepare(config(table), tmp_path / "out")
     prepare(config(table), tmp_path / "out", overwrite=True, say=heard.append)
     record = json.loads((tmp_path / "out" / "prepared.json").read_text())
     assert sum(record["rows"].values()) == 128

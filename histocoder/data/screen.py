@@ -15,6 +15,7 @@ from histocoder.data.arrays import map_array
 from histocoder.data.examples import LANG_COL, TEXT_COL
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules, Labels
+from histocoder.data.normalize import folded
 from histocoder.data.table import Table, TableFile, csv_writer, open_table
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, Formatter
@@ -150,7 +151,9 @@ def _dropped_rows(table: Table, reasons: dict[int, str], config: PrepareConfig, 
 
 
 def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
-    """A hash of each row's description, or of its position where rows are split; keyed by the seed."""
-    values = texts if config.split_by == "text" else pa.array(positions).cast(pa.string())
+    """A hash of each row's description, the same for its variants, or of its position where rows are split; keyed by
+    the seed.
+    """
+    values = folded(texts.to_pylist()) if config.split_by == "text" else positions.astype(str)
     key = f"{config.seed:016x}"[-16:]
-    return pd.util.hash_array(np.array(values.to_pylist(), dtype=object), hash_key=key, categorize=False)
+    return pd.util.hash_array(np.array(values, dtype=object), hash_key=key, categorize=False)
