@@ -18,8 +18,7 @@ from histocoder.cli import Parser
 from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
-from histocoder.data.labels import LabelRules
-from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
+from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
 from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
@@ -102,7 +101,7 @@ def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: t
         return
     formatter = formatter_of(config)
     train_files, val_files = (
-        ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=LabelRules(allow_short=True))
+        ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=PREPARED_RULES)
         for name in (TRAIN_FILE, VAL_FILE)
     )
     assemble.train(args, train_files, val_files, folder=folder, device=device)

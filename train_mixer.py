@@ -94,7 +94,17 @@ def main() -> None:
     check_target_len(formatter.num_blocks, formatter.block_size)
     if len(target_cols) > formatter.num_blocks:
         raise UserError(f"--formatter {args.formatter} takes {formatter.num_blocks} columns of codes at most.")
-    rules = LabelRules(args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels)
+    if args.blank_means_no_occupation and formatter.system.missing_block is None:
+        raise UserError(
+            f"--formatter {args.formatter} has no mark for a row without any code; give such rows a code of their own "
+            "(in HISCO -1) instead of --blank-means-no-occupation."
+        )
+    rules = LabelRules(
+        args.zero_pad_codes,
+        args.allow_codes_shorter_than_block_size,
+        args.drop_bad_labels,
+        args.blank_means_no_occupation,
+    )
     key = read_key(args.key) if args.key else None
     train_files, val_files = (
         ExampleFiles(

@@ -158,7 +158,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         _check_may_change(Path(args.model))
     folder = local_folder(args.model)
     coder = Coder.from_pretrained(folder, str(device))
-    rules = LabelRules(args.zero_pad_codes, True, args.drop_bad_labels)
+    rules = LabelRules(args.zero_pad_codes, True, args.drop_bad_labels, is_training=False)
     files = ExampleFiles(
         (Path(args.data),),
         tuple(args.target_cols or coder.model.config.target_cols),

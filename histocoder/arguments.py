@@ -18,6 +18,11 @@ def add_data_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
     group.add_argument("--drop-bad-labels", action="store_true", help="leave out rows whose labels do not fit")
+    group.add_argument(
+        "--blank-means-no-occupation",
+        action="store_true",
+        help="train on rows without any code as descriptions of no occupation (default: they are left out)",
+    )
     group.add_argument("--zero-pad-codes", action="store_true", help="give codes of digits their leading zeros back")
     group.add_argument(
         "--allow-codes-shorter-than-block-size",

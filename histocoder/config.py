@@ -73,6 +73,8 @@ class PrepareConfig:
     """Whether codes may be shorter than the block."""
     drop_bad_labels: bool = False
     """Whether rows whose labels do not fit are dropped and listed, instead of stopping the run."""
+    blank_means_no_occupation: bool = False
+    """Whether rows without any code are kept, to be trained on as "no code", instead of being dropped and listed."""
     share_val: float = 0.1
     """Share set aside for validation."""
     split_by: str = "text"

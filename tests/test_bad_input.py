@@ -210,6 +210,7 @@ MIXER = {"--train-data": "table.csv", "--val-data": "table.csv", "--save-dir": "
         ({"--train-data": "short.csv"}, r"1 codes are shorter than the block of 5, such as line 3, hisco_1: '2000'"),
         ({"--batch-size": "512"}, r"larger than the 64 rows"),
         ({"--key": "short.csv"}, r"needs the columns"),
+        ({"--blank-means-no-occupation": ""}, r"--formatter hisco has no mark .* of their own"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -96,12 +96,45 @@ def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
 def test_blank_cells_are_missing_and_no_class(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text("occ1,a,b,c\nx,11111,  ,33333\ny,,22222,\nz,?,,\nw,44444,55555,\n")
-    files = prepared(table, tmp_path / "out", target_cols=("a", "b", "c"), share_val=0.25)
+    options = {"target_cols": ("a", "b", "c"), "share_val": 0.25, "blank_means_no_occupation": True}
+    files = prepared(table, tmp_path / "out", **options)
     rows = pd.concat([files["data_train"], files["data_val"]]).set_index("occ1")[["a", "b", "c"]]
     assert rows.loc["x"].tolist() == ["11111", "", ""]  # behind a gap nothing is read
     assert rows.loc["y"].tolist() == ["?", "22222", ""]
     assert rows.loc["z"].tolist() == ["?", "", ""]
     assert files["key"]["system_code"].tolist() == ["11111", "22222", "44444", "55555"]
+
+
+def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path):
+    table, heard = tmp_path / "t.csv", []
+    table.write_text("occ1,a,b,c\nx,11111,,\ny,,22222,\nz,?,,\nw, ,,\n,?,,\nv,33333,,\n")
+    options = {"target_cols": ("a", "b", "c"), "share_val": 0.3}
+    prepare(config(table, **options), tmp_path / "out", say=heard.append)
+    files = prepared(table, tmp_path / "out", **options)
+    rows = pd.concat([files["data_train"], files["data_val"]]).set_index("occ1")[["a", "b"]]
+    assert {text: row.tolist() for text, row in rows.iterrows()} == {
+        "x": ["11111", ""],
+        "y": ["?", "22222"],
+        "v": ["33333", ""],
+    }
+    reasons = files["rejected"].set_index("line")["reason"]
+    assert reasons.to_dict() == {"4": "no code", "5": "no code", "6": "no description"}
+    assert any("3 rows without any code are left out" in line and "--blank-means" in line for line in heard)
+
+    key, formatter = read_key(tmp_path / "out" / "key.csv"), build_formatter("hisco", num_blocks=3)
+    table.write_text("occ1,lang,a,b,c\nx,en,11111,,\ny,en,,,\n")
+    files = ExampleFiles((table,), ("a", "b", "c"), formatter, key=key, rules=LabelRules(is_training=False))
+    assert files.read(say=heard.append).texts == ["x"]
+    assert "1 row without any code is left out" in heard[-1] and "--" not in heard[-1]
+
+
+def test_a_code_behind_blanks_alone_is_bad(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    table.write_text("occ1,lang,a,b,c\nx,en,11111,,\ny,en,,,22222\n")
+    with pytest.raises(UserError, match=r"line 3, a: no code, but one in a later column"):
+        prepared(table, tmp_path / "out", target_cols=("a", "b", "c"))
+    with pytest.raises(UserError, match=r"line 3, a: no code, but one in a later column"):
+        read(table, ["a", "b", "c"], build_formatter("hisco", num_blocks=3))
 
 
 def test_short_codes_stop_with_count_lines_and_ways_out(tmp_path: Path):

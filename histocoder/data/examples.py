@@ -118,7 +118,7 @@ class ExampleFiles:
             keep = np.array(table.columns[self.input_col].is_valid())
             num_blank += int((~keep).sum())
             num_bad += len(labels.bad)
-            keep[list(labels.bad)] = False
+            keep[list(labels.bad)] = keep[labels.uncoded] = False
             yield self._select(table, labels.codes, keep)
         for notice in checker.finish():
             say(notice)

@@ -29,6 +29,10 @@ class LabelRules:
     """Codes may be shorter than the block."""
     drop_bad: bool = False
     """Rows with codes that do not fit are dropped, instead of stopping the run."""
+    blank_means_no_occupation: bool = False
+    """Rows without any code are kept, with the formatter's mark of a missing code, instead of being dropped."""
+    is_training: bool = True
+    """Whether messages may name flags that only training has."""
 
 
 @dataclass
@@ -39,13 +43,15 @@ class Labels:
     """Of shape (n, k): strings, None where there is none; each row's codes come first."""
     bad: dict[int, str]
     """Row -> why its labels do not fit."""
+    uncoded: np.ndarray
+    """Rows without any code, which are to be dropped."""
 
 
 class LabelChecker:
     """Cleans the codes of a file chunk by chunk, and gathers what does not fit.
 
     Blanks around a code are taken off; reading of a row stops at its first missing code. Where the formatter has a
-    mark for a missing first code, it is put there.
+    mark for a missing first code, it is put there; that mark alone is no code.
 
     Parameters
     ----------
@@ -70,7 +76,7 @@ class LabelChecker:
         self._file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key = rules, key
         self._has_codes = False
-        self._num_ignored = 0
+        self._num_ignored = self._num_uncoded = 0
         self._short, self._bad = _Found(), _Found()
 
     def check(self, table: Table) -> Labels:
@@ -78,18 +84,27 @@ class LabelChecker:
         bad: dict[int, str] = {}
         codes: dict[str, np.ndarray] = {}
         reading = np.ones(len(table), dtype=bool)
+        is_read, is_filled = np.zeros((2, len(table)), dtype=bool)
         for i, column in enumerate(self._target_cols):
-            codes[column], reading = self._check_column(table, i, reading, bad)
+            codes[column], reading, has_code = self._check_column(table, i, reading, bad)
+            is_read |= has_code & reading
+            is_filled |= has_code
+        if self._rules.blank_means_no_occupation and self._formatter.system.missing_block is not None:
+            is_read[:] = is_filled[:] = True
+        for row in np.flatnonzero(is_filled & ~is_read).tolist():
+            bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
         self._bad.add(table.rows, bad, len(bad))
-        return Labels(pd.DataFrame(codes, dtype=object), bad)
+        self._num_uncoded += int((~is_filled).sum())
+        return Labels(pd.DataFrame(codes, dtype=object), bad, np.flatnonzero(~is_filled))
 
     def _check_column(
         self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The codes of the i-th column, and the rows that are read on; adds to `bad`."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The codes of the i-th column, the rows that are read on, and those with a code here; adds to `bad`."""
         name = self._target_cols[i]
         index, distinct = self._distinct(table.columns[name])
         present = index >= 0
+        has_code = np.array([code != MISSING for code in distinct] + [False])[index]
         self._num_ignored += int((present & ~reading).sum())
         self._has_codes |= i == 0 and bool(present.any())
         present &= reading
@@ -108,10 +123,7 @@ class LabelChecker:
         if i == 0 and self._formatter.system.missing_block is not None:
             values[~present] = MISSING
             present = np.ones(len(table), dtype=bool)
-        elif i == 0:
-            for row in np.flatnonzero(~present).tolist():
-                bad.setdefault(row, f"{name}: no code")
-        return values, present
+        return values, present, has_code
 
     def _distinct(self, column: pa.Array) -> tuple[np.ndarray, list[str]]:
         """Each cell's place among the distinct codes, -1 where it is blank; and these, cleaned."""
@@ -138,9 +150,18 @@ class LabelChecker:
             raise UserError(self._describe_short())
         if self._bad.count and not self._rules.drop_bad:
             raise UserError(self._describe_bad())
+        notices = []
         if self._num_ignored:
-            return [f"{self._num_ignored:,} codes stand behind an empty cell of their row and are left out."]
-        return []
+            notices.append(f"{self._num_ignored:,} codes stand behind an empty cell of their row and are left out.")
+        if self._num_uncoded:
+            rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
+            notices.append(f"{self._file.path}: {self._num_uncoded:,} {rows} left out{self._how_to_keep_uncoded()}.")
+        return notices
+
+    def _how_to_keep_uncoded(self) -> str:
+        if self._rules.is_training and self._formatter.system.missing_block is not None:
+            return "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
+        return ""
 
     def _describe_short(self) -> str:
         ways = "add --zero-pad-codes if leading zeros were lost"

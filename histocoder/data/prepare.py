@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from histocoder.config import PrepareConfig
 from histocoder.data.key import Key, read_key, write_key
+from histocoder.data.labels import LabelRules
 from histocoder.data.screen import Screened, screen, write_rejected
 from histocoder.data.table import csv_writer, fingerprint
 from histocoder.errors import UserError
@@ -25,7 +26,9 @@ TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
 PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE)
 PREPARED_VERSION = 2
-"""Since 2, variants of a text are on one side of the split."""
+"""Since 2, variants of a text are on one side of the split, and rows without any code are dropped."""
+PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
+"""By which prepared data are read: all of it has been checked."""
 
 
 def formatter_of(config: PrepareConfig) -> Formatter:
@@ -125,8 +128,8 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path} was written by a newer histocoder; update, or prepare anew with --overwrite.")
     if older:
         raise UserError(
-            f"{path.parent} holds data that an earlier histocoder prepared, by other rules (the same description in "
-            "another spelling of case, blanks or accents may be in both files). Choose another folder, or add "
+            f"{path.parent} holds data that an earlier histocoder prepared, by other rules (rows without any "
+            "code are kept, and variants of a description may be in both files). Choose another folder, or add "
             "--overwrite to prepare anew."
         )
     return record if "settings" in record else None

@@ -73,7 +73,9 @@ def screen(
     file = open_table(config.dataset, columns)
     for notice in file.notices:
         say(notice)
-    rules = LabelRules(config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels)
+    rules = LabelRules(
+        config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels, config.blank_means_no_occupation
+    )
     checker = LabelChecker(file, config.target_cols, formatter, rules, key=key)
     found = Screened(file, folder, _strings(TEXT_COL, LANG_COL, *config.target_cols))
     dropped_schema = _strings("reason", config.input_col, *config.target_cols)
@@ -127,7 +129,7 @@ def _strings(*names: str) -> pa.Schema:
 def _reasons(table: Table, labels: Labels, config: PrepareConfig) -> dict[int, str]:
     """Row -> why it is dropped."""
     blank = np.flatnonzero(table.columns[config.input_col].is_null()).tolist()
-    return {**labels.bad, **dict.fromkeys(blank, "no description")}
+    return {**dict.fromkeys(labels.uncoded.tolist(), "no code"), **labels.bad, **dict.fromkeys(blank, "no description")}
 
 
 def _kept_rows(
