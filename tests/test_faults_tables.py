@@ -64,7 +64,7 @@ REFUSED = [
     (b'{"occ1": "farmer", "hisco_1": 61110}\n', "no column 'occ1'"),
     (GOOD + b"miner,7110\n", "line 4, hisco_1: '7110'.*--zero-pad-codes"),
     (GOOD + b"miner,711055\n", "line 4, hisco_1: '711055' has 6 tokens"),
-    (GOOD + b"miner,71105.0\n", "line 4, hisco_1: '71105.0'"),
+    (GOOD + b"miner,71105.5\n", "line 4, hisco_1: '71105.5'"),
     (GOOD + b"miner,71 05\n", "line 4, hisco_1: '71 05'"),
     (GOOD + "miner,７１１０５\n".encode(), "line 4, hisco_1: '７１１０５'"),
     (GOOD + "miner,7110²\n".encode(), "line 4, hisco_1: '7110²'"),

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.data.table import Table, TableFile, open_table
@@ -136,9 +137,8 @@ class ExampleFiles:
         if first in file.header or _INDEX_COLS[0] not in indexed:
             return [first, *(column for column in others if column in file.header)], False
         if self.key is None:
-            raise UserError(
-                f"{file.path} has code1 … (indices into a key) instead of {first}; name the key file with --key."
-            )
+            instead = "name the key file with --key" if self.rules.is_training else "codes themselves are needed"
+            raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")
         return indexed[: len(self.target_cols)], True
 
     def _select(self, table: Table, codes: pd.DataFrame, keep: np.ndarray) -> Examples:
@@ -157,6 +157,9 @@ def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
     coded = table.columns[column].dictionary_encode()
     codes: list[str] = []
     for text in coded.dictionary.to_pylist():
+        if text.strip() in MISSING_MARKS:
+            codes.append(text)  # which `LabelChecker` counts
+            continue
         match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
         if match is None or int(match[1]) >= len(key.codes):
             row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
