@@ -18,6 +18,7 @@ from histocoder.cli import Parser
 from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
+from histocoder.data.languages import HELP
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
 from histocoder.lock import run_folder
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> Parser:
     """The flags."""
-    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.")
+    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.", epilog=HELP)
     group = parser.add_argument_group("table")
     group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes")
     group.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes, the first code's first")
@@ -39,7 +40,10 @@ def build_parser() -> Parser:
         "--save-path", default="./Finetuned/", metavar="DIR", help="the run's folder (default: ./Finetuned/)"
     )
     group.add_argument(
-        "--language", default="unk", metavar="LANG", help="of all rows, such as en (default: unk, unknown)"
+        "--language",
+        default="unk",
+        metavar="LANG",
+        help="of all rows, a code or a name: see below (default: unk, unknown)",
     )
     group.add_argument("--language-col", metavar="COL", help="column of each row's language, instead of --language")
     group.add_argument(

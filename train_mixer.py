@@ -18,6 +18,7 @@ from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
+from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.lock import run_folder
@@ -30,7 +31,7 @@ NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
 def build_parser() -> Parser:
     """The flags."""
-    parser = Parser("Train a model that codes occupational descriptions, on prepared files.")
+    parser = Parser("Train a model that codes occupational descriptions, on prepared files.", epilog=HELP)
     group = parser.add_argument_group("files")
     group.add_argument("--train-data", nargs="+", metavar="FILE", help="CSV or Parquet files to train on")
     group.add_argument("--val-data", nargs="+", metavar="FILE", help="CSV or Parquet files to validate on")

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
+from histocoder.data.languages import same_language
 from histocoder.errors import UserError
 
 MODEL_TYPE = "histocoder"
@@ -159,8 +160,8 @@ class ModelConfig:
 
     def threshold(self, lang: str) -> float:
         """The probability from which the flat head's classes count in a language; those it does not know are "unk"."""
-        known = lang if not self.languages or lang in self.languages else "unk"
-        return self.thresholds.get(known, self.thresholds.get(ALL_LANGUAGES, 0.5))
+        known = lang if not self.languages or same_language(lang, self.languages) else "unk"
+        return self.thresholds.get(same_language(known, self.thresholds) or ALL_LANGUAGES, 0.5)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `from_dict` reads them back."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
+from histocoder.data.languages import language_code
 from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter
@@ -145,11 +146,17 @@ class ExampleFiles:
         mask = pa.array(keep)
         texts = table.columns[self.input_col].filter(mask).to_pylist()
         if self.language_col in table.columns:
-            langs = table.columns[self.language_col].fill_null("unk").filter(mask).to_pylist()
+            langs = language_codes(table.columns[self.language_col].filter(mask)).to_pylist()
         else:
-            langs = [self.language or "unk"] * len(texts)
+            langs = [language_code(self.language or "unk")] * len(texts)
         codes = codes[keep].reindex(columns=list(self.target_cols)).astype(object)
         return Examples(texts, langs, codes.where(codes.notna(), None))
+
+
+def language_codes(column: pa.Array) -> pa.Array:
+    """The code of each row's language; see `language_code`."""
+    coded = column.fill_null("unk").dictionary_encode()
+    return pa.array([language_code(text) for text in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
 
 
 def _codes_of(table: Table, column: str, key: Key) -> pa.Array:

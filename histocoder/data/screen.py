@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from histocoder.config import PrepareConfig
 from histocoder.data.arrays import map_array
-from histocoder.data.examples import LANG_COL, TEXT_COL
+from histocoder.data.examples import LANG_COL, TEXT_COL, language_codes
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules, Labels
+from histocoder.data.languages import language_code
 from histocoder.data.normalize import folded
 from histocoder.data.table import Table, TableFile, csv_writer, open_table
 from histocoder.errors import UserError
@@ -138,9 +139,9 @@ def _kept_rows(
     mask = pa.array(keep)
     texts = table.columns[config.input_col].filter(mask)
     if config.language_col is None:
-        langs = pa.repeat(pa.scalar(config.language), len(texts))
+        langs = pa.repeat(pa.scalar(language_code(config.language)), len(texts))
     else:
-        langs = table.columns[config.language_col].fill_null("unk").filter(mask)
+        langs = language_codes(table.columns[config.language_col].filter(mask))
     codes = [pa.array(labels.codes[name].to_numpy()[keep], pa.string()) for name in config.target_cols]
     return pa.RecordBatch.from_arrays([texts, langs, *codes], schema=schema)
 
