@@ -324,6 +324,7 @@ def _add_machine_arguments(parser: Parser) -> None:
         help="seconds without a sign of life after which a process is taken for hung, and all end (default: 300)",
     )
     group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    group.add_argument("--world-size", type=int, help=argparse.SUPPRESS)  # as in OccCANINE's command lines
     group.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load data (default: 0)")
     group.add_argument(
         "--prefetch-factor", type=int, default=2, metavar="N", help="batches that a worker holds ready (default: 2)"

@@ -84,7 +84,7 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
     for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
         remove_leftovers(part)
     mark_begun(folder)
-    once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
+    once = ("config", "local_rank", "world_size", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / ARGS_FILE) as temporary:
         values = {name: value for name, value in vars(args).items() if name not in once}
         temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -264,6 +264,24 @@ def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
     assert len(files.read(say=heard.append)) == 1 and re.search("1 rows", heard[-1])
 
 
+def test_a_key_as_occcanine_has_it(tmp_path: Path):
+    rows = 'Non work related title,-3,0\n"Chemist, General",1110,1\nFarmer,61110,2\n'
+    (tmp_path / "key.csv").write_text(f"en_hisco_text,hisco,code\nempty, ,NA\n{rows}")
+    key = read_key(tmp_path / "key.csv")
+    assert key.codes == ("-3", "01110", "61110") and key.descriptions["01110"] == "Chemist, General"
+    (tmp_path / "t.csv").write_text("occ1,lang,code1,code2\na,en,1.0,NA\nb,da,2,0\n")
+    examples = read(tmp_path / "t.csv", ["hisco_1", "hisco_2"], build_formatter("hisco", num_blocks=2), key=key)
+    assert examples.codes.to_numpy().tolist() == [["01110", None], ["61110", "-3"]]
+
+
+def test_columns_in_capitals_are_found(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("occ1,lang,OCC1950_1,OCC1950_2\na,en,100,\nb,da,970,100\n")
+    formatter = build_formatter("occ1950", num_blocks=2)
+    examples = read(tmp_path / "t.csv", ["occ1950_1", "occ1950_2"], formatter)
+    assert examples.codes["occ1950_1"].tolist() == ["100", "970"]
+    assert examples.codes["occ1950_2"].tolist() == [None, "100"]
+
+
 def test_the_reference_key_is_read():
     key = read_key(shared("reference/hisco_codes.csv"))
     assert len(key.codes) == 1919 and key.codes[2] == "-1" and key.descriptions["01110"]
