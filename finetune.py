@@ -19,8 +19,8 @@ from histocoder.cli import Parser
 from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
-from histocoder.data.labels import LabelRules
-from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, VAL_FILE, formatter_of, prepare
+from histocoder.data.languages import HELP
+from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
 from histocoder.lock import run_folder
 from histocoder.resume import marking_interruptions
@@ -39,7 +39,9 @@ MAIN_FLAGS = (
 
 def build_parser() -> Parser:
     """The flags."""
-    parser = Parser("Fine-tune a model that codes occupational descriptions, on your own table.", main=MAIN_FLAGS)
+    parser = Parser(
+        "Fine-tune a model that codes occupational descriptions, on your own table.", main=MAIN_FLAGS, epilog=HELP
+    )
     group = parser.add_argument_group("table")
     group.add_argument("--dataset", metavar="FILE", help="CSV or Parquet with descriptions and codes (required)")
     group.add_argument(
@@ -49,7 +51,10 @@ def build_parser() -> Parser:
         "--save-path", default="./Finetuned/", metavar="DIR", help="the run's folder (default: ./Finetuned/)"
     )
     group.add_argument(
-        "--language", default="unk", metavar="LANG", help="of all rows, such as en (default: unk, unknown)"
+        "--language",
+        default="unk",
+        metavar="LANG",
+        help="of all rows, a code or a name: see below (default: unk, unknown)",
     )
     group.add_argument("--language-col", metavar="COL", help="column of each row's language, instead of --language")
     group.add_argument(
@@ -119,7 +124,7 @@ def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: t
         return
     formatter = formatter_of(config)
     train_files, val_files = (
-        ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=LabelRules(allow_short=True))
+        ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=PREPARED_RULES)
         for name in (TRAIN_FILE, VAL_FILE)
     )
     assemble.train(args, train_files, val_files, folder=folder, device=device)

@@ -18,6 +18,7 @@ from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
+from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.lock import run_folder
@@ -36,7 +37,9 @@ MAIN_FLAGS = (
 
 def build_parser() -> Parser:
     """The flags."""
-    parser = Parser("Train a model that codes occupational descriptions, on prepared files.", main=MAIN_FLAGS)
+    parser = Parser(
+        "Train a model that codes occupational descriptions, on prepared files.", main=MAIN_FLAGS, epilog=HELP
+    )
     group = parser.add_argument_group("files")
     group.add_argument("--train-data", nargs="+", metavar="FILE", help="CSV or Parquet files to train on (required)")
     group.add_argument("--val-data", nargs="+", metavar="FILE", help="CSV or Parquet files to validate on (required)")
@@ -100,7 +103,17 @@ def main() -> None:
     check_target_len(formatter.num_blocks, formatter.block_size)
     if len(target_cols) > formatter.num_blocks:
         raise UserError(f"--formatter {args.formatter} takes {formatter.num_blocks} columns of codes at most.")
-    rules = LabelRules(args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels)
+    if args.blank_means_no_occupation and formatter.system.missing_block is None:
+        raise UserError(
+            f"--formatter {args.formatter} has no mark for a row without any code; give such rows a code of their own "
+            "(in HISCO -1) instead of --blank-means-no-occupation."
+        )
+    rules = LabelRules(
+        args.zero_pad_codes,
+        args.allow_codes_shorter_than_block_size,
+        args.drop_bad_labels,
+        args.blank_means_no_occupation,
+    )
     key = read_key(args.key) if args.key else None
     train_files, val_files = (
         ExampleFiles(

@@ -12,9 +12,22 @@ import finetune
 import train_mixer
 from histocoder import __main__ as command
 from histocoder.cli import Parser
+from histocoder.data.languages import NAMES
 
 PAGE = Path(__file__).with_name("configuration.md")
 _MADE = re.compile(r"(?<=<!-- made by make docs, likewise all below -->\n).*", re.DOTALL)
+_LANGUAGES = """## Languages
+
+Flags and columns name a language by its ISO 639-1 code or its English name, in upper or lower case; a region behind the
+code is passed over (en-GB). Prepared data, models and reports have the code, but for three languages: OccCANINE's
+models know Swedish as `se`, German as `ge` and Greek as `gr`, so histocoder's are trained with these as well. `sv` and
+`se`, `de` and `ge`, `el` and `gr` mean the same everywhere, and a model is given the one that it was trained with;
+Northern Sami, whose code is `se`, has none here. `unk` is unknown; blank cells and NA are read as such. Any other word
+is kept as a language of its own in training, and taken as unknown by models that were not trained with it, both with a
+notice.
+
+{}.
+"""
 _DEFAULT = re.compile(r",? *\((?:default: (.*)|required)\)$")
 
 
@@ -47,6 +60,7 @@ def _lines() -> Iterator[str]:
     for name, parser in _commands(command.build_parser()).items():
         flags = [flag for group in _groups(parser).values() for flag in group]
         yield from _section(f"## `histocoder {name}`\n\n{parser.description}", flags)
+    yield _LANGUAGES.format(", ".join(f"{code} {name}" for code, name in NAMES.items()))
 
 
 def _groups(parser: argparse.ArgumentParser) -> dict[str, list[Flag]]:

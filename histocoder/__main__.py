@@ -18,6 +18,7 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.cli import Parser
+from histocoder.data import languages
 from histocoder.errors import Interrupted, UserError
 from histocoder.precision import PRECISIONS
 from histocoder.script import run_script
@@ -53,8 +54,11 @@ def _main(argv: Sequence[str] | None) -> None:
     args.run(args)
 
 
-def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", config=False)
+def _command(
+    commands: argparse._SubParsersAction, name: str, text: str, *, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    description = f"{text[0].upper()}{text[1:]}."
+    return commands.add_parser(name, help=text, description=description, epilog=epilog, config=False)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -88,14 +92,19 @@ def _add_label_rules(parser: argparse.ArgumentParser, *, of: str = "") -> None:
 
 
 def _add_predict(commands: argparse._SubParsersAction) -> None:
-    parser = _command(commands, "predict", "code descriptions, or a file of them")
+    parser = _command(commands, "predict", "code descriptions, or a file of them", epilog=languages.HELP)
     _add_model(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
     parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead; -: standard input")
     parser.add_argument("--output", metavar="FILE", help="where to write it with its codes; -: standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
     parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
-    parser.add_argument("--language", default="unk", metavar="LANG", help="of all of them (default: unk, unknown)")
+    parser.add_argument(
+        "--language",
+        default="unk",
+        metavar="LANG",
+        help="of all of them, a code or a name: see below (default: unk, unknown)",
+    )
     parser.add_argument("--language-col", metavar="COL", help="column of each one's language, instead of --language")
     parser.add_argument(
         "--mode",
@@ -258,14 +267,18 @@ def _print_table(texts: list[str], table: pd.DataFrame) -> None:
 
 
 def _add_evaluate(commands: argparse._SubParsersAction) -> None:
-    parser = _command(commands, "evaluate", "see how right a model is on descriptions whose codes are known")
+    parser = _command(
+        commands, "evaluate", "see how right a model is on descriptions whose codes are known", epilog=languages.HELP
+    )
     _add_model(parser)
     parser.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet of descriptions and codes")
     parser.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes (default: the model's)")
     parser.add_argument(
         "--input-col", default="occ1", metavar="COL", help="column of descriptions, of --train-data too (default: occ1)"
     )
-    parser.add_argument("--language", metavar="LANG", help="of all of them (default: by --language-col)")
+    parser.add_argument(
+        "--language", metavar="LANG", help="of all of them, a code or a name: see below (default: by --language-col)"
+    )
     parser.add_argument("--language-col", default="lang", metavar="COL", help="column of languages (default: lang)")
     _add_label_rules(parser)
     parser.add_argument("--drop-bad-labels", action="store_true", help="leave out rows whose labels do not fit")
@@ -314,7 +327,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.baselines and not has_train_data:
         raise UserError(f"--baselines needs the training data, and there is no {train_data}. Add --train-data FILE.")
     coder = Coder.from_pretrained(folder, str(device), precision=args.precision, verify=not args.no_verify)
-    rules = LabelRules(args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels)
+    rules = LabelRules(
+        args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels, is_training=False
+    )
     files = ExampleFiles(
         (Path(args.data),),
         tuple(args.target_cols or coder.model.config.target_cols),
@@ -410,7 +425,9 @@ def _add_review(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--output", default="review.csv", metavar="FILE", help="to fill in (default: review.csv)")
     parser.add_argument("--budget", type=int, default=200, metavar="N", help="descriptions to check (default: 200)")
     parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
-    parser.add_argument("--language-col", metavar="COL", help="column of languages")
+    parser.add_argument(
+        "--language-col", metavar="COL", help="column of languages (default: lang, where predict --language added it)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
     parser.set_defaults(run=_review)
 

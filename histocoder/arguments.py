@@ -7,7 +7,7 @@ import argparse
 from histocoder import distributed
 from histocoder.cli import Parser
 from histocoder.config import FLAT_LOSSES
-from histocoder.data.normalize import NORMALIZATIONS
+from histocoder.data.normalize import DEFAULT_NORMALIZATION, NORMALIZATIONS
 from histocoder.model import PRESETS
 from histocoder.precision import PRECISIONS
 
@@ -19,6 +19,11 @@ def add_data_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
     group.add_argument("--drop-bad-labels", action="store_true", help="leave out rows whose labels do not fit")
+    group.add_argument(
+        "--blank-means-no-occupation",
+        action="store_true",
+        help="train on rows without any code as descriptions of no occupation (default: they are left out)",
+    )
     group.add_argument("--zero-pad-codes", action="store_true", help="give codes of digits their leading zeros back")
     group.add_argument(
         "--allow-codes-shorter-than-block-size",
@@ -66,9 +71,9 @@ def add_model_arguments(parser: Parser) -> None:
     )
     group.add_argument(
         "--text-normalization",
-        default="none",
         choices=NORMALIZATIONS,
-        help="lower_ascii: væver is read as vaever, as by published models (default: none)",
+        help="nfc: one Unicode form for each letter; lower: in lower case and with single blanks as well; lower_ascii: "
+        f"væver is read as vaever, as by published models (default: {DEFAULT_NORMALIZATION})",
     )
     group.add_argument(
         "--ngram-dropout", type=float, default=0.3, metavar="P", help="n-grams left out, with ngram (default: 0.3)"
@@ -368,6 +373,7 @@ def _add_machine_arguments(parser: Parser) -> None:
         help="seconds without a sign of life after which a process is taken for hung, and all end (default: 300)",
     )
     group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    group.add_argument("--world-size", type=int, help=argparse.SUPPRESS)  # as in OccCANINE's command lines
     group.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load data (default: 0)")
     group.add_argument(
         "--prefetch-factor", type=int, default=2, metavar="N", help="batches that a worker holds ready (default: 2)"

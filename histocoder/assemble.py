@@ -27,9 +27,12 @@ from histocoder.checkpoint import (
 )
 from histocoder.config import NUM_GREEDY, LoaderConfig, TrainConfig, config_of
 from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
+from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
+from histocoder.data.languages import is_language
+from histocoder.descriptions import not_in_table
 from histocoder.deterministic import compute_deterministically
 from histocoder.devices import device_name
 from histocoder.engine import Trainer, check_batch_size
@@ -81,7 +84,7 @@ def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step:
     for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
         remove_leftovers(part)
     mark_begun(folder)
-    once = ("config", "local_rank", "overwrite", "resume")  # of this start, not of the run
+    once = ("config", "local_rank", "world_size", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / ARGS_FILE) as temporary:
         values = {name: value for name, value in vars(args).items() if name not in once}
         temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -108,7 +111,7 @@ def train(
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    languages = tuple(sorted({*train_arrays.languages, "unk"}))
+    languages = _languages_of(train_arrays)
     config = None if checkpoint is None else checkpoint.model_config
     build = partial(seeded_model, args, train_files, config, tokenizer=tokenizer, key=key, languages=languages)
     if args.auto_batch_size:
@@ -181,6 +184,14 @@ def _finish(
             doing="writing the report",
         )
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+
+
+def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
+    """Those of the data, and "unk"; a user is told of the ones that histocoder does not know."""
+    languages = tuple(sorted({*arrays.languages, "unk"}))
+    if strange := [lang for lang in languages if not is_language(lang)]:
+        say(not_in_table(strange))
+    return languages
 
 
 def _check_together(args: argparse.Namespace, folder: Path) -> None:

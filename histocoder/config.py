@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from histocoder.data.languages import same_language
 from histocoder.errors import UserError
 
 MODEL_TYPE = "histocoder"
@@ -96,6 +97,8 @@ class PrepareConfig:
     """Whether codes may be shorter than the block."""
     drop_bad_labels: bool = False
     """Whether rows whose labels do not fit are dropped and listed, instead of stopping the run."""
+    blank_means_no_occupation: bool = False
+    """Whether rows without any code are kept, to be trained on as "no code", instead of being dropped and listed."""
     share_val: float = 0.1
     """Share set aside for validation."""
     split_by: str = "text"
@@ -196,8 +199,9 @@ class ModelConfig:
 
     def threshold(self, lang: str) -> float:
         """The probability from which the flat head's classes count in a language; those it does not know are "unk"."""
-        known = lang if not self.languages or lang in self.languages else "unk"
-        return self.thresholds.get(known, self.thresholds.get(ALL_LANGUAGES, self.default_threshold))
+        known = lang if not self.languages or same_language(lang, self.languages) else "unk"
+        own = self.thresholds.get(same_language(known, self.thresholds) or ALL_LANGUAGES)
+        return self.default_threshold if own is None else own
 
     @property
     def default_threshold(self) -> float:

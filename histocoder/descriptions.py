@@ -9,18 +9,29 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from histocoder.data.languages import is_language, language_code, same_language
 from histocoder.errors import Notice, UserError
 
 
 class UnknownLanguageWarning(Notice):
-    """A model does not know some languages."""
+    """A model does not know some languages; or where it does not say which it knows, histocoder does not."""
 
     def __init__(self, languages: Sequence[str], known: Sequence[str]) -> None:
         super().__init__(
             f"The model does not know the language {', '.join(languages)} and takes it as unknown (unk); it knows "
             f"{', '.join(known)}."
+            if known
+            else not_in_table(languages)
         )
         self.languages, self.known = tuple(languages), tuple(known)
+
+
+def not_in_table(languages: Sequence[str]) -> str:
+    """What a user is told of languages that histocoder does not know."""
+    return (
+        f"The language {', '.join(languages)} is not in histocoder's table of languages and is read as it stands. Give "
+        "an ISO 639-1 code or an English name; docs/configuration.md lists them."
+    )
 
 
 class Descriptions(NamedTuple):
@@ -49,7 +60,8 @@ class Descriptions(NamedTuple):
         lang : str, or sequence or Series of n
             Language of all, or of each.
         languages : tuple of str
-            Those that a model knows; others are taken as unknown, with a warning. Where it is empty, all are kept.
+            Those that a model knows, which it is given under these codes; others are taken as unknown, with a warning.
+            Where it is empty, all are kept, and there is a warning of those that are not in histocoder's table.
 
         Raises
         ------
@@ -73,10 +85,15 @@ class Descriptions(NamedTuple):
 
 
 def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
-    """Languages that a model knows as they are, and "unk" in place of all others, with a warning."""
+    """The codes under which a model knows languages, and "unk" in place of others, with a warning."""
     langs = np.where(pd.isna(langs), "unk", langs)
-    strange = sorted(set(langs.tolist()) - {*languages, "unk"}) if languages else []
+    distinct = set(langs.tolist())
+    if languages:
+        codes: dict[str, str | None] = {lang: same_language(lang, (*languages, "unk")) for lang in distinct}
+        strange = sorted(lang for lang, code in codes.items() if code is None)
+    else:
+        codes = {lang: language_code(lang) for lang in distinct}
+        strange = sorted(lang for lang in distinct if not is_language(language_code(lang)))
     if strange:
         warnings.warn(UnknownLanguageWarning(strange, languages), stacklevel=4)  # at whoever called `Coder`
-        langs = np.where(np.isin(langs, strange), "unk", langs)
-    return langs
+    return np.array([codes[lang] or "unk" for lang in langs.tolist()], dtype=object)

@@ -35,7 +35,7 @@ from histocoder.memory import peak_gpu_memory
 from histocoder.meter import Meter
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.profiling import Profiler
-from histocoder.progress import Progress
+from histocoder.progress import Progress, say
 from histocoder.resume import mark_interrupted
 from histocoder.saved_model import save_model
 from histocoder.signals import StopSignals
@@ -367,13 +367,13 @@ def _by_codes(results: dict[str, float], name: str) -> str:
 
 
 def check_batch_size(config: TrainConfig, num_rows: int) -> None:
-    """Raise a UserError where a step of all processes together takes more rows than there are to train on."""
+    """Say so where a step of all processes together takes more rows than there are to train on."""
     num_parts = distributed.world_size() * config.gradient_accumulation_steps
     if config.batch_size * num_parts > num_rows:
         times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
-        raise UserError(
-            f"A batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on; set --batch-size "
-            f"to {max(num_rows // num_parts, 1)} or less."
+        say(
+            f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
+            "an epoch is one small step. A smaller --batch-size takes more of them."
         )
 
 

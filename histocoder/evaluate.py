@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.examples import Examples
+from histocoder.data.normalize import folded
 from histocoder.errors import UserError
 from histocoder.formatters import CODE_SEP
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
@@ -75,8 +76,8 @@ def evaluate(
     examples : Examples
         Of n rows.
     texts_seen, codes_seen : mapping, optional
-        How often each description and each code stands in the training data (see `times_seen`); what is missing
-        stands there never.
+        How often each description (as `folded` makes it) and each code occur in the training data (see `times_seen`);
+        what is missing never occurs there.
     k : int
         Of top-k accuracy.
     batch_size : int
@@ -132,12 +133,12 @@ def evaluate(
 
 
 def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """How often each of some descriptions, and each code, stands in training data: the two that `evaluate` takes."""
-    wanted = set(texts)
+    """How often each of some descriptions, `folded`, and each code occur in training data: what `evaluate` takes."""
+    wanted = set(folded(list(texts)))
     texts_seen: Counter[str] = Counter()
     codes_seen: Counter[str] = Counter()
     for examples in chunks:
-        texts_seen.update(text for text in examples.texts if text in wanted)
+        texts_seen.update(text for text in folded(examples.texts) if text in wanted)
         codes_seen.update(code_sets(examples.codes)["code"].value_counts().to_dict())
     return dict(texts_seen), dict(codes_seen)
 
@@ -203,7 +204,9 @@ def _groups(
         times = truth["code"].map(dict(codes_seen)).fillna(0)
         groups["code_seen"] = seen_groups(times.groupby(truth["row"]).min().reindex(range(num_rows)))
     if texts_seen is not None:
-        groups["text_seen"] = seen_groups(pd.Series(examples.texts, dtype=object).map(dict(texts_seen)).fillna(0))
+        groups["text_seen"] = seen_groups(
+            pd.Series(folded(examples.texts), dtype=object).map(dict(texts_seen)).fillna(0)
+        )
     return groups
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from histocoder.config import NUM_GREEDY, ModelConfig
+from histocoder.data.languages import iso_code
 from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.model.encoder import encoder_sizes, hub_answers, reads_characters
@@ -73,8 +74,7 @@ def model_card(
         As `validation.validate` returns.
     """
     known = [lang for lang in config.languages if lang != "unk"]
-    iso = {"ge": "de", "se": "sv", "gr": "el"}  # the data's own abbreviations of German, Swedish and Greek
-    codes = sorted(iso.get(lang, lang) for lang in known)
+    codes = sorted(map(iso_code, known))
     system = config.system
     sizes = encoder_sizes(config.encoder)
     figures = ""

@@ -24,6 +24,7 @@ import pyarrow.parquet
 from tqdm import tqdm
 
 from histocoder import distributed
+from histocoder.data.languages import language_code
 from histocoder.data.table import (
     TableFile,
     check_output,
@@ -102,7 +103,8 @@ def predict_file(
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
 ) -> None:
-    """Code a CSV or Parquet file into another, with all its columns and the codes' behind them.
+    """Code a CSV or Parquet file into another, with all its columns and the codes' behind them; before these stands the
+    language, where one was given for all rows.
 
     Chunks are coded into files of their own beside the output, which they become when all are there; started again
     after an interruption, those that are there stay. Several processes share the chunks out. The output does not depend
@@ -327,6 +329,9 @@ class _Memory:
             rows_each = (len(pairs) - num_known) / len(new)
             codes = self._predict(new, told=lambda count: batches.tell(count * rows_each), parts=batches.parts)
             self._add(new, codes)
+        if self._config.language != "unk":
+            lang = pa.repeat(language_code(self._config.language), len(chunk))
+            chunk = chunk.append_column(_free_name("lang", chunk.column_names), lang)
         rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
         for name, column in self._output_names.items():
             kind = pa.float64() if column in self._numbers else pa.string()
@@ -402,6 +407,10 @@ class _Memory:
     def _forget_surplus(self) -> None:
         while len(self._places) > self._room:
             self._places.popitem()
+
+
+def _free_name(name: str, taken: list[str]) -> str:
+    return name if name not in taken else _free_name(f"pred_{name}", taken)
 
 
 def _is_number(column: str, config: PredictConfig) -> bool:

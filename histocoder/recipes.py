@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from histocoder.data.normalize import DEFAULT_NORMALIZATION
 from histocoder.model import PRESETS
 
 
@@ -26,10 +28,10 @@ class Recipe:
     """Small tables are gone through more often than `num_epochs`, until there have been so many steps."""
     warmup_pct: float
     flat_loss: str
-    """None: that of the model which is continued."""
     pooling: str
     augmentation_prob: float
     unk_lang_prob: float
+    text_normalization: str = DEFAULT_NORMALIZATION
 
 
 REFERENCE = Recipe(
@@ -61,6 +63,7 @@ RECIPES = {
         pooling="auto",
         augmentation_prob=0.0,
         unk_lang_prob=0.1,
+        text_normalization="lower",
     ),
     "scratch": Recipe(
         learning_rate=1e-3,
@@ -136,7 +139,8 @@ def kind_of_start(args: argparse.Namespace) -> str:
 
 def fill_in(args: argparse.Namespace) -> None:
     """Give the flags that were left out the values of their recipe."""
-    recipe = asdict(RECIPES[kind_of_start(args)])
+    kind = kind_of_start(args)
+    recipe = asdict(RECIPES[kind]) | (_of_model(Path(args.initial_checkpoint)) if kind == "continued" else {})
     script = {"batch_size": args.script_batch_size, "num_epochs": args.script_num_epochs}
     if args.learning_rate is not None:  # one that is given is that of all weights
         recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
@@ -146,3 +150,13 @@ def fill_in(args: argparse.Namespace) -> None:
         if getattr(args, name, None) is None:
             setattr(args, name, script[name] if value is None and name in script else value)
     del args.script_batch_size, args.script_num_epochs
+
+
+def _of_model(path: Path) -> dict[str, str]:
+    """What a model that is continued was trained with, as far as its folder says."""
+    from histocoder.saved_model import is_own_model, read_model_config  # here, for histocoder.cli imports this
+
+    if not is_own_model(path):
+        return {}
+    config = read_model_config(path)
+    return {name: getattr(config, name) for name in ("flat_loss", "pooling", "text_normalization")}

@@ -49,7 +49,7 @@ def review(
     budget : int
         Descriptions at most.
     input_col, language_col : str
-        Columns of descriptions and, if there is one, of languages.
+        Columns of descriptions and, if there is one, of languages; by default that which `predict --language` added.
     target_cols : sequence of str
         What the columns of codes are called, those that are not predicted being blank; by default as predicted.
     renamed : mapping, optional
@@ -74,11 +74,14 @@ def review(
     check_output(output)
     if output.exists() and not overwrite:
         raise UserError(f"{output} is there already, perhaps filled in. Add --overwrite to replace it.")
-    by = [input_col, *([language_col] if language_col else [])]
-    file = open_table(predictions, by, optional=("conf", "pred_conf"))
+    file = open_table(
+        predictions, [c for c in (input_col, language_col) if c], optional=("conf", "pred_conf", "lang", "pred_lang")
+    )
     for notice in file.notices:
         say(notice)
     prefix = _prefix(file.header)
+    language_col = language_col or next((name for name in (f"{prefix}lang", "lang") if name in file.header), None)
+    by = [input_col, *([language_col] if language_col else [])]
     predicted = _predicted_columns(file.header, prefix, target_cols)
     columns = [*by, *predicted, f"{prefix}conf"]
     file.check(columns)

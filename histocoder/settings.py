@@ -42,6 +42,8 @@ def check_arguments(args: argparse.Namespace, device: torch.device) -> None:
     config_of(LoaderConfig, args)
     strategy = train_config_of(args).strategy
     check_strategy(strategy, device, computing_dtype(args.precision, device, use_amp=args.use_amp))
+    if args.world_size is not None:
+        say(f"Notice: --world-size has no effect; by its launcher the run has {distributed.world_size()} process(es).")
     if args.compile:
         check_compiler(device)
     if distributed.world_size() == 1 and (flags := strategy.flags()):

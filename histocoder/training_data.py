@@ -15,6 +15,7 @@ from histocoder.config import AugmentConfig, config_of
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
 from histocoder.data.examples import ExampleFiles
+from histocoder.data.normalize import normalize
 from histocoder.data.table import read_table
 from histocoder.data.tokens import LANG_SEP
 from histocoder.errors import UserError, shown
@@ -57,7 +58,7 @@ def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter |
     if not alters and config.unk_lang_prob == 0:
         return None
     if args.fn_word_freq is not None:
-        words = read_word_list(args.fn_word_freq)
+        words = read_word_list(args.fn_word_freq, args.text_normalization)
     else:
         words = WordList.from_texts(some_descriptions(arrays))
     return Augmenter(words, **asdict(config), seed=args.seed)
@@ -71,13 +72,13 @@ def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
             yield text.partition(LANG_SEP)[2]
 
 
-def read_word_list(path: str) -> WordList:
-    """Read words and their frequencies from a CSV file with the columns `word` and `freq`."""
+def read_word_list(path: str, text_normalization: str) -> WordList:
+    """Read words, as they are to be read, and their frequencies from a CSV file with the columns `word` and `freq`."""
     table = read_table(path, ("word", "freq"))
-    words = table.columns["word"].to_pylist()
+    words = normalize([word or "" for word in table.columns["word"].to_pylist()], text_normalization)
     counts = pd.to_numeric(table.columns["freq"].to_pandas().fillna(""), errors="coerce").to_numpy(float)
     if len(bad := np.flatnonzero(~np.isfinite(counts))):
         cell = shown(table.columns["freq"][bad[0]].as_py() or "")
         line = table.lines(bad[:1])[0]
         raise UserError(f"--fn-word-freq {path}, line {line}, freq: {cell} is no number.")
-    return WordList({word: count for word, count in zip(words, counts.tolist(), strict=True) if word is not None})
+    return WordList(dict(zip(words, counts.tolist(), strict=True)))

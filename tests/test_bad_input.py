@@ -44,7 +44,6 @@ CASES = [
     ({"--share-val": "1"}, r"--share-val is 1"),
     ({"--share-val": "x"}, r"invalid float value: 'x'"),
     ({"--language": "en", "--language-col": "lang"}, r"not both"),
-    ({"--batch-size": "100000"}, r"larger than the 58 rows.*--batch-size to 58"),
     ({"--tokens-per-batch": "100"}, r"--tokens-per-batch is 100; a single row takes up to 128 positions"),
     ({"--batch-size": "0"}, r"--batch-size is 0"),
     ({"--learning-rate": "-1"}, r"--learning-rate"),
@@ -210,8 +209,8 @@ MIXER = {"--train-data": "table.csv", "--val-data": "table.csv", "--save-dir": "
         ({"--formatter": "occ1950"}, r"no column 'occ1950_1'"),
         ({"--formatter": "occ1950", "--target-col-naming": "hisco"}, r"takes 2 columns of codes at most"),
         ({"--train-data": "short.csv"}, r"1 codes are shorter than the block of 5, such as line 3, hisco_1: '2000'"),
-        ({"--batch-size": "512"}, r"larger than the 64 rows"),
         ({"--key": "short.csv"}, r"needs the columns"),
+        ({"--blank-means-no-occupation": ""}, r"--formatter hisco has no mark .* of their own"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -246,7 +245,9 @@ def test_what_rank_0_finds_ends_all(tmp_path: Path):
     assert first.stderr.count("error: ") == 1 and "Traceback" not in first.stderr and not other.stderr
 
 
-@pytest.mark.parametrize("flag", [("--batch-size", "4000"), ("--bach-size", "8")])  # the latter before they have met
+@pytest.mark.parametrize(
+    "flag", [("--fn-word-freq", "none.csv"), ("--bach-size", "8")]
+)  # the latter before they have met
 def test_what_every_rank_finds_is_said_once(tmp_path: Path, flag: tuple[str, str]):
     with Torchrun(command(tmp_path, "--target-cols", "hisco_1", *flag)) as job:
         assert job.end(60) != 0
@@ -267,3 +268,11 @@ def test_more_processes_than_gpus(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"2 processes .* 1 GPUs.*--nproc_per_node=1"):
         distributed.start()
+
+
+def test_what_occcanine_takes_is_taken(folder: Path):
+    paths = {"--train-data": folder / "table.csv", "--val-data": folder / "table.csv", "--save-dir": folder / "out"}
+    flags = {**MIXER, **paths, "--batch-size": "512", "--world-size": "4", "--num-epochs": "2", "--no-report": ""}
+    said = run("train_mixer.py", *(part for pair in flags.items() for part in pair if part)).stdout
+    assert "a batch of 512 is larger than the 64 rows" in said and "--world-size has no effect" in said
+    assert "world_size" not in (folder / "out" / "args.yaml").read_text()

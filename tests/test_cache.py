@@ -70,7 +70,8 @@ def test_the_size_of_chunks_changes_no_prepared_file(
     monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
     prepare(config, tmp_path / "chunks", say=lambda _: None)
     assert contents(tmp_path / "whole") == contents(tmp_path / "chunks")
-    assert json.loads((tmp_path / "whole" / "prepared.json").read_text())["rows"]["rejected"] == 1
+    record = json.loads((tmp_path / "whole" / "prepared.json").read_text())
+    assert record["rows"]["rejected"] == 2  # no description, no code
 
 
 def test_the_size_of_chunks_changes_no_array(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -330,7 +330,7 @@ def test_review_tells_codes_from_alternatives(tmp_path: Path):
 
 
 def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    columns = ["occ1", "lang", "hisco_1", "prob_1", "hisco_2", "prob_2", "conf"]
+    columns = ["occ1", "tongue", "hisco_1", "prob_1", "hisco_2", "prob_2", "conf"]
     rows = [
         ("smed", "da", "83110", 0.5, None, None, 0.5),
         ("smed", "en", "61110", 0.4, "77610", 0.4, 0.2),
@@ -342,11 +342,11 @@ def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(reviewing, "_CHUNK_ROWS", 1)
     by_text, by_both = (
         review(tmp_path / "coded.parquet", tmp_path / f"{col}.csv", budget=5, language_col=col, say=lambda _: None)
-        for col in (None, "lang")
+        for col in (None, "tongue")
     )
     assert by_text[["hisco_1", "hisco_2", "conf", "times"]].fillna("").to_numpy().tolist() == [["83110", "", 0.5, 4]]
     expected = [["da", "", 2], ["en", "77610", 1], ["", "", 1]]
-    assert by_both[["lang", "hisco_2", "times"]].fillna("").to_numpy().tolist() == expected
+    assert by_both[["tongue", "hisco_2", "times"]].fillna("").to_numpy().tolist() == expected
 
 
 def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):

@@ -64,7 +64,7 @@ REFUSED = [
     (b'{"occ1": "farmer", "hisco_1": 61110}\n', "no column 'occ1'"),
     (GOOD + b"miner,7110\n", "line 4, hisco_1: '7110'.*--zero-pad-codes"),
     (GOOD + b"miner,711055\n", "line 4, hisco_1: '711055' has 6 tokens"),
-    (GOOD + b"miner,71105.0\n", "line 4, hisco_1: '71105.0'"),
+    (GOOD + b"miner,71105.5\n", "line 4, hisco_1: '71105.5'"),
     (GOOD + b"miner,71 05\n", "line 4, hisco_1: '71 05'"),
     (GOOD + "miner,７１１０５\n".encode(), "line 4, hisco_1: '７１１０５'"),
     (GOOD + "miner,7110²\n".encode(), "line 4, hisco_1: '7110²'"),
@@ -213,7 +213,7 @@ def test_other_tables(tmp_path: Path):
     path = tmp_path / "t.csv"
     for cell in ("many", "nan", "inf", "1e999", ""):
         path.write_text(f"word,freq\na,1\nb,{cell}\n")
-        assert f"line 3, freq: {cell!r} is no number" in refusal(read_word_list, str(path))
+        assert f"line 3, freq: {cell!r} is no number" in refusal(read_word_list, str(path), "nfc")
 
     path.write_text("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,high\n")
     said = refusal(lambda: review(path, tmp_path / "out.csv", budget=1, say=lambda _: None))

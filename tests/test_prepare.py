@@ -96,12 +96,45 @@ def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
 def test_blank_cells_are_missing_and_no_class(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text("occ1,a,b,c\nx,11111,  ,33333\ny,,22222,\nz,?,,\nw,44444,55555,\n")
-    files = prepared(table, tmp_path / "out", target_cols=("a", "b", "c"), share_val=0.25)
+    options = {"target_cols": ("a", "b", "c"), "share_val": 0.25, "blank_means_no_occupation": True}
+    files = prepared(table, tmp_path / "out", **options)
     rows = pd.concat([files["data_train"], files["data_val"]]).set_index("occ1")[["a", "b", "c"]]
     assert rows.loc["x"].tolist() == ["11111", "", ""]  # behind a gap nothing is read
     assert rows.loc["y"].tolist() == ["?", "22222", ""]
     assert rows.loc["z"].tolist() == ["?", "", ""]
     assert files["key"]["system_code"].tolist() == ["11111", "22222", "44444", "55555"]
+
+
+def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path):
+    table, heard = tmp_path / "t.csv", []
+    table.write_text("occ1,a,b,c\nx,11111,,\ny,,22222,\nz,?,,\nw, ,,\n,?,,\nv,33333,,\n")
+    options = {"target_cols": ("a", "b", "c"), "share_val": 0.3}
+    prepare(config(table, **options), tmp_path / "out", say=heard.append)
+    files = prepared(table, tmp_path / "out", **options)
+    rows = pd.concat([files["data_train"], files["data_val"]]).set_index("occ1")[["a", "b"]]
+    assert {text: row.tolist() for text, row in rows.iterrows()} == {
+        "x": ["11111", ""],
+        "y": ["?", "22222"],
+        "v": ["33333", ""],
+    }
+    reasons = files["rejected"].set_index("line")["reason"]
+    assert reasons.to_dict() == {"4": "no code", "5": "no code", "6": "no description"}
+    assert any("3 rows without any code are left out" in line and "--blank-means" in line for line in heard)
+
+    key, formatter = read_key(tmp_path / "out" / "key.csv"), build_formatter("hisco", num_blocks=3)
+    table.write_text("occ1,lang,a,b,c\nx,en,11111,,\ny,en,,,\n")
+    files = ExampleFiles((table,), ("a", "b", "c"), formatter, key=key, rules=LabelRules(is_training=False))
+    assert files.read(say=heard.append).texts == ["x"]
+    assert "1 row without any code is left out" in heard[-1] and "--" not in heard[-1]
+
+
+def test_a_code_behind_blanks_alone_is_bad(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    table.write_text("occ1,lang,a,b,c\nx,en,11111,,\ny,en,,,22222\n")
+    with pytest.raises(UserError, match=r"line 3, a: no code, but one in a later column"):
+        prepared(table, tmp_path / "out", target_cols=("a", "b", "c"))
+    with pytest.raises(UserError, match=r"line 3, a: no code, but one in a later column"):
+        read(table, ["a", "b", "c"], build_formatter("hisco", num_blocks=3))
 
 
 def test_short_codes_stop_with_count_lines_and_ways_out(tmp_path: Path):
@@ -149,6 +182,11 @@ def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_p
     write_table(table, copies=2)
     with pytest.raises(UserError, match=r"dataset: 'table.csv \(SHA-256 .*--overwrite"):
         prepare(config(table), tmp_path / "out")
+    for version, message in ((1, "an earlier histocoder prepared"), (99, "written by a newer histocoder")):
+        record = json.loads((tmp_path / "out" / "prepared.json").read_text())
+        (tmp_path / "out" / "prepared.json").write_text(json.dumps({**record, "format_version": version}))
+        with pytest.raises(UserError, match=f"{message}.*--overwrite"):
+            prepare(config(table), tmp_path / "out")
     prepare(config(table), tmp_path / "out", overwrite=True, say=heard.append)
     record = json.loads((tmp_path / "out" / "prepared.json").read_text())
     assert sum(record["rows"].values()) == 128
@@ -224,6 +262,24 @@ def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
     files = ExampleFiles((tmp_path / "t.csv",), ("hisco_1",), formatter, key=key, rules=LabelRules(drop_bad=True))
     heard: list[str] = []
     assert len(files.read(say=heard.append)) == 1 and re.search("1 rows", heard[-1])
+
+
+def test_a_key_as_occcanine_has_it(tmp_path: Path):
+    rows = 'Non work related title,-3,0\n"Chemist, General",1110,1\nFarmer,61110,2\n'
+    (tmp_path / "key.csv").write_text(f"en_hisco_text,hisco,code\nempty, ,NA\n{rows}")
+    key = read_key(tmp_path / "key.csv")
+    assert key.codes == ("-3", "01110", "61110") and key.descriptions["01110"] == "Chemist, General"
+    (tmp_path / "t.csv").write_text("occ1,lang,code1,code2\na,en,1.0,NA\nb,da,2,0\n")
+    examples = read(tmp_path / "t.csv", ["hisco_1", "hisco_2"], build_formatter("hisco", num_blocks=2), key=key)
+    assert examples.codes.to_numpy().tolist() == [["01110", None], ["61110", "-3"]]
+
+
+def test_columns_in_capitals_are_found(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("occ1,lang,OCC1950_1,OCC1950_2\na,en,100,\nb,da,970,100\n")
+    formatter = build_formatter("occ1950", num_blocks=2)
+    examples = read(tmp_path / "t.csv", ["occ1950_1", "occ1950_2"], formatter)
+    assert examples.codes["occ1950_1"].tolist() == ["100", "970"]
+    assert examples.codes["occ1950_2"].tolist() == [None, "100"]
 
 
 def test_the_reference_key_is_read():

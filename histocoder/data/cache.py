@@ -24,7 +24,7 @@ from histocoder.data.tokens import TokenizedTexts, join_language, tokenize
 from histocoder.files import make_folder, temporary_folder
 from histocoder.model.tokenizer import CHARACTERS, Tokenizer
 
-CACHE_FILE, CACHE_VERSION = "cache.json", 3
+CACHE_FILE, CACHE_VERSION = "cache.json", 4
 _TOKEN_ARRAYS = ("ids", "offsets", "lengths")
 _ARRAYS = (*_TOKEN_ARRAYS, "codes", "num_codes", "langs")
 _CHARACTER_ARRAYS = ("characters", "character_offsets", "character_lengths")

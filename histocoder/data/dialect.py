@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import csv
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,8 @@ _BLOCK_BYTES = 1 << 22
 """What Arrow reads at once; a row must fit in."""
 _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t"
+_DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)
+"""A first line by which spreadsheets are told the delimiter."""
 _NOT_ASCII = bytes(range(128, 256))
 
 
@@ -30,6 +33,8 @@ class Dialect:
 
     encoding: str
     delimiter: str
+    num_skipped: int = 0
+    """Lines before the header."""
 
     @property
     def is_utf8(self) -> bool:
@@ -38,7 +43,7 @@ class Dialect:
 
 
 def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
-    """The header, and the delimiter that shows most of some columns (then: most columns).
+    """The header, and the delimiter that a first line `sep=…` names, else that shows most of some columns (then: most).
 
     Raises
     ------
@@ -49,15 +54,24 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     try:
         with path.open(encoding=encoding, newline="") as file, _long_cells():
             headers = {}
-            for delimiter in _DELIMITERS:
-                file.seek(0)
+            declared = _DECLARED.fullmatch(file.readline(20))
+            num_skipped = 0 if declared is None else 1
+            for delimiter in _DELIMITERS if declared is None else declared[1]:
+                _rewind(file, num_skipped)
                 headers[delimiter] = next(csv.reader(file, delimiter=delimiter))
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
     except (csv.Error, StopIteration) as error:
         raise UserError(f"{path} has no header that can be read: {error}.") from error
-    best = max(_DELIMITERS, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
-    return headers[best], Dialect(encoding, best)
+    best = max(headers, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
+    return headers[best], Dialect(encoding, best, num_skipped)
+
+
+def _rewind(file: TextIO, num_skipped: int) -> None:
+    """Go to the line of the header."""
+    file.seek(0)
+    for _ in range(num_skipped):
+        file.readline()
 
 
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
@@ -75,13 +89,14 @@ def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarra
     """The line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
     lines = np.empty(len(positions), dtype=np.int64)
     with path.open(encoding=dialect.encoding, newline="") as file, _long_cells():
+        _rewind(file, dialect.num_skipped)
         reader = csv.reader(file, delimiter=dialect.delimiter)
         passed = 0
         for i, position in enumerate(positions.tolist()):
             ahead = position + 1 - passed  # the header is a row, too
             next(itertools.islice(reader, ahead, ahead), None)
             passed = position + 1
-            lines[i] = reader.line_num + 1
+            lines[i] = dialect.num_skipped + reader.line_num + 1
     return lines
 
 
@@ -104,7 +119,10 @@ def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.Invali
 
     return {
         "read_options": pa.csv.ReadOptions(
-            use_threads=False, block_size=_BLOCK_BYTES, encoding="utf8" if dialect.is_utf8 else "cp1252"
+            use_threads=False,
+            block_size=_BLOCK_BYTES,
+            skip_rows=dialect.num_skipped,
+            encoding="utf8" if dialect.is_utf8 else "cp1252",
         ),
         "parse_options": pa.csv.ParseOptions(
             delimiter=dialect.delimiter, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=keep
@@ -129,7 +147,7 @@ def _no_text(path: Path) -> UserError:
 
 
 def _describe_ragged(path: Path, dialect: Dialect, row: pa.csv.InvalidRow) -> str:
-    line = find_lines(path, dialect, np.array([row.number - 2]))[0]
+    line = find_lines(path, dialect, np.array([row.number - 2 - dialect.num_skipped]))[0]
     return (
         f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} "
         f"({shown(row.text)}). Quote a field that holds the separator, or mend the row."

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
+from histocoder.data.languages import language_code
 from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter
@@ -64,8 +66,8 @@ class ExampleFiles:
 
     paths: tuple[Path, ...]
     target_cols: tuple[str, ...]
-    """Columns of codes, first code first. A file may have the first few of them only. Where it has none, but has
-    `code1`, `code2`, … instead, these are indices into `key`."""
+    """Columns of codes, first code first, which a file may have in capitals. It may have the first few of them only.
+    Where it has none, but has `code1`, `code2`, … instead, these are indices into `key`."""
     formatter: Formatter
     input_col: str = TEXT_COL
     language_col: str = LANG_COL
@@ -103,8 +105,8 @@ class ExampleFiles:
 
     def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
         file = open_table(path, [self.input_col], optional=[self.language_col, *self.target_cols, *_INDEX_COLS])
-        columns, use_index = self._code_columns(file)
-        targets = self.target_cols[: len(columns)] if use_index else columns
+        code_columns, use_index = self._code_columns(file)
+        targets, columns = list(code_columns), list(code_columns.values())
         lang_cols = [self.language_col] if self.language is None and self.language_col in file.header else []
         wanted = [self.input_col, *lang_cols, *columns]
         for notice in file.notices:
@@ -112,13 +114,15 @@ class ExampleFiles:
         checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key)
         num_blank = num_bad = 0
         for table in file.tables(wanted):
-            if use_index and self.key is not None:
-                table.columns.update({t: _codes_of(table, c, self.key) for c, t in zip(columns, targets, strict=True)})
+            for target, column in code_columns.items():
+                table.columns[target] = table.columns[column]
+                if use_index and self.key is not None:
+                    table.columns[target] = _codes_of(table, column, self.key)
             labels = checker.check(table)
             keep = np.array(table.columns[self.input_col].is_valid())
             num_blank += int((~keep).sum())
             num_bad += len(labels.bad)
-            keep[list(labels.bad)] = False
+            keep[list(labels.bad)] = keep[labels.uncoded] = False
             yield self._select(table, labels.codes, keep)
         for notice in checker.finish():
             say(notice)
@@ -129,27 +133,38 @@ class ExampleFiles:
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
 
-    def _code_columns(self, file: TableFile) -> tuple[list[str], bool]:
-        """The columns of a file that hold codes, and whether they hold indices into the key instead."""
+    def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
+        """By target column, the column of a file that holds its codes; and whether that holds indices into the key."""
         indexed = [column for column in _INDEX_COLS if column in file.header]
-        first, *others = self.target_cols
-        if first in file.header or _INDEX_COLS[0] not in indexed:
-            return [first, *(column for column in others if column in file.header)], False
+        first = self.target_cols[0]
+        own_names = {target: self._own_name(file, target) for target in self.target_cols}
+        if own_names[first] in file.header or _INDEX_COLS[0] not in indexed:
+            return {t: name for t, name in own_names.items() if t == first or name in file.header}, False
         if self.key is None:
-            raise UserError(
-                f"{file.path} has code1 … (indices into a key) instead of {first}; name the key file with --key."
-            )
-        return indexed[: len(self.target_cols)], True
+            instead = "name the key file with --key" if self.rules.is_training else "codes themselves are needed"
+            raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")
+        return dict(zip(self.target_cols, indexed, strict=False)), True
+
+    @staticmethod
+    def _own_name(file: TableFile, column: str) -> str:
+        """What a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
+        return next((name for name in (column, column.upper(), column.lower()) if name in file.header), column)
 
     def _select(self, table: Table, codes: pd.DataFrame, keep: np.ndarray) -> Examples:
         mask = pa.array(keep)
         texts = table.columns[self.input_col].filter(mask).to_pylist()
         if self.language_col in table.columns:
-            langs = table.columns[self.language_col].fill_null("unk").filter(mask).to_pylist()
+            langs = language_codes(table.columns[self.language_col].filter(mask)).to_pylist()
         else:
-            langs = [self.language or "unk"] * len(texts)
+            langs = [language_code(self.language or "unk")] * len(texts)
         codes = codes[keep].reindex(columns=list(self.target_cols)).astype(object)
         return Examples(texts, langs, codes.where(codes.notna(), None))
+
+
+def language_codes(column: pa.Array) -> pa.Array:
+    """The code of each row's language; see `language_code`."""
+    coded = column.fill_null("unk").dictionary_encode()
+    return pa.array([language_code(text) for text in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
 
 
 def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
@@ -157,6 +172,9 @@ def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
     coded = table.columns[column].dictionary_encode()
     codes: list[str | None] = []
     for text in coded.dictionary.to_pylist():
+        if text.strip() in MISSING_MARKS:
+            codes.append(text)  # which `LabelChecker` counts
+            continue
         match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
         if match is None or int(match[1]) >= len(key.codes):
             row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))

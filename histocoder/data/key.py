@@ -12,7 +12,8 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from histocoder.data.table import open_table, write_csv
+from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.table import Table, open_table, write_csv
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -20,6 +21,8 @@ T = TypeVar("T")
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")
 _DESC_COLUMNS = ("desc", "title", "en_hisco_text")
+_NUM_DIGITS = {"hisco": 5, "occ1950": 3}
+"""Of codes in columns of these names, whose leading zeros may be lost."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ def read_key(path: str | Path) -> Key:
     ----------
     path : path
         CSV with a column of codes (`system_code`, or `hisco`, `occ1950`) and one of class indices from 0 (`code` or
-        `index`); optionally one of descriptions (`desc` or `title`).
+        `index`); optionally one of descriptions (`desc` or `title`). A row without code and index is left out, and
+        codes in `hisco` and `occ1950` get their leading zeros back: OccCANINE's own key is such a file.
 
     Raises
     ------
@@ -73,6 +77,12 @@ def read_key(path: str | Path) -> Key:
             f"{', '.join(file.header)}."
         )
     table = file.read([c for c in (code_col, index_col, desc_col) if c is not None])
+    is_empty = [
+        all(not cell or cell.strip() in MISSING_MARKS for cell in cells)
+        for cells in zip(*(table.columns[c].to_pylist() for c in (code_col, index_col)), strict=True)
+    ]
+    kept = pa.array(np.flatnonzero(~np.array(is_empty, dtype=bool)))
+    table = Table(file, {name: column.take(kept) for name, column in table.columns.items()}, table.rows[kept])
     codes, indices = table.columns[code_col].to_pylist(), table.columns[index_col].to_pylist()
     numbers = [_index(text) for text in indices]
     if (row := _first_odd(numbers, allowed=range(len(numbers)))) is not None:
@@ -81,6 +91,9 @@ def read_key(path: str | Path) -> Key:
             f"{table.lines(np.array([row]))[0]} has {shown(indices[row] or '')}."
         )
     stripped = [(code or "").strip() for code in codes]
+    stripped = [
+        code.zfill(_NUM_DIGITS[code_col]) if code_col in _NUM_DIGITS and code.isdigit() else code for code in stripped
+    ]
     if (row := _first_odd(stripped, allowed=set(stripped))) is not None:
         raise UserError(
             f"The key {path} has a repeated code, or two blanks, in the column {code_col!r}, line "

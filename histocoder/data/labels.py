@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.data.cells import MISSING_MARKS, bare, is_integer, looks_like_a_number, printed_hisco, whole_number
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError, shown
@@ -29,6 +31,10 @@ class LabelRules:
     """Codes may be shorter than the block."""
     drop_bad: bool = False
     """Rows with codes that do not fit are dropped, instead of stopping the run."""
+    blank_means_no_occupation: bool = False
+    """Rows without any code are kept, with the formatter's mark of a missing code, instead of being dropped."""
+    is_training: bool = True
+    """Whether messages may name flags that only training has."""
 
 
 @dataclass
@@ -39,13 +45,16 @@ class Labels:
     """Of shape (n, k): strings, None where there is none; each row's codes come first."""
     bad: dict[int, str]
     """Row -> why its labels do not fit."""
+    uncoded: np.ndarray
+    """Rows without any code, which are to be dropped."""
 
 
 class LabelChecker:
     """Cleans the codes of a file chunk by chunk, and gathers what does not fit.
 
-    Blanks around a code are taken off; reading of a row stops at its first missing code. Where the formatter has a
-    mark for a missing first code, it is put there.
+    Blanks around a code, and what spreadsheets add to it, are taken off (see `cells`); marks such as NA are missing
+    codes, unless the key has them. Reading of a row stops at its first missing code. Where the formatter has a
+    mark for a missing first code, it is put there; that mark alone is no code.
 
     Parameters
     ----------
@@ -70,7 +79,10 @@ class LabelChecker:
         self._file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key = rules, key
         self._has_codes = False
-        self._num_ignored = 0
+        self._num_ignored = self._num_uncoded = 0
+        self._marks: Counter[str] = Counter()
+        self._rewritten: Counter[tuple[str, str]] = Counter()
+        self._holds_integers: dict[str, bool] = {}
         self._short, self._bad = _Found(), _Found()
 
     def check(self, table: Table) -> Labels:
@@ -78,18 +90,27 @@ class LabelChecker:
         bad: dict[int, str] = {}
         codes: dict[str, np.ndarray] = {}
         reading = np.ones(len(table), dtype=bool)
+        is_read, is_filled = np.zeros((2, len(table)), dtype=bool)
         for i, column in enumerate(self._target_cols):
-            codes[column], reading = self._check_column(table, i, reading, bad)
+            codes[column], reading, has_code = self._check_column(table, i, reading, bad)
+            is_read |= has_code & reading
+            is_filled |= has_code
+        if self._rules.blank_means_no_occupation and self._formatter.system.missing_block is not None:
+            is_read[:] = is_filled[:] = True
+        for row in np.flatnonzero(is_filled & ~is_read).tolist():
+            bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
         self._bad.add(table.rows, bad, len(bad))
-        return Labels(pd.DataFrame(codes, dtype=object), bad)
+        self._num_uncoded += int((~is_filled).sum())
+        return Labels(pd.DataFrame(codes, dtype=object), bad, np.flatnonzero(~is_filled))
 
     def _check_column(
         self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The codes of the i-th column, and the rows that are read on; adds to `bad`."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The codes of the i-th column, the rows that are read on, and those with a code here; adds to `bad`."""
         name = self._target_cols[i]
-        index, distinct = self._distinct(table.columns[name])
+        index, distinct = self._distinct(name, table.columns[name])
         present = index >= 0
+        has_code = np.array([code != MISSING for code in distinct] + [False])[index]
         self._num_ignored += int((present & ~reading).sum())
         self._has_codes |= i == 0 and bool(present.any())
         present &= reading
@@ -99,7 +120,7 @@ class LabelChecker:
         self._short.add(
             table.rows, {row: f"{name}: {shown(distinct[index[row]])}" for row in short[:_NUM_EXAMPLES]}, len(short)
         )
-        problems = [_problem(code, self._formatter, self._key) for code in distinct]
+        problems = [self._problem(code) for code in distinct]
         is_bad = np.array([problem is not None for problem in problems] + [False])
         for row in np.flatnonzero(is_bad[index] & present).tolist():
             bad.setdefault(row, f"{name}: {shown(distinct[index[row]])} {problems[index[row]]}")
@@ -108,16 +129,72 @@ class LabelChecker:
         if i == 0 and self._formatter.system.missing_block is not None:
             values[~present] = MISSING
             present = np.ones(len(table), dtype=bool)
-        elif i == 0:
-            for row in np.flatnonzero(~present).tolist():
-                bad.setdefault(row, f"{name}: no code")
-        return values, present
+        return values, present, has_code
 
-    def _distinct(self, column: pa.Array) -> tuple[np.ndarray, list[str]]:
-        """Each cell's place among the distinct codes, -1 where it is blank; and these, cleaned."""
+    def _distinct(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
+        """Each cell's place among the distinct codes, -1 where it is missing; and these, "" for a missing one."""
         coded = pc.dictionary_encode(column)
-        index = np.asarray(pc.fill_null(coded.indices, -1))
-        return index, [_clean(code, self._formatter, self._rules) for code in coded.dictionary.to_pylist()]
+        index, cells = np.asarray(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
+        counts = np.bincount(index[index >= 0], minlength=len(cells))
+        codes = []
+        for cell, count in zip(cells, counts.tolist(), strict=True):
+            code = self._read(name, cell)
+            if not code:
+                self._marks[cell.strip()] += count
+            elif code != cell.strip():
+                self._rewritten[cell.strip(), code] += count
+            if self._rules.zero_pad and code.isascii() and code.isdigit():
+                code = code.zfill(self._formatter.block_size)
+            codes.append(code)
+        is_missing = np.array([not code for code in codes] + [True])
+        return np.where(is_missing[index], -1, index), codes
+
+    def _read(self, name: str, cell: str) -> str:
+        """The code in a cell of a column, "" where it is missing."""
+        code = bare(cell)
+        if self._key is not None and code in self._key.index:
+            return code
+        if code in MISSING_MARKS:
+            return ""
+        if (digits := whole_number(code)) is not None and self._is_of_integers(name):
+            return digits
+        printed = printed_hisco(code)
+        if printed is not None and self._formatter.system.problem(code) and self._formatter.block_size == len(printed):
+            return printed
+        return code
+
+    def _is_of_integers(self, name: str) -> bool:
+        """Whether decimals in a column can only be those of integers that were stored as numbers."""
+        if self._formatter.name != "general":
+            return True
+        if name not in self._holds_integers:
+            cells = {
+                bare(cell)
+                for table in self._file.tables([name])
+                for cell in pc.unique(table.columns[name]).drop_null().to_pylist()
+            }
+            self._holds_integers[name] = all(
+                is_integer(cell) or printed_hisco(cell) is not None for cell in cells - MISSING_MARKS
+            )
+        return self._holds_integers[name]
+
+    def _problem(self, code: str) -> str | None:
+        """Why a code does not fit; None where it does, or is missing."""
+        if not code:
+            return None
+        system = self._formatter.system
+        problem = system.problem(code)
+        if problem is None:
+            is_strange = self._key is not None and code != MISSING and code not in self._key.index
+            return "is not in the key" if is_strange else None
+        if looks_like_a_number(code):
+            return "looks like a number that a spreadsheet has made of a code; save the column as text"
+        if self._rules.is_training and self._formatter.name == "general":
+            if "has ','" in problem:
+                return f"{problem} (see --use-within-block-sep)"
+            if system.length(code) > system.block_size:
+                return f"{problem} (see --block-size)"
+        return problem
 
     def finish(self) -> list[str]:
         """Say what was found in all chunks.
@@ -138,13 +215,31 @@ class LabelChecker:
             raise UserError(self._describe_short())
         if self._bad.count and not self._rules.drop_bad:
             raise UserError(self._describe_bad())
+        notices = []
+        if self._marks:
+            marks = ", ".join(f"{shown(mark)} ({count:,})" for mark, count in self._marks.most_common())
+            notices.append(f"{self._file.path}: {self._marks.total():,} cells of codes are taken as missing: {marks}.")
+        if self._rewritten:
+            ((cell, code), _), *_ = self._rewritten.items()
+            notices.append(
+                f"{self._file.path}: {self._rewritten.total():,} cells of codes are read without what was added to "
+                f"them, such as {shown(cell)} as {shown(code)}."
+            )
         if self._num_ignored:
-            return [f"{self._num_ignored:,} codes stand behind an empty cell of their row and are left out."]
-        return []
+            notices.append(f"{self._num_ignored:,} codes stand behind an empty cell of their row and are left out.")
+        if self._num_uncoded:
+            rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
+            notices.append(f"{self._file.path}: {self._num_uncoded:,} {rows} left out{self._how_to_keep_uncoded()}.")
+        return notices
+
+    def _how_to_keep_uncoded(self) -> str:
+        if self._rules.is_training and self._formatter.system.missing_block is not None:
+            return "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
+        return ""
 
     def _describe_short(self) -> str:
         ways = "add --zero-pad-codes if leading zeros were lost"
-        if self._formatter.name == "general":
+        if self._formatter.name == "general" and self._rules.is_training:
             ways += ", or --allow-codes-shorter-than-block-size if they are meant so"
         return (
             f"{self._file.path}: {self._short.count:,} codes are shorter than the block of "
@@ -154,8 +249,8 @@ class LabelChecker:
     def _describe_bad(self) -> str:
         rows = "row has a label that does" if self._bad.count == 1 else "rows have labels that do"
         return (
-            f"{self._file.path}: {self._bad.count:,} {rows} not fit: {self._bad.describe(self._file)}. Mend the "
-            "labels, or leave such rows out with --drop-bad-labels."
+            f"{self._file.path}: {self._bad.count:,} {rows} not fit: {self._bad.describe(self._file)}. Correct "
+            "the labels, or leave such rows out with --drop-bad-labels."
         )
 
 
@@ -179,19 +274,5 @@ class _Found:
         return "; ".join(f"line {line}, {text}" for line, (_, text) in zip(lines, self.first, strict=True))
 
 
-def _clean(code: str, formatter: Formatter, rules: LabelRules) -> str:
-    code = code.strip()
-    if rules.zero_pad and code.isascii() and code.isdigit():
-        return code.zfill(formatter.block_size)
-    return code
-
-
 def _is_short(code: str, formatter: Formatter) -> bool:
-    return code not in _NEVER_SHORT and formatter.system.length(code) < formatter.block_size
-
-
-def _problem(code: str, formatter: Formatter, key: Key | None) -> str | None:
-    problem = formatter.system.problem(code)
-    if problem is None and key is not None and code != MISSING and code not in key.index:
-        return "is not in the key"
-    return problem
+    return bool(code) and code not in _NEVER_SHORT and formatter.system.length(code) < formatter.block_size

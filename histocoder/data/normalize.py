@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 from histocoder.errors import UserError
 
-NORMALIZATIONS = ("none", "lower_ascii")
+NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")
+DEFAULT_NORMALIZATION = "nfc"
+"""Of new models; imported ones keep their own."""
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:
@@ -15,9 +18,11 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     Parameters
     ----------
     texts : sequence of str
-    how : {"none", "lower_ascii"}
-        "lower_ascii": lower case, then letters of other alphabets and with diacritics in ASCII ("væver" -> "vaever",
-        "γεωργός" -> "georgos"), as OccCANINE's published models were trained.
+    how : {"none", "nfc", "lower", "lower_ascii"}
+        "nfc": one Unicode form (NFC) for each character, so that "ä" is the same with its diaeresis as a code point of
+        its own. "lower": NFC, lower case, single blanks between words and none around them. "lower_ascii": lower case,
+        then letters of other alphabets and with diacritics in ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as
+        OccCANINE's published models were trained.
 
     Raises
     ------
@@ -31,8 +36,23 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     """
     if how == "none":
         return list(texts)
+    if how == "nfc":
+        return [_nfc(text) for text in texts]
+    if how == "lower":  # NFC again, since a letter in lower case may have a form that its capital lacks
+        return [_nfc(" ".join(_nfc(text).lower().split())) for text in texts]
     if how == "lower_ascii":
         from text_unidecode import unidecode
 
         return [text if text.isascii() else unidecode(text) for text in (text.lower() for text in texts)]
     raise UserError(f"There is no text normalisation {how!r}; there are {', '.join(NORMALIZATIONS)}.")
+
+
+def folded(texts: Sequence[str]) -> list[str]:
+    """Keys of descriptions, equal for those that differ only in case, blanks or Unicode form: what counts as one text
+    where data are split and where texts are looked up.
+    """
+    return normalize(texts, "lower")
+
+
+def _nfc(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFC", text)

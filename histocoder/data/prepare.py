@@ -16,6 +16,7 @@ import pyarrow as pa
 from histocoder.config import PrepareConfig
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.key import Key, read_key, write_key
+from histocoder.data.labels import LabelRules
 from histocoder.data.screen import Screened, screen, write_rejected
 from histocoder.data.table import csv_writer, fingerprint
 from histocoder.errors import UserError
@@ -25,7 +26,10 @@ from histocoder.formatters import Formatter, build_formatter
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
 PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE)
-PREPARED_VERSION = 1
+PREPARED_VERSION = 2
+"""Since 2, variants of a text are on one side of the split, and rows without any code are dropped."""
+PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
+"""By which prepared data are read: all of it has been checked."""
 
 
 def formatter_of(config: PrepareConfig) -> Formatter:
@@ -74,8 +78,8 @@ def prepare(
     """
     record = _record(config)
     make_folder(folder)
-    existing = _read_record(folder / PREPARED_FILE)
-    if existing is not None and not overwrite:
+    existing = None if overwrite else _read_record(folder / PREPARED_FILE)
+    if existing is not None:
         _refuse_other(existing, record, folder)
         say(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
@@ -131,11 +135,18 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        newer = record["format_version"] > PREPARED_VERSION
+        version = record["format_version"]
+        newer, older = version > PREPARED_VERSION, version < PREPARED_VERSION and "settings" in record
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged; prepare anew with --overwrite.") from error
     if newer:
         raise UserError(f"{path} was written by a newer histocoder; update, or prepare anew with --overwrite.")
+    if older:
+        raise UserError(
+            f"{path.parent} holds data that an earlier histocoder prepared, by other rules (rows without any "
+            "code are kept, and variants of a description may be in both files). Choose another folder, or add "
+            "--overwrite to prepare anew."
+        )
     return record if "settings" in record else None
 
 

@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from histocoder.config import PrepareConfig
 from histocoder.data.arrays import map_array
-from histocoder.data.examples import LANG_COL, TEXT_COL
+from histocoder.data.examples import LANG_COL, TEXT_COL, language_codes
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules, Labels
+from histocoder.data.languages import language_code
+from histocoder.data.normalize import folded
 from histocoder.data.table import Table, TableFile, csv_writer, open_table
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, Formatter
@@ -72,7 +74,9 @@ def screen(
     file = open_table(config.dataset, columns)
     for notice in file.notices:
         say(notice)
-    rules = LabelRules(config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels)
+    rules = LabelRules(
+        config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels, config.blank_means_no_occupation
+    )
     checker = LabelChecker(file, config.target_cols, formatter, rules, key=key)
     found = Screened(file, folder, _strings(TEXT_COL, LANG_COL, *config.target_cols))
     dropped_schema = _strings("reason", config.input_col, *config.target_cols)
@@ -126,7 +130,7 @@ def _strings(*names: str) -> pa.Schema:
 def _reasons(table: Table, labels: Labels, config: PrepareConfig) -> dict[int, str]:
     """Row -> why it is dropped."""
     blank = np.flatnonzero(table.columns[config.input_col].is_null()).tolist()
-    return {**labels.bad, **dict.fromkeys(blank, "no description")}
+    return {**dict.fromkeys(labels.uncoded.tolist(), "no code"), **labels.bad, **dict.fromkeys(blank, "no description")}
 
 
 def _kept_rows(
@@ -135,9 +139,9 @@ def _kept_rows(
     mask = pa.array(keep)
     texts = table.columns[config.input_col].filter(mask)
     if config.language_col is None:
-        langs = pa.repeat(pa.scalar(config.language), len(texts))
+        langs = pa.repeat(pa.scalar(language_code(config.language)), len(texts))
     else:
-        langs = table.columns[config.language_col].fill_null("unk").filter(mask)
+        langs = language_codes(table.columns[config.language_col].filter(mask))
     codes = [pa.array(labels.codes[name].to_numpy()[keep], pa.string()) for name in config.target_cols]
     return pa.RecordBatch.from_arrays([texts, langs, *codes], schema=schema)
 
@@ -150,7 +154,9 @@ def _dropped_rows(table: Table, reasons: dict[int, str], config: PrepareConfig, 
 
 
 def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
-    """A hash of each row's description, or of its position where rows are split; keyed by the seed."""
-    values = texts if config.split_by == "text" else pa.array(positions).cast(pa.string())
+    """A hash of each row's description, the same for its variants, or of its position where rows are split; keyed by
+    the seed.
+    """
+    values = folded(texts.to_pylist()) if config.split_by == "text" else positions.astype(str)
     key = f"{config.seed:016x}"[-16:]
-    return pd.util.hash_array(np.array(values.to_pylist(), dtype=object), hash_key=key, categorize=False)
+    return pd.util.hash_array(np.array(values, dtype=object), hash_key=key, categorize=False)

@@ -57,11 +57,11 @@ class GeneralCodes:
         symbols = self._split(code)
         unknown = next((s for s in symbols if s not in self._tokens), None)
         if unknown == WITHIN_BLOCK_SEP:
-            return "has ',' in it (see --use-within-block-sep)"
+            return "has ',' in it"
         if unknown is not None:
             return f"has {unknown!r} in it, which is no number from -999 to 999, ASCII letter or punctuation"
         if len(symbols) > self.block_size:
-            return f"has {len(symbols)} tokens, more than the block size of {self.block_size} (see --block-size)"
+            return f"has {len(symbols)} tokens, more than the block size of {self.block_size}"
         return None
 
     def length(self, code: str) -> int:

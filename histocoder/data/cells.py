@@ -1,0 +1,48 @@
+"""Codes as spreadsheets and statistics programs write them."""
+
+from __future__ import annotations
+
+import re
+
+MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})
+"""What stands where a value is missing: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A;
+Stata and SAS a dot. Lower case "na" and "none" are left out, since people write them as words."""
+_KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
+_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
+_PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def bare(cell: str) -> str:
+    """A cell without blanks around it, and without what keeps a spreadsheet from reading it as a number.
+
+    Examples
+    --------
+    >>> bare('="02000"'), bare("'02000 ")
+    ('02000', '02000')
+    """
+    cell = cell.strip()
+    match = _KEPT_AS_TEXT.fullmatch(cell)
+    return cell if match is None else (match[1] or match[2] or "").strip()
+
+
+def whole_number(cell: str) -> str | None:
+    """The digits of a whole number that has decimals, as in "61110.0"; None for other cells."""
+    match = _WHOLE.fullmatch(cell)
+    return match and match[1]
+
+
+def is_integer(cell: str) -> bool:
+    """Whether a cell may be that of a column of integers, with decimals or without."""
+    return re.fullmatch(r"-?[0-9]+", whole_number(cell) or cell) is not None
+
+
+def printed_hisco(cell: str) -> str | None:
+    """The five digits of a HISCO code as it is printed, "6-11.10"; None for other cells."""
+    match = _PRINTED_HISCO.fullmatch(cell)
+    return match and "".join(match.groups())
+
+
+def looks_like_a_number(cell: str) -> bool:
+    """Whether a cell is a number with decimals or an exponent."""
+    return not cell.lstrip("+-").isdigit() and _NUMBER.fullmatch(cell) is not None

@@ -1,0 +1,88 @@
+"""Languages, whichever way a user writes them: one table for training and predicting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from histocoder.data.cells import MISSING_MARKS
+
+_ISO_639_1 = """
+aa Afar, ab Abkhazian, ae Avestan, af Afrikaans, ak Akan, am Amharic, an Aragonese, ar Arabic, as Assamese, av Avaric,
+ay Aymara, az Azerbaijani, ba Bashkir, be Belarusian, bg Bulgarian, bi Bislama, bm Bambara, bn Bengali, bo Tibetan,
+br Breton, bs Bosnian, ca Catalan, ce Chechen, ch Chamorro, co Corsican, cr Cree, cs Czech, cu Church Slavonic,
+cv Chuvash, cy Welsh, da Danish, de German, dv Divehi, dz Dzongkha, ee Ewe, el Greek, en English, eo Esperanto,
+es Spanish, et Estonian, eu Basque, fa Persian, ff Fulah, fi Finnish, fj Fijian, fo Faroese, fr French,
+fy Western Frisian, ga Irish, gd Scottish Gaelic, gl Galician, gn Guarani, gu Gujarati, gv Manx, ha Hausa, he Hebrew,
+hi Hindi, ho Hiri Motu, hr Croatian, ht Haitian, hu Hungarian, hy Armenian, hz Herero, ia Interlingua, id Indonesian,
+ie Interlingue, ig Igbo, ii Sichuan Yi, ik Inupiaq, io Ido, is Icelandic, it Italian, iu Inuktitut, ja Japanese,
+jv Javanese, ka Georgian, kg Kongo, ki Kikuyu, kj Kuanyama, kk Kazakh, kl Greenlandic, km Khmer, kn Kannada, ko Korean,
+kr Kanuri, ks Kashmiri, ku Kurdish, kv Komi, kw Cornish, ky Kyrgyz, la Latin, lb Luxembourgish, lg Ganda, li Limburgish,
+ln Lingala, lo Lao, lt Lithuanian, lu Luba-Katanga, lv Latvian, mg Malagasy, mh Marshallese, mi Maori, mk Macedonian,
+ml Malayalam, mn Mongolian, mr Marathi, ms Malay, mt Maltese, my Burmese, na Nauru, nb Norwegian Bokmål,
+nd North Ndebele, ne Nepali, ng Ndonga, nl Dutch, nn Norwegian Nynorsk, no Norwegian, nr South Ndebele, nv Navajo,
+ny Chichewa, oc Occitan, oj Ojibwa, om Oromo, or Oriya, os Ossetian, pa Punjabi, pi Pali, pl Polish, ps Pashto,
+pt Portuguese, qu Quechua, rm Romansh, rn Rundi, ro Romanian, ru Russian, rw Kinyarwanda, sa Sanskrit, sc Sardinian,
+sd Sindhi, sg Sango, si Sinhala, sk Slovak, sl Slovenian, sm Samoan, sn Shona, so Somali, sq Albanian, sr Serbian,
+ss Swati, st Southern Sotho, su Sundanese, sv Swedish, sw Swahili, ta Tamil, te Telugu, tg Tajik, th Thai, ti Tigrinya,
+tk Turkmen, tl Tagalog, tn Tswana, to Tonga, tr Turkish, ts Tsonga, tt Tatar, tw Twi, ty Tahitian, ug Uyghur,
+uk Ukrainian, ur Urdu, uz Uzbek, ve Venda, vi Vietnamese, vo Volapük, wa Walloon, wo Wolof, xh Xhosa, yi Yiddish,
+yo Yoruba, za Zhuang, zh Chinese, zu Zulu
+"""
+NAMES: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _ISO_639_1.split(","))
+"""ISO 639-1 code -> English name; without Northern Sami, whose code is OccCANINE's of Swedish."""
+_OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}
+"""The three languages that OccCANINE has codes of its own for. Models are trained with these, so that one that starts
+from a published model's weights finds what they know."""
+_ISO = {code: iso for iso, code in _OCCCANINE.items()}
+_BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": "unk"}
+_SAMPLE = ("ca", "da", "en", "es", "fr", "de", "el", "is", "it", "nl", "no", "pt", "sv")  # OccCANINE's, too
+HELP = (
+    "Languages: "
+    + ", ".join(f"{c} (or {_OCCCANINE[c]}) {NAMES[c]}" if c in _OCCCANINE else f"{c} {NAMES[c]}" for c in _SAMPLE)
+    + "; any other by its ISO 639-1 code; all by their English names, too; unk where it is not known."
+)
+
+
+def language_code(text: str) -> str:
+    """The code by which models are trained of a language that is given by a code or its English name.
+
+    What is no language of the table is returned as it is, but for blanks around it; what is missing is "unk".
+
+    Examples
+    --------
+    >>> [language_code(text) for text in ("Danish", "EN", "en-GB", "sv", "se", "NA", "plattdeutsch")]
+    ['da', 'en', 'en', 'se', 'se', 'unk', 'plattdeutsch']
+    """
+    text = text.strip()
+    if not text or text in MISSING_MARKS:
+        return "unk"
+    word = text.casefold()
+    code = _BY_NAME.get(word) or re.split("[-_]", word)[0]
+    code = _OCCCANINE.get(code, code)
+    return code if is_language(code) else text
+
+
+def is_language(code: str) -> bool:
+    """Whether `language_code` knows what it returned."""
+    return code == "unk" or iso_code(code) in NAMES
+
+
+def iso_code(code: str) -> str:
+    """The ISO 639-1 code of a language by which a model was trained; others as they are."""
+    return _ISO.get(code, code)
+
+
+def same_language(lang: str, known: Iterable[str]) -> str | None:
+    """The one of some known languages that a language is, under the code that it has there; None where there is none.
+
+    Examples
+    --------
+    >>> same_language("sv", ("da", "se")), same_language("Swedish", ("da", "sv")), same_language("fi", ("da", "se"))
+    ('se', 'sv', None)
+    """
+    known = tuple(known)
+    if lang in known:
+        return lang
+    code = language_code(lang)
+    return next((other for other in known if language_code(other) == code), None)

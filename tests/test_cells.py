@@ -1,0 +1,94 @@
+"""Codes as spreadsheets and statistics programs write them: understood where they mean one thing, else refused."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from histocoder.config import PrepareConfig
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import Key
+from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import prepare
+from histocoder.data.table import read_table
+from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+
+HISCO = build_formatter("hisco", num_blocks=1)
+GENERAL = build_formatter("general", num_blocks=1)
+
+
+def codes_of(path: Path, cells: list[str], *, formatter=GENERAL, say=lambda _: None, key=None, **rules) -> list[str]:
+    frame = pd.DataFrame({"occ1": [f"title {i}" for i in range(len(cells))], "lang": "en", "h": cells})
+    frame.to_csv(path, index=False)
+    files = ExampleFiles((path,), ("h",), formatter, key=key, rules=LabelRules(**rules))
+    return files.read(say=say).codes["h"].tolist()
+
+
+@pytest.mark.parametrize("zero_pad", [True, False])
+def test_marks_of_missing_codes_are_no_codes(tmp_path: Path, zero_pad: bool):
+    heard: list[str] = []
+    marks = ["NA", "NaN", "nan", "NULL", "null", "None", "N/A", "n/a", "#N/A", "<NA>", "."]
+    found = codes_of(tmp_path / "t.csv", ["61110", *marks, "NA"], zero_pad=zero_pad, say=heard.append)
+    assert found == ["61110"]
+    assert "12 cells of codes are taken as missing: 'NA' (2), 'NaN' (1)" in heard[0]
+    key = Key(("61110", "NA"))
+    assert codes_of(tmp_path / "t.csv", ["61110", "NA"], key=key, allow_short=True) == ["61110", "NA"]
+
+
+def test_a_key_has_no_marks_of_missing_codes(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("occ1,h\n" + "".join(f"NA {i},{c}\n" for i, c in enumerate(["2000", "NA"] * 5)))
+    (tmp_path / "t.csv").open("a").write("None,61110\n")
+    config = PrepareConfig(str(tmp_path / "t.csv"), ("h",), zero_pad_codes=True)
+    prepare(config, tmp_path / "out", say=lambda _: None)
+    assert pd.read_csv(tmp_path / "out" / "key.csv", dtype=str)["system_code"].tolist() == ["02000", "61110"]
+    parts = [pd.read_csv(tmp_path / "out" / f"data_{part}.csv", na_filter=False) for part in ("train", "val")]
+    assert "None" in set(pd.concat(parts)["occ1"])  # among descriptions it is a word
+
+
+@pytest.mark.parametrize("formatter", [HISCO, GENERAL], ids=["hisco", "general"])
+def test_other_ways_of_writing_a_code(tmp_path: Path, formatter):
+    heard: list[str] = []
+    cells = ["61110.0", "2000.0", "-1.0", "41025", '="22675"', "'03110", "6-11.10"]
+    found = codes_of(tmp_path / "t.csv", cells, formatter=formatter, zero_pad=True, say=heard.append)
+    assert found == ["61110", "02000", "-1", "41025", "22675", "03110", "61110"]
+    assert "6 cells of codes are read without what was added to them, such as '61110.0' as '61110'" in heard[0]
+
+
+def test_decimals_that_are_codes_stay(tmp_path: Path):
+    assert codes_of(tmp_path / "t.csv", ["12.0", "12.5", "3"], allow_short=True) == ["12.0", "12.5", "3"]
+    with_sep = build_formatter("general", num_blocks=1, use_within_block_sep=True)
+    assert codes_of(tmp_path / "t.csv", ["1,0", "2,10"], formatter=with_sep, allow_short=True) == ["1,0", "2,10"]
+    long = build_formatter("general", num_blocks=1, block_size=7)
+    assert codes_of(tmp_path / "t.csv", ["6-11.10"], formatter=long) == ["6-11.10"]
+
+
+@pytest.mark.parametrize("cell", ["6.111E+04", "61110.5", "61.110"])
+def test_numbers_that_are_no_codes_are_refused(tmp_path: Path, cell: str):
+    with pytest.raises(UserError, match=r"line 3, h: '.*' looks like a number .*save the column as text"):
+        codes_of(tmp_path / "t.csv", ["61110", cell, "41025.0"], drop_bad=False)
+
+
+def test_hints_name_flags_of_the_command(tmp_path: Path):
+    for cell, flag in (("611101", "--block-size"), ("1,2,3", "--use-within-block-sep"), ("200", "--allow-codes")):
+        with pytest.raises(UserError, match=flag):
+            codes_of(tmp_path / "t.csv", [cell])
+        with pytest.raises(UserError) as caught:
+            codes_of(tmp_path / "t.csv", [cell], is_training=False)
+        assert flag not in str(caught.value)
+    (tmp_path / "t.csv").write_text("occ1,lang,code1\na,en,0\n")
+    with pytest.raises(UserError) as caught:
+        ExampleFiles((tmp_path / "t.csv",), ("h",), HISCO, rules=LabelRules(is_training=False)).read()
+    assert "--key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["sep=;\r\n", '"sep=;"\n', "\ufeffsep=;\n"])
+def test_a_first_line_that_names_the_separator(tmp_path: Path, first: str):
+    path = tmp_path / "t.csv"
+    path.write_bytes(f'{first}occ1;h,i\nfarmer, old;1\n"a\nb";2\nc;3\n'.encode())
+    table = read_table(path, ["occ1", "h,i"])
+    assert table.columns["occ1"].to_pylist() == ["farmer, old", "a\nb", "c"]
+    assert table.lines(table.rows).tolist() == [3, 4, 6]
+    path.write_bytes(f"{first}occ1;h\na;1\nb;2;3\n".encode())
+    with pytest.raises(UserError, match="line 4: 3 fields"):
+        read_table(path, ["occ1"])

@@ -1,0 +1,96 @@
+"""Languages by ISO code, OccCANINE's code or name: the same in training, predicting and evaluating."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import ROOT, run
+from models import save_tiny_model, tiny_model
+
+from docs.flags import PAGE
+from histocoder.__main__ import main
+from histocoder.config import ModelConfig, PrepareConfig
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.languages import NAMES, language_code
+from histocoder.data.prepare import prepare
+from histocoder.descriptions import Descriptions, UnknownLanguageWarning
+from histocoder.formatters import build_formatter
+
+SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
+
+
+def test_one_code_for_each_language():
+    assert {language_code(text) for text in SWEDISH} == {"se"}
+    assert [language_code(t) for t in ("de", "ge", "German", "el", "gr", "no", "Danish")] == [
+        *(["ge"] * 3 + ["gr"] * 2),
+        "no",
+        "da",
+    ]
+    assert {language_code(text) for text in ("", " ", "unk", "Unknown", "NA", "nan")} == {"unk"}
+    assert language_code(" Plattdeutsch") == "Plattdeutsch"
+    assert len(NAMES) == 182 and all(re.fullmatch("[a-z]{2}", code) for code in NAMES)
+
+
+@pytest.mark.parametrize("known", ["se", "sv", "Swedish"])
+def test_a_model_is_given_the_code_it_knows(known: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Descriptions.of(["dräng"] * len(SWEDISH), SWEDISH, languages=("da", known, "unk"))
+        assert found.distinct["lang"].tolist() == [known]
+        assert Descriptions.of(["dräng"], "sv", languages=()).distinct["lang"].tolist() == ["se"]  # a published model
+    with pytest.warns(UnknownLanguageWarning, match="does not know the language xx.* as unknown"):
+        assert Descriptions.of(["x"], "xx", languages=("da", known)).distinct["lang"].tolist() == ["unk"]
+    with pytest.warns(UnknownLanguageWarning, match="xx is not in histocoder's table"):
+        assert Descriptions.of(["x"], "xx", languages=()).distinct["lang"].tolist() == ["xx"]
+    config = {**tiny_model().config.to_dict(), "languages": ["da", known, "unk"], "thresholds": {known: 0.3, "*": 0.6}}
+    assert [ModelConfig.from_dict(config).threshold(lang) for lang in ("sv", "se", "da")] == [0.3, 0.3, 0.6]
+
+
+def test_tables_have_one_code_for_each_language(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    lines = [f"title {i},{lang},{61110 + i % 2}\n" for i, lang in enumerate([*SWEDISH, "NA", "de"])]
+    path.write_text("occ1,lang,h\n" + "".join(lines))
+    expected = ["se"] * len(SWEDISH) + ["unk", "ge"]
+    assert ExampleFiles((path,), ("h",), build_formatter("hisco", num_blocks=1)).read().langs == expected
+    for name, changes in (("a", {"language_col": "lang"}), ("b", {"language": "Swedish"})):
+        prepare(PrepareConfig(str(path), ("h",), **changes), tmp_path / name, say=lambda _: None)
+        frames = [pd.read_csv(tmp_path / name / f"data_{part}.csv") for part in ("train", "val")]
+        langs = pd.concat(frames)["lang"]
+        assert sorted(langs) == (sorted(expected) if name == "a" else ["se"] * len(lines))
+
+
+def test_unknown_languages_are_named_in_training(table: Path, tmp_path: Path):
+    flags = ("--target-cols", "hisco_1", "--encoder", "tiny", "--batch-size", 8, "--max-steps", 1, "--no-report")
+    said = run("finetune.py", "--dataset", table, "--save-path", tmp_path / "out", "--language", "xx", *flags).stdout
+    assert said.count("The language xx is not in histocoder's table") == 1
+
+
+def test_languages_are_listed(capsys: pytest.CaptureFixture[str]):
+    page = PAGE.read_text(encoding="utf-8")
+    assert all(f"{code} {name}" in page for code, name in NAMES.items())
+    helps = [run(name, "--help").stdout for name in ("finetune.py", "train_mixer.py")]
+    for command in ("predict", "evaluate"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        helps.append(capsys.readouterr().out)
+    assert all("sv (or se) Swedish" in " ".join(text.split()) for text in helps)
+    sample = set(pd.read_csv(ROOT / "data" / "train.csv")["lang"])
+    assert {language_code(lang) for lang in sample} == sample  # as it was trained with
+
+
+def test_a_language_of_a_file_reaches_its_review(tmp_path: Path):
+    model = save_tiny_model(tmp_path / "model")
+    (tmp_path / "in.csv").write_text("id,occ1\n1,farmer\n2,baker\n")
+    paths = {name: str(tmp_path / f"{name}.csv") for name in ("in", "out", "again", "review", "second")}
+    for source, output in (("in", "out"), ("out", "again")):
+        flags = ["--input", paths[source], "--output", paths[output], "--language", "English"]
+        main(["predict", "--model", str(model), *flags])
+    coded, again = (pd.read_csv(paths[name]) for name in ("out", "again"))
+    assert list(coded.columns)[:3] == ["id", "occ1", "lang"] and set(coded["lang"]) == {"en"}
+    assert list(again.columns).count("pred_lang") == 1
+    for source, output in (("out", "review"), ("again", "second")):
+        main(["review", "--predictions", paths[source], "--output", paths[output]])
+        assert list(pd.read_csv(paths[output]).columns)[:2] == ["occ1", "lang"]
+        assert set(pd.read_csv(paths[output])["lang"]) == {"en"}

@@ -1,0 +1,57 @@
+"""Spellings of one text that look alike: read alike by new models, and kept together where data are split."""
+
+import unicodedata
+from pathlib import Path
+
+import pandas as pd
+from conftest import run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from histocoder.config import PrepareConfig
+from histocoder.data.examples import Examples
+from histocoder.data.normalize import folded, normalize
+from histocoder.data.prepare import prepare
+from histocoder.evaluate import times_seen
+from histocoder.saved_model import read_model_config
+
+NFC, NFD = (unicodedata.normalize(form, "Dräng") for form in ("NFC", "NFD"))
+
+
+def test_each_normalization_of_one_text():
+    variants = [NFC, NFD, " dräng ", "Gift\u00a0 DRÄNG"]
+    assert normalize(variants, "none") == variants
+    assert normalize(variants, "nfc") == [NFC, NFC, *variants[2:]]
+    assert normalize(variants, "lower") == ["dräng", "dräng", "dräng", "gift dräng"]
+
+
+@given(st.text())
+def test_folding_is_of_case_blanks_and_form(text: str):
+    (once,) = folded([text])
+    assert folded([once, unicodedata.normalize("NFD", text), f"  {text}\t"]) == [once] * 3
+    assert "  " not in once and unicodedata.is_normalized("NFC", once)
+
+
+def test_variants_stand_on_one_side_of_the_split(tmp_path: Path):
+    variants = [variant for i in range(40) for variant in (f"{NFC} {i}", f"{NFD} {i}", f" DRÄNG  {i}")]
+    lines = [f"{text},{62105 + len(text) % 2}\n" for text in variants]
+    (tmp_path / "t.csv").write_text("occ1,hisco_1\n" + "".join(lines), encoding="utf-8")
+    prepare(PrepareConfig(str(tmp_path / "t.csv"), ("hisco_1",)), tmp_path / "out", say=lambda _: None)
+    train, val = (pd.read_csv(tmp_path / "out" / f"data_{part}.csv")["occ1"].tolist() for part in ("train", "val"))
+    assert len(val) == 12 and not set(folded(train)) & set(folded(val))
+    assert sorted(train + val) == sorted(variants)  # the texts themselves are written as they came
+
+
+def test_new_models_read_nfc(table: Path, tmp_path: Path):
+    flags = ("--target-cols", "hisco_1", "--encoder", "tiny", "--batch-size", 8, "--max-steps", 1, "--no-report")
+    run("finetune.py", "--dataset", table, "--save-path", tmp_path / "out", *flags)
+    assert read_model_config(tmp_path / "out").text_normalization == "nfc"
+    assert "text_normalization: nfc" in (tmp_path / "out" / "args.yaml").read_text()
+
+
+def test_seen_in_training_in_another_spelling():
+    def examples(*texts: str) -> Examples:
+        return Examples(list(texts), ["se"] * len(texts), pd.DataFrame({"hisco_1": ["62105"] * len(texts)}))
+
+    texts_seen, _ = times_seen([examples(NFC, NFD.upper())], ["  dräng", "piga"])
+    assert texts_seen == {"dräng": 2}
