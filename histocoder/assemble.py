@@ -125,6 +125,7 @@ def train(
 
     model = build()
     common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
+    common["pad_to"] = model.config.pad_to
     noise = augmenter_of(args, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
     val_data = OccupationDataset(val_arrays, **common)

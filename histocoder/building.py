@@ -156,6 +156,8 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
         own = read_model_config(path)
         encoder_config = own.encoder
         config = replace(config, decoder_num_layers=own.decoder_num_layers)
+        if not args.only_encoder:
+            config = replace(config, mask_memory=own.mask_memory, pad_to=own.pad_to)
     elif args.encoder in PRESETS or Path(args.encoder).exists():
         encoder_config = _load_encoder(args).config.to_diff_dict()
     else:

@@ -6,8 +6,9 @@ import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from histocoder.config import ModelConfig
 from histocoder.data.normalize import DEFAULT_NORMALIZATION
-from histocoder.model import PRESETS
+from histocoder.model import PRESETS, is_ngram
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def kind_of_start(args: argparse.Namespace) -> str:
         return "continued"
     if args.freeze_encoder:
         return "frozen"
-    if args.encoder == "ngram":
+    own = _own_config(args.initial_checkpoint)
+    if args.encoder == "ngram" or (own is not None and is_ngram(own.encoder)):
         return "ngram"
     if args.encoder in PRESETS and args.initial_checkpoint is None:
         return "scratch"
@@ -138,9 +140,16 @@ def kind_of_start(args: argparse.Namespace) -> str:
 
 
 def fill_in(args: argparse.Namespace) -> None:
-    """Give the flags that were left out the values of their recipe."""
-    kind = kind_of_start(args)
-    recipe = asdict(RECIPES[kind]) | (_of_model(Path(args.initial_checkpoint)) if kind == "continued" else {})
+    """Give the flags that were left out the values of their recipe.
+
+    A model that is continued goes on being read and trained as it was, and its folder is the encoder that is named.
+    """
+    recipe = asdict(RECIPES[kind_of_start(args)])
+    own = _own_config(args.initial_checkpoint)
+    if own is not None:
+        args.encoder = args.initial_checkpoint
+        names = ("text_normalization",) if args.only_encoder else ("flat_loss", "pooling", "text_normalization")
+        recipe |= {name: getattr(own, name) for name in names}
     script = {"batch_size": args.script_batch_size, "num_epochs": args.script_num_epochs}
     if args.learning_rate is not None:  # one that is given is that of all weights
         recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
@@ -152,11 +161,8 @@ def fill_in(args: argparse.Namespace) -> None:
     del args.script_batch_size, args.script_num_epochs
 
 
-def _of_model(path: Path) -> dict[str, str]:
-    """What a model that is continued was trained with, as far as its folder says."""
+def _own_config(path: str | None) -> ModelConfig | None:
+    """The config of a model of this program's."""
     from histocoder.saved_model import is_own_model, read_model_config  # here, for histocoder.cli imports this
 
-    if not is_own_model(path):
-        return {}
-    config = read_model_config(path)
-    return {name: getattr(config, name) for name in ("flat_loss", "pooling", "text_normalization")}
+    return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None

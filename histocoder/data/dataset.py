@@ -98,6 +98,8 @@ class OccupationDataset(Dataset):
         Tokens of an input at most.
     augmenter : Augmenter, optional
         For training.
+    pad_to : int, optional
+        See `ModelConfig`.
 
     Attributes
     ----------
@@ -118,11 +120,12 @@ class OccupationDataset(Dataset):
         classes: Sequence[str],
         max_len: int,
         augmenter: Augmenter | None = None,
+        pad_to: int | None = None,
     ) -> None:
         self.arrays = arrays
         self._blocks = _block_table(arrays.code_table, formatter)
         self._class_ids = _class_table(arrays.code_table, classes)
-        self._max_len = max_len
+        self._max_len, self._pad_to = max_len, pad_to
         self._augmenter = augmenter
         self.encodings: Encodings | None = None
         self._lang_lengths = np.array([len(lang) for lang in arrays.languages])
@@ -170,11 +173,11 @@ class OccupationDataset(Dataset):
     def __getitem__(self, share: Share) -> Batch:
         rows, tokenizer = share.rows, self.arrays.texts.tokenizer
         if self._augmenter is None:
-            input_ids = self.arrays.texts.pad(rows, max_len=self._max_len)
+            input_ids = self.arrays.texts.pad(rows, max_len=self._max_len, num_positions=self._pad_to)
         else:
             texts = self._augment(self._augmenter, rows, share.epoch)
             altered = tokenize(texts, max_len=self._max_len, tokenizer=tokenizer)
-            input_ids = altered.pad(np.arange(len(rows)), max_len=self._max_len)
+            input_ids = altered.pad(np.arange(len(rows)), max_len=self._max_len, num_positions=self._pad_to)
         num_encoded = tokenizer.num_encoded(input_ids.shape[1], self._max_len)
         codes = self.arrays.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
