@@ -111,7 +111,7 @@ def _add_predict(commands: argparse._SubParsersAction) -> None:
         choices=("combined", "greedy", "flat", "topk", "full"),
         help="way of decoding (default: the one that validated best)",
     )
-    parser.add_argument("--k", type=int, default=5, metavar="N", help="codes of topk, and of flat at most (default: 5)")
+    parser.add_argument("--k", type=int, default=5, metavar="N", help="codes of topk (default: 5)")
     parser.add_argument(
         "--threshold", type=float, metavar="P", help="flat: further codes above it (default: the model's own)"
     )

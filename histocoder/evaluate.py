@@ -28,6 +28,7 @@ from histocoder.scores import (
     confusions,
     cut_codes,
     first_true_rank,
+    is_best,
     mean_scores,
     mean_scores_by,
     production_curve,
@@ -46,8 +47,8 @@ class Evaluation:
     """What `evaluate` found."""
 
     metrics: dict[str, Any]
-    """Plain values, for JSON. `greedy` (the sequence decoder) and `flat` (the flat head at its thresholds) hold what
-    `head_metrics` tells; `topk`, `thresholds`, `confusions` and `by_code` are those of the functions in
+    """Plain values, for JSON. `answer` (in the model's own `mode`) and `flat` (the flat head at its thresholds) hold
+    what `head_metrics` tells; `topk`, `thresholds`, `confusions` and `by_code` are those of the functions in
     `scores`."""
     rows: pd.DataFrame
     """One line for each description: its true and predicted codes; whether they are `right`, their `precision`,
@@ -96,38 +97,39 @@ def evaluate(
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
     options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
-    decoded = coder.predict(examples.texts, examples.langs, mode="greedy", **options)
+    decoded = coder.predict(examples.texts, examples.langs, mode=coder.mode, **options)
     ranked = coder.predict(examples.texts, examples.langs, mode="topk", k=k, **options)
     probable, flat_conf = _probable_classes(coder, examples, **options)
 
     langs = pd.Series(examples.langs, dtype=object)
-    truth, greedy = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
+    truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
     applied = langs.map(coder.model.config.threshold).to_numpy()
-    flat = probable[probable["prob"] > applied[probable["row"]]]
+    flat = probable[(probable["prob"] > applied[probable["row"]]) | is_best(probable)]
     groups = _groups(examples, truth, texts_seen, codes_seen)
     system = coder.formatter.system
     separator = WITHIN_BLOCK_SEP if getattr(system, "use_within_block_sep", False) else ""
     cuts = {digits: separator for digits in range(1, min(system.block_size, _MAX_DIGITS) + 1)}
     conf = decoded["conf"].fillna(0).to_numpy()
-    greedy_metrics, greedy_scores = head_metrics(truth, greedy, conf, groups=groups, cuts=cuts)
+    answer_metrics, answer_scores = head_metrics(truth, answer, conf, groups=groups, cuts=cuts)
     flat_metrics, flat_scores = head_metrics(truth, flat, flat_conf, groups=groups, cuts=cuts)
     ranks = first_true_rank(truth, _code_columns(coder, ranked))
     metrics = {
         "num_rows": len(examples),
         "num_texts": len(set(examples.texts)),
         "num_true_outside_key": int(truth.loc[~truth["code"].isin(coder.codes), "row"].nunique()),
-        "num_outside_key": int(greedy.loc[~greedy["code"].isin(coder.codes), "row"].nunique()),
-        "greedy": greedy_metrics,
+        "num_outside_key": int(answer.loc[~answer["code"].isin(coder.codes), "row"].nunique()),
+        "mode": coder.mode,
+        "answer": answer_metrics,
         "flat": flat_metrics,
         "topk": {
             "overall": top_k_accuracy(ranks, k=k),
             "by_language": {lang: top_k_accuracy(ranks[langs == lang], k=k) for lang in sorted(set(langs))},
         },
         "thresholds": best_thresholds(truth, probable, langs),
-        "confusions": confusions(truth, greedy, examples.texts),
-        "by_code": scores_by_code(truth, greedy),
+        "confusions": confusions(truth, answer, examples.texts),
+        "by_code": scores_by_code(truth, answer),
     }
-    rows = _rows(examples, decoded, greedy_scores, flat, flat_scores)
+    rows = _rows(examples, decoded, answer_scores, flat, flat_scores)
     rows = rows.assign(conf=conf, rank=ranks, flat_conf=flat_conf)
     return Evaluation(metrics, rows.assign(**{name: groups[name] for name in groups if name.endswith("_seen")}))
 

@@ -65,13 +65,15 @@ def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tupl
     return best.sum(1), real.sum((1, 2))
 
 
-def chosen_classes(probabilities: Tensor, thresholds: Tensor | float) -> Tensor:
-    """The flat head's answer: the most probable class, and all others above a threshold.
+def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
+    """The flat head's answer: the most probable class, and others above a threshold.
 
     Parameters
     ----------
     probabilities : Tensor of shape (B, num_classes)
     thresholds : Tensor of shape (B, 1), or float
+    most : int
+        Classes of a row at most.
 
     Returns
     -------
@@ -79,12 +81,14 @@ def chosen_classes(probabilities: Tensor, thresholds: Tensor | float) -> Tensor:
 
     Examples
     --------
-    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3)
+    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3, most=2)
     tensor([[ True, False],
             [ True,  True]])
     """
-    best = probabilities.argmax(1, keepdim=True)
-    return probabilities.gt(thresholds).scatter(1, best, True)
+    best = probabilities.topk(min(most, probabilities.shape[1]))
+    counts = best.values > thresholds
+    counts[:, 0] = True
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, best.indices, counts)
 
 
 def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:
@@ -102,5 +106,5 @@ def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float
     -------
     Tensor of bool, of shape (B,)
     """
-    guess = chosen_classes(probabilities, threshold)
+    guess = chosen_classes(probabilities, threshold, most=class_ids.shape[1])
     return guess.eq(multi_hot(class_ids, probabilities.shape[1]).bool()).all(1)

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 INK, GREY, PALE = "#222222", "#8A8A8A", "#E3E3E3"
-DECODER, FLAT = "sequence decoder", "flat head"
+ANSWER, FLAT = "answer", "flat head"
 _WIDTH = 8.0  # inches
 _ACCURACIES = {
     "greedy_seq_acc": ("decoder, as in use", BLUE, "-", "o"),
@@ -56,7 +56,7 @@ def reliability(calibrations: Mapping[str, Mapping[str, Any]]) -> Figure:
     Parameters
     ----------
     calibrations : mapping
-        Name -> see `scores.calibration`; in the order of `DECODER`, `FLAT`.
+        Name -> see `scores.calibration`; in the order of `ANSWER`, `FLAT`.
     """
     figure, (upper, lower) = _figure(height=5.6, rows=2, height_ratios=(3, 1), sharex=True)
     upper.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
@@ -87,7 +87,7 @@ def production_curve(curves: Mapping[str, Mapping[str, Sequence[float | None]]])
     Parameters
     ----------
     curves : mapping
-        Name -> see `scores.production_curve`; in the order of `DECODER`, `FLAT`.
+        Name -> see `scores.production_curve`; in the order of `ANSWER`, `FLAT`.
     """
     figure, (axes,) = _figure(height=3.8)
     for (name, curve), colour in zip(curves.items(), (BLUE, ORANGE), strict=False):
@@ -126,7 +126,7 @@ def accuracy_by_group(
     Parameters
     ----------
     groups : mapping
-        Name -> group -> see `scores.mean_scores`; in the order of `DECODER`, `FLAT`, with the same groups.
+        Name -> group -> see `scores.mean_scores`; in the order of `ANSWER`, `FLAT`, with the same groups.
     xlabel : str
         What the groups are.
     show_n : bool

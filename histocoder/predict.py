@@ -191,7 +191,7 @@ class Coder:
             linear head. topk: the `k` most probable codes of the decoder's first block, exactly. full: the probability
             there of every code of the key.
         k : int
-            Codes of topk, and of flat at most.
+            Codes of topk.
         threshold : float, optional
             flat gives the best class, and others above this; by default above the model's own of the language.
         constrain : bool, optional
@@ -284,7 +284,7 @@ class Coder:
         memory, pooled, memory_mask = self._encode(input_ids)
         decoder = self._computing.decoder
         if mode == "flat":
-            return self._flat(pooled, k, thresholds)
+            return self._flat(pooled, thresholds, most=self.formatter.num_blocks)
         if mode == "combined":
             search = self._combined_search(memory, pooled, memory_mask, characters)
             found = search.decode(self._weights())
@@ -341,12 +341,12 @@ class Coder:
             return probabilities
         return probabilities[:, [place for place, code in enumerate(self.model.config.codes) if code]]
 
-    def _flat(self, pooled: Tensor, k: int, thresholds: Tensor | None) -> Prediction:
+    def _flat(self, pooled: Tensor, thresholds: Tensor | None, *, most: int) -> Prediction:
         probabilities = self._class_probabilities(pooled)
         if thresholds is None:
             thresholds = probabilities.new_full((len(probabilities),), self.model.config.default_threshold)
-        chosen = chosen_classes(probabilities, thresholds[:, None])
-        best = probabilities.topk(min(k, int(chosen.sum(1).max())))
+        chosen = chosen_classes(probabilities, thresholds[:, None], most=most)
+        best = probabilities.topk(int(chosen.sum(1).max()))
         codes, probs = np.array(self.codes, dtype=object)[best.indices.cpu().numpy()], _numpy(best.values)
         conf = probs[:, 0].copy()
         left_out = ~chosen.gather(1, best.indices).cpu().numpy()
@@ -423,7 +423,7 @@ class Coder:
     def _width(self, mode: str, k: int) -> int:
         """Codes of a row at least, where there is no row to tell."""
         num_blocks = self.formatter.num_blocks
-        widths = {"combined": num_blocks, "greedy": num_blocks, "full": len(self.codes)}
+        widths = {"combined": num_blocks, "greedy": num_blocks, "flat": num_blocks, "full": len(self.codes)}
         return widths.get(mode, min(k, len(self.codes)))
 
     def _encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

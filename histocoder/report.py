@@ -23,7 +23,7 @@ from histocoder.evaluate import Evaluation
 from histocoder.files import make_folder, replacing
 from histocoder.formatters import MISSING
 from histocoder.page import Markup, figure, page, table, tag, tiles
-from histocoder.plots import DECODER, FLAT
+from histocoder.plots import ANSWER, FLAT
 from histocoder.predict import Coder
 from histocoder.summary import Metrics, comparison, num_descriptions, percent, summary, would_answer
 
@@ -79,23 +79,23 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
 
 def _figures(metrics: Metrics, logs: Path | None) -> dict[str, Figure | None]:
     """All figures by name; None for one that there is nothing to show in."""
-    heads = {DECODER: metrics["greedy"], FLAT: metrics["flat"]}
+    heads = {ANSWER: metrics["answer"], FLAT: metrics["flat"]}
     log = pd.read_csv(logs) if logs is not None and logs.exists() else pd.DataFrame()
 
     def of(part: str) -> dict[str, Any]:
         return {name: head[part] for name, head in heads.items()}
 
     def seen(part: str, what: str) -> Figure | None:
-        if len(metrics["greedy"].get(part, ())) < 2:
+        if len(metrics["answer"].get(part, ())) < 2:
             return None
         return plots.accuracy_by_group(of(part), xlabel=f"times that {what} stands in the training data")
 
-    several = len(metrics["greedy"]["by_language"]) > 1
+    several = len(metrics["answer"]["by_language"]) > 1
     return {
         "training": plots.training_curves(log) if len(log) else None,
         "production": plots.production_curve(of("production")),
         "calibration": plots.reliability(of("calibration")),
-        "languages": plots.accuracy_by_language(metrics["greedy"]["by_language"]) if several else None,
+        "languages": plots.accuracy_by_language(metrics["answer"]["by_language"]) if several else None,
         "digits": plots.accuracy_by_group(of("by_digits"), xlabel="digits compared", show_n=False),
         "code_seen": seen("by_code_seen", "the rarest code"),
         "text_seen": seen("by_text_seen", "the description"),
@@ -110,17 +110,17 @@ def _png(drawing: Figure) -> bytes:
 
 def _page(evaluation: Evaluation, pngs: Mapping[str, bytes], coder: Coder, title: str) -> str:
     metrics = evaluation.metrics
-    greedy, topk = metrics["greedy"], metrics["topk"]["overall"]
+    answer, topk = metrics["answer"], metrics["topk"]["overall"]
     last = str(len(topk))
     first, *others = summary(metrics)
     lead = [
         tag("p", f"How well a model of {len(coder.codes):,} codes codes {num_descriptions(metrics)}.", class_="quiet"),
         tiles(
             [
-                (percent(greedy["overall"]["accuracy"]), "exactly right"),
-                (percent(greedy["overall"]["f1"]), "F1"),
+                (percent(answer["overall"]["accuracy"]), "exactly right"),
+                (percent(answer["overall"]["f1"]), "F1"),
                 (percent(topk[last]), f"have a true code among the {last} most probable"),
-                (percent(greedy["production"]["accuracy"][80]), "right without the least certain 20\u00a0%"),
+                (percent(answer["production"]["accuracy"][80]), "right without the least certain 20\u00a0%"),
             ]
         ),
         tag("p", first, class_="lead"),
@@ -136,7 +136,7 @@ def _page(evaluation: Evaluation, pngs: Mapping[str, bytes], coder: Coder, title
         return _scores_table(what, metrics, f"by_{name}")
 
     seen = [name for name in ("code_seen", "text_seen") if name in pngs]
-    several = len(metrics["greedy"]["by_num_codes"]) > 1
+    several = len(metrics["answer"]["by_num_codes"]) > 1
     sections = [
         ("Beside simple methods", _baselines(metrics) if "baselines" in metrics else []),
         ("Training", [picture("training")] if "training" in pngs else []),
@@ -156,13 +156,13 @@ def _page(evaluation: Evaluation, pngs: Mapping[str, bytes], coder: Coder, title
     return page(title, lead, [(name, parts) for name, parts in sections if parts])
 
 
-_CAPTION_OF_SCORES = "Scores of the sequence decoder, or of the flat head where that is said."
+_CAPTION_OF_SCORES = "Scores of the model\u2019s answers, or of the flat head where that is said."
 _CAPTIONS = {
     "training": (
         "Losses and validation accuracies by step",
         "Loss of training (on descriptions altered on the fly) and of validation, and accuracies on validation data.",
     ),
-    "languages": ("Bars of accuracy by language", "Descriptions with exactly the right codes, sequence decoder."),
+    "languages": ("Bars of accuracy by language", "Descriptions with exactly the right codes."),
     "digits": (
         "Bars of accuracy by number of digits compared",
         "Descriptions with exactly the right codes where codes are compared by their first digits only.",
@@ -178,7 +178,7 @@ _CAPTIONS = {
     "calibration": (
         "Accuracy by confidence, and numbers of descriptions",
         "Above the dashed line the model is right more often than it says, below it less often. Each point is a tenth "
-        "of the scale of confidence; the bars count its descriptions. The sequence decoder\u2019s confidence is the "
+        "of the scale of confidence; the bars count its descriptions. The answer\u2019s confidence is the "
         "probability of the set of codes, the flat head\u2019s that of its best code.",
     ),
     "production": (
@@ -192,7 +192,7 @@ def _language_table(metrics: Metrics) -> Markup:
     topk = metrics["topk"]["by_language"]
     header = ["Language", "n", "Exactly right", "Precision", "Recall", "F1", "Flat: right", "First", "In best"]
     rows = []
-    for lang, scores in sorted(metrics["greedy"]["by_language"].items(), key=lambda item: -item[1]["n"]):
+    for lang, scores in sorted(metrics["answer"]["by_language"].items(), key=lambda item: -item[1]["n"]):
         best = list(topk[lang].values())
         flat = metrics["flat"]["by_language"][lang]["accuracy"]
         rows.append([lang, *_score_cells(scores), *map(percent, (flat, best[0], best[-1]))])
@@ -204,7 +204,7 @@ def _scores_table(what: str, metrics: Metrics, part: str) -> Markup:
     flat = metrics["flat"][part]
     rows = [
         [group, *_score_cells(scores), percent(flat[group]["accuracy"])]
-        for group, scores in metrics["greedy"][part].items()
+        for group, scores in metrics["answer"][part].items()
     ]
     header = [what, "n", "Exactly right", "Precision", "Recall", "F1", "Flat: right"]
     return table(header, rows, caption=_CAPTION_OF_SCORES)
@@ -237,7 +237,7 @@ def _baselines(metrics: Metrics) -> list[Markup]:
 
 
 def _production_table(metrics: Metrics) -> Markup:
-    curve, flat = metrics["greedy"]["production"], metrics["flat"]["production"]
+    curve, flat = metrics["answer"]["production"], metrics["flat"]["production"]
     rows = []
     for left in _SHARES_LEFT:
         i = len(curve["share"]) - 1 - left
@@ -286,7 +286,7 @@ def _codes_table(metrics: Metrics, coder: Coder) -> Markup:
     ]
     which = f"the {_MAX_CODES} commonest" if len(by_code) > _MAX_CODES else "all"
     caption = (
-        f"How well the sequence decoder finds each of {len(by_code):,} true codes ({which}; {METRICS_FILE} has them "
+        f"How well the model finds each of {len(by_code):,} true codes ({which}; {METRICS_FILE} has them "
         "all): the share of the n descriptions with the code that is given it, and the share of those given it that "
         "has it."
     )
@@ -348,9 +348,10 @@ def _definitions(topk: Metrics) -> Markup:
         "Exactly right": "The set of predicted codes is the set of true codes, in any order; one too many is wrong.",
         "Precision, recall, F1": "For each description: the share of predicted codes that are true, the share of true "
         "codes that are predicted, and their harmonic mean; then the mean over descriptions.",
-        "Sequence decoder and flat head": "The model\u2019s two ways of predicting. The decoder writes codes digit by "
-        "digit and is what is used by default; the flat head gives each code a probability of its own. Numbers are "
-        "the decoder\u2019s unless \u201cflat\u201d is written beside them.",
+        "Answer and flat head": "The answer is what the model gives by default, in the mode that validated best: its "
+        "experts combined (the decoder, which writes codes digit by digit, the flat head, which gives each code a "
+        "probability, and a linear model of n-grams), or one of them. Numbers are the answer\u2019s unless "
+        "\u201cflat\u201d is written beside them.",
         f"First, in best {len(topk)}": "One of the true codes is the most probable code, or among so many.",
         "Confidence": "The probability that the model gives its own prediction.",
         "Calibration": "The mean distance of confidence and accuracy in ten equal parts of the scale, weighted by "

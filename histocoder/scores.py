@@ -223,8 +223,9 @@ def best_thresholds(
     places, names = pd.factorize(langs)
     sizes = np.bincount(places)
     f1 = np.empty((len(THRESHOLDS), len(sizes) + 1))
+    best_of_row = is_best(probable).to_numpy()
     for i, threshold in enumerate(THRESHOLDS):
-        above = probs > threshold
+        above = (probs > threshold) | best_of_row
         hits = np.bincount(rows[above & is_true], minlength=len(langs))
         row_f1 = _f1(hits, num_true, np.bincount(rows[above], minlength=len(langs)))
         f1[i] = [row_f1.mean(), *(np.bincount(places, weights=row_f1) / sizes)]
@@ -235,6 +236,17 @@ def best_thresholds(
             middle = best[len(best) // 2]
             found[str(name)] = {"threshold": float(THRESHOLDS[middle]), "f1": float(f1[middle, j]), "n": int(size)}
     return found
+
+
+def is_best(probable: pd.DataFrame) -> pd.Series:
+    """Whether a class is the most probable one of its row, which the flat head always gives.
+
+    Parameters
+    ----------
+    probable : DataFrame
+        `row`, `code` and `prob`.
+    """
+    return probable["prob"] == probable.groupby("row")["prob"].transform("max")
 
 
 def confusions(

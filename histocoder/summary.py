@@ -16,8 +16,8 @@ Metrics = Mapping[str, Any]
 
 def summary(metrics: Metrics) -> list[str]:
     """An evaluation in sentences, the most important first."""
-    greedy, production = metrics["greedy"], metrics["greedy"]["production"]
-    overall = greedy["overall"]
+    answer, production = metrics["answer"], metrics["answer"]["production"]
+    overall = answer["overall"]
     lines = [
         f"Of {num_descriptions(metrics)}, {percent(overall['accuracy'])} got exactly the right codes. If the least "
         f"certain 20\u00a0% are left to a person, {percent(production['accuracy'][80])} of the others are right.",
@@ -29,11 +29,11 @@ def summary(metrics: Metrics) -> list[str]:
         f"The most probable code is a right one for {percent(topk['1'])} of them; among the {last} most probable there "
         f"is one for {percent(topk[last])}."
     )
-    by_codes = greedy["by_num_codes"]
+    by_codes = answer["by_num_codes"]
     if len(by_codes) > 1:
         parts = [f"{percent(s['accuracy'])} of those with {_num_codes(number)}" for number, s in by_codes.items()]
         lines.append(f"Exactly right are {_and(parts)}.")
-    large = {lang: s["accuracy"] for lang, s in greedy["by_language"].items() if s["n"] >= _MIN_ROWS}
+    large = {lang: s["accuracy"] for lang, s in answer["by_language"].items() if s["n"] >= _MIN_ROWS}
     if len(large) > 1:
         best, worst = max(large, key=lambda lang: large[lang]), min(large, key=lambda lang: large[lang])
         lines.append(
@@ -50,7 +50,7 @@ def summary(metrics: Metrics) -> list[str]:
     )
     lines.append(
         f"The model is {leaning}: on average its confidence is {percent(overall['conf'])}, and confidence and "
-        f"accuracy lie {100 * greedy['calibration']['ece']:.1f} percentage points apart."
+        f"accuracy lie {100 * answer['calibration']['ece']:.1f} percentage points apart."
     )
     if number := metrics.get("num_true_outside_key"):
         lines.append(
@@ -59,8 +59,8 @@ def summary(metrics: Metrics) -> list[str]:
         )
     if number := metrics["num_outside_key"]:
         lines.append(f"For {percent(number / metrics['num_rows'])} the decoder wrote a code that is not in the key.")
-    if "by_text_seen" in greedy:
-        unseen = greedy["by_text_seen"].get("0", {"n": 0, "accuracy": 0.0})
+    if "by_text_seen" in answer:
+        unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": 0.0})
         if unseen["n"] == metrics["num_rows"]:
             lines.append("None of the descriptions stands, letter by letter, in the training data.")
         else:

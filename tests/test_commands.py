@@ -206,7 +206,7 @@ def test_evaluate_reads_descriptions_of_both_files_by_one_name(model: Path, tmp_
     for train_data in (own, prepared):
         evaluate(model, data, "--input-col", "job", "--train-data", train_data)
         metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
-        assert list(metrics["greedy"]["by_text_seen"]) == ["2-5"]
+        assert list(metrics["answer"]["by_text_seen"]) == ["2-5"]
     with pytest.raises(SystemExit):
         evaluate(model, data, "--input-col", "job", "--train-data", none)
 
@@ -220,7 +220,7 @@ def test_evaluate_takes_training_data_of_its_own_run_only(model: Path, tmp_path:
     seen = {}
     for part in ("best", "checkpoints/step-0000010", "copy"):
         evaluate(tmp_path / "run" / part, data)
-        seen[part] = "by_text_seen" in json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["greedy"]
+        seen[part] = "by_text_seen" in json.loads((tmp_path / "evaluation" / "metrics.json").read_text())["answer"]
     assert seen == {"best": True, "checkpoints/step-0000010": True, "copy": False}
 
 

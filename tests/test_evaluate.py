@@ -210,7 +210,7 @@ def test_evaluation_of_a_model():
     assert (metrics["num_rows"], metrics["num_texts"]) == (6, 5)
     top = list(metrics["topk"]["overall"].values())
     assert len(top) == 5 and top == sorted(top)
-    for head in ("greedy", "flat"):
+    for head in ("answer", "flat"):
         found = metrics[head]
         assert found["production"]["accuracy"][-1] == pytest.approx(found["overall"]["accuracy"])
         assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
@@ -224,13 +224,13 @@ def test_evaluation_of_a_model():
     np.testing.assert_allclose(rows["conf"], decoded["conf"])
     written = decoded[["hisco_1", "hisco_2"]].apply(lambda row: any(c not in (*CODES, None) for c in row), axis=1)
     assert metrics["num_outside_key"] == written.sum()
-    assert rows["right"].mean() == metrics["greedy"]["overall"]["accuracy"]
+    assert rows["right"].mean() == metrics["answer"]["overall"]["accuracy"]
 
 
 def test_descriptions_that_all_have_no_code():
     evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])), progress=False)
     json.dumps(evaluation.metrics, allow_nan=False)
-    right = [evaluation.metrics[head]["overall"]["accuracy"] for head in ("greedy", "flat")]
+    right = [evaluation.metrics[head]["overall"]["accuracy"] for head in ("answer", "flat")]
     assert right[0] == evaluation.rows["right"].mean() and evaluation.metrics["num_rows"] == 2
 
 

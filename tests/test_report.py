@@ -151,7 +151,7 @@ def test_the_summary_in_plain_words(evaluation: Evaluation):
         "calibration": {"ece": 0.26},
     }
     topk = {"overall": {"1": 0.7, "2": 0.8}}
-    lines = summary({"num_rows": 1200, "num_texts": 1200, "num_outside_key": 12, "greedy": greedy, "topk": topk})
+    lines = summary({"num_rows": 1200, "num_texts": 1200, "num_outside_key": 12, "answer": greedy, "topk": topk})
     text = "\n".join(lines).replace("\u00a0", " ")
     assert lines[0].replace("\u00a0", " ") == (
         "Of 1,200 descriptions, 64.0 % got exactly the right codes. If the least certain 20 % are left to a person, "

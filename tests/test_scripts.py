@@ -77,7 +77,7 @@ def test_the_report_of_a_run(table: Path, tmp_path: Path):
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert (
         metrics["num_rows"] == 6
-        and 100 * metrics["greedy"]["overall"]["accuracy"] == logs(tmp_path / "out", "greedy_seq_acc")[-1]
+        and 100 * metrics["answer"]["overall"]["accuracy"] == logs(tmp_path / "out", "greedy_seq_acc")[-1]
     )
     again = run(
         *("-m", "histocoder", "evaluate", "--model", tmp_path / "out" / "best", "--save-thresholds"),

@@ -24,8 +24,8 @@ from histocoder.data.examples import Examples
 from histocoder.inference.known import Known
 from histocoder.scores import code_sets, score_sets
 
-MODE, RIGHT_COL = "greedy", "right"
-"""The mode of a model that is compared, and the column of `Evaluation.rows` that says where it is right."""
+RIGHT_COL = "right"
+"""The column of `Evaluation.rows` that says where a model is right."""
 MAX_ROWS = 200_000
 """Training rows that the linear model is fitted on at most."""
 AFTER_TRAINING = 6_000_000
@@ -81,7 +81,7 @@ class Baselines:
         Returns
         -------
         dict
-            Plain values, for JSON: `mode`; `model`, `exact_match` and `svc`, each with its share of `rows` and of
+            Plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of `rows` and of
             distinct `texts` that are exactly right. The methods have their `difference` (model - method) in both, with
             a 95 % interval, `low` to `high`: the bootstrap's percentiles over distinct descriptions. `exact_match` has
             the shares of rows that are `answered`, and of these that are right. Where there is no `svc`, `notice` says
@@ -91,7 +91,7 @@ class Baselines:
         answers = [self._known.find(text, lang) for text, lang in zip(examples.texts, examples.langs, strict=True)]
         answered = np.array([answer is not None for answer in answers])
         exact = answered & self._is_right(truth, [answer.codes if answer else () for answer in answers])
-        found: dict[str, Any] = {"mode": MODE, "model": self._shares(right)}
+        found: dict[str, Any] = {"model": self._shares(right)}
         found["exact_match"] = {
             **self._compared(right, exact),
             "answered": float(answered.mean()),

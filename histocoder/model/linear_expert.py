@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocoder.model.ngram import NgramConfig, hashed_ngrams
+from histocoder.model.ngram import NgramConfig, crossing_ngrams, hashed_ngrams
 
 LINEAR_NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
 """How the n-grams of the linear expert are hashed: in more buckets, since only those that occur are kept."""
@@ -71,6 +71,8 @@ class LinearExpert(nn.Module):
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
     """The n-grams of texts (B, S): for each, its text and its hash, both of shape (n,), text after text."""
-    buckets = hashed_ngrams(characters.long(), LINEAR_NGRAMS).buckets.flatten(1)
+    ids = characters.long()
+    within, crossing = hashed_ngrams(ids, LINEAR_NGRAMS).buckets, crossing_ngrams(ids, LINEAR_NGRAMS)
+    buckets = torch.cat([within, crossing], dim=-1).flatten(1)
     row, at = (buckets >= 0).nonzero(as_tuple=True)
     return row, buckets[row, at]

@@ -196,10 +196,9 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     """
     spelling = _code_points(ids.device)
     place = torch.arange(ids.shape[1], device=ids.device)
-    starts_sep = torch.stack([_shifted(ids, -i) == c for i, c in enumerate(spelling.lang_sep.tolist())]).all(0)
-    sep = torch.where(starts_sep.any(1), starts_sep.int().argmax(1), -len(LANG_SEP))[:, None]
-    is_lang = (place < sep) & (place > 0)
-    is_char = ~torch.isin(ids, spelling.breaks) & ((place >= sep + len(LANG_SEP)) | is_lang)
+    start = _description_start(ids)
+    is_lang = (place < start - len(LANG_SEP)) & (place > 0)
+    is_char = ~torch.isin(ids, spelling.breaks) & ((place >= start) | is_lang)
     punctuation = torch.isin(ids, spelling.punctuation) & is_char & ~is_lang
     begins = is_char & (~_shifted(is_char, 1) | punctuation | _shifted(punctuation, 1))
     ends = is_char & (~_shifted(is_char, -1) | punctuation | _shifted(punctuation, -1))
@@ -223,6 +222,40 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     return Ngrams(torch.stack(found, dim=-1), words)
 
 
+@torch.no_grad()
+def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
+    """The n-grams of descriptions that cross a blank, of 2 to `max_n` characters.
+
+    Parameters
+    ----------
+    ids : Tensor of int64, of shape (B, S)
+    config : NgramConfig
+
+    Returns
+    -------
+    Tensor of int64, of shape (B, S, max_n - 1)
+        As `Ngrams.buckets`.
+    """
+    place = torch.arange(ids.shape[1], device=ids.device)
+    is_break = torch.isin(ids, _code_points(ids.device).breaks)
+    is_text = (place >= _description_start(ids)) & ~torch.isin(ids, _code_points(ids.device).ends)
+    hashes, inside, crosses = torch.full_like(ids, 0x811C9DC5), is_text, torch.zeros_like(is_text)
+    found = []
+    for n in range(1, config.max_n + 1):
+        hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
+        inside, crosses = inside & _shifted(is_text, n - 1), crosses | _shifted(is_break, n - 1)
+        if n > 1:
+            found.append(_bucket(hashes, 4 * (n + config.max_n), inside & crosses, config))
+    return torch.stack(found, dim=-1)
+
+
+def _description_start(ids: Tensor) -> Tensor:
+    """Where each description begins, behind the language, of shape (B, 1)."""
+    lang_sep = _code_points(ids.device).lang_sep.tolist()
+    starts_sep = torch.stack([_shifted(ids, -i) == c for i, c in enumerate(lang_sep)]).all(0)
+    return torch.where(starts_sep.any(1), starts_sep.int().argmax(1) + len(LANG_SEP), 0)[:, None]
+
+
 def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConfig) -> Tensor:
     """Rows of the table; n-grams of another kind, such as those at a word's end, have others."""
     mixed = (hashes ^ (kind * 0x27D4EB2F & _MASK)) & _MASK
@@ -240,6 +273,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 class _CodePoints(NamedTuple):
     breaks: Tensor
+    ends: Tensor
     punctuation: Tensor
     lang_sep: Tensor
 
@@ -248,5 +282,5 @@ class _CodePoints(NamedTuple):
 def _code_points(device: torch.device) -> _CodePoints:
     """On a device, once: numbers on their way to a GPU would keep each batch waiting."""
     with torch.inference_mode(mode=False):
-        parts = (_BREAKS, _PUNCTUATION, tuple(map(ord, LANG_SEP)))
+        parts = (_BREAKS, _BREAKS[:3], _PUNCTUATION, tuple(map(ord, LANG_SEP)))
         return _CodePoints(*(torch.tensor(part, device=device) for part in parts))
