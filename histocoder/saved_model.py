@@ -264,7 +264,7 @@ def _json_beside(folder: Path, name: str, kind: type) -> Any:
     """The content of a file of a published model's folder; None where it has no such file."""
     if not (folder / name).is_file():
         return None
-    content: object = read_json(folder / name)
+    content = _parsed(folder / name)
     if not isinstance(content, kind):
         raise UserError(f"{folder / name} is not as OccCANINE writes it: it holds no {kind.__name__}.")
     return content
@@ -332,10 +332,14 @@ def load_tensors(path: Path) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise DamagedError(f"{path} can't be read ({error}).") from error
+    found = _parsed(path)
     if not isinstance(found, dict):
         raise DamagedError(f"{path} can't be read (it holds no JSON object).")
     return found
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise DamagedError(f"{path} can't be read ({error}).") from error

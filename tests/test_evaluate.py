@@ -182,7 +182,7 @@ def test_thresholds_by_hand():
     )
     langs = pd.Series(["x", "x", "y"])
     found = best_thresholds(truth, probable, langs, min_rows=2)
-    assert found["x"] == {"threshold": 0.46, "f1": 1, "n": 2}  # the middle of 0.31 … 0.60
+    assert found["x"] == {"threshold": 0.65, "f1": 1, "n": 2}  # the middle of 0.31 … 0.99: the best class always counts
     assert "y" not in found and found["*"]["n"] == 3
     assert found["*"]["f1"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert best_thresholds(truth, probable, langs, min_rows=1)["y"] == {"threshold": 0.11, "f1": 1, "n": 1}
@@ -244,8 +244,8 @@ def test_times_seen_in_training_data():
 def test_the_flat_head_is_held_to_the_models_own_thresholds():
     examples = few_examples()
     low = evaluate(tiny_coder(thresholds={"*": 0.01, "da": 0.99}), examples, progress=False)
-    assert low.rows["flat"].isna().tolist() == [lang == "da" for lang in examples.langs]
-    assert set(low.rows["flat"][0].split("&")) == set(CODES)
+    counts = low.rows["flat"].str.split("&").str.len()
+    assert counts.tolist() == [1 if lang == "da" else 2 for lang in examples.langs]
 
 
 def test_nothing_to_evaluate_on_is_said():

@@ -29,7 +29,7 @@ def coder() -> Coder:
     return Coder(tiny_model(), "cpu")
 
 
-@pytest.mark.parametrize("mode", ["greedy", "flat", "topk"])
+@pytest.mark.parametrize("mode", ["combined", "greedy", "topk"])
 def test_index_and_order_are_the_inputs(coder: Coder, mode: str):
     series = pd.Series(TEXTS, index=[10, 20, 30, 40, 50, 60, 70])
     table = coder.predict(series, "en", mode=mode, k=3)
@@ -41,7 +41,7 @@ def test_index_and_order_are_the_inputs(coder: Coder, mode: str):
             assert (pd.isna(a) and pd.isna(b)) or a == b or a == pytest.approx(b, abs=1e-6), (row, column)
     assert table.loc[[30, 60]].isna().all().all()  # missing texts get missing codes
     assert table.loc[[10, 70], "conf"].notna().all()  # "nan" is a word
-    width = 2 if mode == "greedy" else 3
+    width = 3 if mode == "topk" else 2
     assert [c for c in table.columns if c.startswith("hisco_")] == [f"hisco_{i + 1}" for i in range(width)]
     assert "desc_1" in table.columns and coder.describe("61110") == "Farmer" and coder.describe("41025") is None
 
@@ -109,22 +109,33 @@ def test_topk_is_the_head_of_full(coder: Coder):
         assert topk.iloc[row][[f"prob_{i}" for i in range(1, 5)]].tolist() == pytest.approx(best.tolist(), abs=1e-6)
 
 
-def test_flat_gives_every_class_above_the_threshold(coder: Coder):
-    all_classes = coder.predict("farmer", "en", mode="flat", k=8).iloc[0]
-    probs = [all_classes[f"prob_{i}"] for i in range(1, 9)]
-    assert probs == sorted(probs, reverse=True)
-    above = coder.predict("farmer", "en", mode="flat", threshold=probs[2]).iloc[0]
-    assert [above["hisco_1"], above["hisco_2"]] == [all_classes["hisco_1"], all_classes["hisco_2"]]
-    assert "hisco_3" not in above
-    none = coder.predict("farmer", "en", mode="flat", threshold=0.999).iloc[0]
-    assert pd.isna(none["hisco_1"]) and none["conf"] == pytest.approx(probs[0])
+def class_probabilities(coder: Coder, texts: list[str], langs: list[str]) -> torch.Tensor:
+    """Those of the flat head."""
+    with torch.no_grad():
+        return coder.model.class_probabilities(torch.from_numpy(coder.embed(texts, langs)))
+
+
+def test_flat_gives_the_best_class_and_others_above_the_threshold(coder: Coder):
+    best = class_probabilities(coder, ["farmer"], ["en"])[0].sort(descending=True)
+    codes = [CODES[place] for place in best.indices.tolist()]
+    for threshold, expected in ((0.0, codes[:2]), (float(best.values[1]) + 1e-3, codes[:1]), (0.999, codes[:1])):
+        row = coder.predict("farmer", "en", mode="flat", threshold=threshold).iloc[0]
+        assert [code for code in (row["hisco_1"], row.get("hisco_2")) if isinstance(code, str)] == expected
+        assert row["conf"] == row["prob_1"] == pytest.approx(float(best.values[0]), abs=1e-6)
+
+
+def test_rows_below_the_confidence_asked_for_have_no_code(coder: Coder):
+    conf = coder.predict("farmer", "en", mode="combined")["conf"].iloc[0]
+    for least, is_coded in ((conf - 1e-3, True), (conf + 1e-3, False)):
+        row = coder.predict("farmer", "en", mode="combined", min_confidence=least).iloc[0]
+        assert isinstance(row["hisco_1"], str) == is_coded and row["conf"] == conf
 
 
 def test_thresholds_of_the_model_are_used_by_language(coder: Coder):
     coder.model.config.thresholds.update({"en": 0.0, "*": 0.999})
     try:
         english, danish = (coder.predict("farmer", lang, mode="flat") for lang in ("en", "da"))
-        assert english["hisco_8"].notna().all() and danish["hisco_1"].isna().all()
+        assert english["hisco_2"].notna().all() and "hisco_2" not in danish
     finally:
         coder.model.config.thresholds.clear()
 
@@ -244,12 +255,8 @@ def test_a_published_model_gives_what_the_reference_gives():
     pairs = [text.split("[SEP]", 1) for text in expected["texts"]]
     texts, langs = [text for _, text in pairs], [lang for lang, _ in pairs]
     np.testing.assert_allclose(coder.embed(texts, langs), expected["pooled"], atol=1e-4)
-    flat = coder.predict(texts, langs, mode="flat", k=37)
-    logits = torch.tensor(expected["flat_logits"]).sigmoid()
-    for row in range(len(texts)):
-        for i in range(1, 38):
-            place = coder.codes.index(flat[f"hisco_{i}"].iloc[row])
-            assert flat[f"prob_{i}"].iloc[row] == pytest.approx(logits[row, place].item(), abs=1e-4)
+    probabilities = torch.tensor(expected["flat_logits"]).sigmoid()
+    torch.testing.assert_close(class_probabilities(coder, texts, langs), probabilities, atol=1e-4, rtol=0)
     searched = [coder.formatter.system.from_block(block) for block in expected["full_search_codes"]]
     memory, _, mask = coder.model.encode(torch.tensor(expected["input_ids"]))
     probs = TrieSearch(coder.model.decoder, CodeTrie(searched, coder.formatter)).full(memory, mask)
@@ -324,9 +331,11 @@ def test_a_published_class_of_blank_cells_is_no_code(tmp_path):
     load_occcanine(tmp_path / "last.bin", key=tmp_path / "key.csv", **options)
     load_occcanine(tmp_path / "last.bin", **options).save_pretrained(tmp_path / "model")
     coder = Coder.from_pretrained(tmp_path / "model", "cpu")
-    for mode in ("flat", "topk"):
-        codes = coder.predict(["a farmer"], "en", mode=mode, k=9).filter(regex="hisco").iloc[0]
-        assert set(codes) == set(CODES)
+    codes = coder.predict(["a farmer"], "en", mode="topk", k=9).filter(regex="hisco").iloc[0]
+    assert set(codes) == set(CODES)
+    for mode in ("flat", "combined"):
+        found = coder.predict(["a farmer"], "en", mode=mode, threshold=0).filter(regex="hisco").iloc[0].dropna()
+        assert len(found) and set(found) <= set(CODES)
     assert tuple(coder.predict(["a farmer"], "en", mode="full").columns) == CODES
 
 

@@ -96,7 +96,7 @@ def test_all_text_is_escaped(folder: Path):
 
 def test_tables_of_codes_and_errors(folder: Path, evaluation: Evaluation):
     page, source = parsed(folder / "report.html"), (folder / "report.html").read_text(encoding="utf-8")
-    codes = page.text.partition("How well the sequence decoder")[2].partition("Commonest confusions")[0]
+    codes = page.text.partition("How well the model finds")[2].partition("Commonest confusions")[0]
     assert all(one["code"] in codes for one in evaluation.metrics["by_code"]) and "General <b>Farmer</b>" in codes
     assert source.count("<table>") == source.count("<caption>") and "Most confident errors" in page.text
     assert "Command" in page.text and f"histocoder {histocoder.__version__}, torch" in page.text
