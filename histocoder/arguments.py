@@ -127,7 +127,11 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         help=f"weight of the decoder's loss; the flat head's has 1 - W (default: {seq2seq_weight:g})",
     )
     group.add_argument(
-        "--warmup-pct", type=float, default=0.05, metavar="P", help="share of warm-up steps (default: 0.05)"
+        "--warmup-pct",
+        type=float,
+        default=0.05,
+        metavar="P",
+        help="share of warm-up steps, to the nearest step (default: 0.05)",
     )
     group.add_argument("--weight-decay", type=float, default=0.01, metavar="D", help="of AdamW (default: 0.01)")
     group.add_argument(
@@ -157,7 +161,11 @@ def _add_augmentation_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("augmentation, of training descriptions on the fly")
     group.add_argument("--augmentation-prob", type=float, default=0.3, metavar="P", help="share altered (default: 0.3)")
     group.add_argument(
-        "--num-transformations", type=int, default=3, metavar="N", help="edits of one description at most (default: 3)"
+        "--num-transformations",
+        type=int,
+        default=3,
+        metavar="N",
+        help="edits of an altered description: 1 to N, where OccCANINE makes N (default: 3)",
     )
     group.add_argument(
         "--unk-lang-prob", type=float, default=0.25, metavar="P", help="share with language withheld (default: 0.25)"
