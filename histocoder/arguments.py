@@ -174,7 +174,12 @@ def add_training_arguments(parser: Parser, *, num_epochs: int, batch_size: int, 
         help="loss of the flat head: cross-entropy over the codes, or binary cross-entropy, summed or averaged over "
         "them (default: by the recipe)",
     )
-    group.add_argument("--warmup-pct", type=float, metavar="P", help="share of warm-up steps (default: by the recipe)")
+    group.add_argument(
+        "--warmup-pct",
+        type=float,
+        metavar="P",
+        help="share of warm-up steps, to the nearest step (default: by the recipe)",
+    )
     group.add_argument("--weight-decay", type=float, default=0.01, metavar="D", help="of AdamW (default: 0.01)")
     group.add_argument(
         "--max-grad-norm", type=float, default=1.0, metavar="N", help="gradients are clipped to (default: 1)"
@@ -203,7 +208,11 @@ def _add_augmentation_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("augmentation, of training descriptions on the fly")
     group.add_argument("--augmentation-prob", type=float, metavar="P", help="share altered (default: by the recipe)")
     group.add_argument(
-        "--num-transformations", type=int, default=3, metavar="N", help="edits of one description at most (default: 3)"
+        "--num-transformations",
+        type=int,
+        default=3,
+        metavar="N",
+        help="edits of an altered description: 1 to N, where OccCANINE makes N (default: 3)",
     )
     group.add_argument(
         "--unk-lang-prob", type=float, metavar="P", help="share with language withheld (default: by the recipe)"
