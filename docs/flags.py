@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import train_mixer
 from histocoder import __main__ as command
 from histocoder.cli import Parser
 from histocoder.data.languages import NAMES
+from histocoder.recipes import RECIPES, Recipe
 
 PAGE = Path(__file__).with_name("configuration.md")
 _MADE = re.compile(r"(?<=<!-- made by make docs, likewise all below -->\n).*", re.DOTALL)
@@ -57,10 +59,40 @@ def _lines() -> Iterator[str]:
     for title in ours:
         if title in theirs:
             yield from _section(f"### {title}", _merged(ours[title], theirs[title]))
+    yield from _recipes()
     for name, parser in _commands(command.build_parser()).items():
         flags = [flag for group in _groups(parser).values() for flag in group]
         yield from _section(f"## `histocoder {name}`\n\n{parser.description}", flags)
     yield _LANGUAGES.format(", ".join(f"{code} {name}" for code, name in NAMES.items()))
+
+
+_KINDS = {
+    "reference": "`--recipe reference`, whatever the start",
+    "ngram": "`--encoder ngram`",
+    "scratch": "another preset from scratch",
+    "pretrained": "a pretrained encoder with new heads (hub name, folder, `--only-encoder`)",
+    "frozen": "`--freeze-encoder`",
+    "continued": "a trained model whose heads are kept (`--initial-checkpoint`)",
+}
+
+
+def _recipes() -> Iterator[str]:
+    """The defaults that depend on what a run starts from."""
+    yield "### Recipes\n"
+    yield (
+        'Where the table above says "by the recipe", what a run starts from decides. A flag that is given means what it '
+        "says: `--learning-rate` alone is that of all weights, and with `--num-epochs` or `--max-steps` there is no least "
+        "number of steps. A model that is continued keeps its flat loss, pooling and text normalization.\n"
+    )
+    names = [field.name for field in dataclasses.fields(Recipe)]
+    yield "| start | " + " | ".join(f"`--{name.replace('_', '-')}`" for name in names) + " |"
+    yield "| --- |" + " --- |" * len(names)
+    same = {"encoder_learning_rate": "the same", "table_learning_rate": "the same"}
+    for kind, recipe in RECIPES.items():
+        values = {name: getattr(recipe, name) for name in names}
+        cells = [same.get(name, "the script's") if value is None else str(value) for name, value in values.items()]
+        yield f"| {_KINDS[kind]} | " + " | ".join(cells) + " |"
+    yield ""
 
 
 def _groups(parser: argparse.ArgumentParser) -> dict[str, list[Flag]]:

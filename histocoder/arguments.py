@@ -7,7 +7,7 @@ import argparse
 from histocoder import distributed
 from histocoder.cli import Parser
 from histocoder.config import FLAT_LOSSES
-from histocoder.data.normalize import DEFAULT_NORMALIZATION, NORMALIZATIONS
+from histocoder.data.normalize import NORMALIZATIONS
 from histocoder.model import PRESETS
 from histocoder.precision import PRECISIONS
 
@@ -73,7 +73,7 @@ def add_model_arguments(parser: Parser) -> None:
         "--text-normalization",
         choices=NORMALIZATIONS,
         help="nfc: one Unicode form for each letter; lower: in lower case and with single blanks as well; lower_ascii: "
-        f"væver is read as vaever, as by published models (default: {DEFAULT_NORMALIZATION})",
+        "væver is read as vaever, as by published models (default: by the recipe)",
     )
     group.add_argument(
         "--ngram-dropout", type=float, default=0.3, metavar="P", help="n-grams left out, with ngram (default: 0.3)"

@@ -81,7 +81,7 @@ RECIPES = {
     ),
     "pretrained": Recipe(
         learning_rate=1e-3,
-        encoder_learning_rate=2e-4,
+        encoder_learning_rate=1e-4,
         table_learning_rate=None,
         batch_size=64,
         num_epochs=8,
@@ -150,6 +150,8 @@ def fill_in(args: argparse.Namespace) -> None:
         args.encoder = args.initial_checkpoint
         names = ("text_normalization",) if args.only_encoder else ("flat_loss", "pooling", "text_normalization")
         recipe |= {name: getattr(own, name) for name in names}
+    if hasattr(args, "train_data"):  # prepared files are large: train_mixer.py has batches and epochs of its own
+        recipe |= {"batch_size": None, "num_epochs": None, "min_steps": 0}
     script = {"batch_size": args.script_batch_size, "num_epochs": args.script_num_epochs}
     if args.learning_rate is not None:  # one that is given is that of all weights
         recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
