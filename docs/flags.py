@@ -80,9 +80,10 @@ def _recipes() -> Iterator[str]:
     """The defaults that depend on what a run starts from."""
     yield "### Recipes\n"
     yield (
-        'Where the table above says "by the recipe", what a run starts from decides. A flag that is given means what it '
-        "says: `--learning-rate` alone is that of all weights, and with `--num-epochs` or `--max-steps` there is no least "
-        "number of steps. A model that is continued keeps its flat loss, pooling and text normalization.\n"
+        'Where the table above says "by the recipe", what a run starts from decides.\n'
+        "A flag that is given means what it says: `--learning-rate` alone is that of all weights, and with\n"
+        "`--num-epochs` or `--max-steps` there is no least number of steps. A model that is continued keeps its flat\n"
+        "loss, pooling and text normalization. `train_mixer.py` has batches and epochs of its own.\n"
     )
     names = [field.name for field in dataclasses.fields(Recipe)]
     yield "| start | " + " | ".join(f"`--{name.replace('_', '-')}`" for name in names) + " |"
