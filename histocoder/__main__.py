@@ -233,7 +233,7 @@ def _standard_streams(args: argparse.Namespace) -> Iterator[Callable[[str], None
     if "-" not in (args.input, args.output):
         yield _say
         return
-    if "-" in (args.input, args.output) and distributed.world_size() > 1:
+    if distributed.world_size() > 1:
         raise UserError("Standard input and output are those of one process; name files, or start one process.")
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "standard input"), Path(folder, "standard output")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -74,11 +75,12 @@ def save_parts(path: Path, parts: Sequence[Part]) -> None:
 
 
 def load_parts(path: Path) -> list[Part]:
-    """Read what `save_parts` wrote; nothing where there is no file."""
-    if not path.exists():
+    """Read what `save_parts` wrote; nothing where there is no file, or a damaged one."""
+    try:
+        with np.load(path) as file:
+            arrays = [file[name] for name in sorted(file.files)]
+    except (OSError, ValueError, EOFError, BadZipFile):
         return []
-    with np.load(path) as file:
-        arrays = [file[name] for name in sorted(file.files)]
     parts: list[Part] = []
     for places, texts, probs, conf in zip(*[iter(arrays)] * 4, strict=True):
         codes = texts.astype(object)

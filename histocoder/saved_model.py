@@ -179,7 +179,7 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
         with Unfilled():
             model = MixerModel(config, tokenizer=tokenizer)
         model.load_state_dict(weights)
-    except (UserError, torch.OutOfMemoryError):
+    except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever a library makes of settings that are none
         reason = misfit(error) if isinstance(error, RuntimeError) else str(error)

@@ -49,7 +49,7 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
     assert not result.stderr
     assert {p.name for p in out.iterdir()} == {
         *("data_train.csv", "data_val.csv", "key.csv", "rejected.csv", "prepared.json", "args.yaml"),
-        *("config.json", "model.safetensors", "README.md", "checkpoints", "best", "logs.csv", "cache"),
+        *("config.json", "model.safetensors", "manifest.json", "README.md", "checkpoints", "best", "logs.csv", "cache"),
     }
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]
     assert logs(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
