@@ -62,6 +62,7 @@ class Parser(argparse.ArgumentParser):
         formatter.start_section("flags that most runs need")
         formatter.add_arguments(shown)
         formatter.end_section()
+        formatter.add_text(self.epilog)
         formatter.add_text("--help-all shows all flags; docs/configuration.md has them with their defaults.")
         return formatter.format_help()
 

@@ -69,7 +69,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(one, args[1]) for one in value.values())
     if origin is tuple:
-        return isinstance(value, list) and all(_fits(one, args[0]) for one in value)
+        return isinstance(value, list | tuple) and all(_fits(one, args[0]) for one in value)
     return kind is Any or isinstance(value, (int, float) if kind is float else kind)
 
 

@@ -37,7 +37,7 @@ from histocoder.data.table import (
 )
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
-from histocoder.inference.known import KNOWN, Known
+from histocoder.inference.known import KNOWN, SOURCE_COL, Known
 from histocoder.lock import holding
 from histocoder.notices import FileNotices
 from histocoder.predict import Coder, check_threshold
@@ -154,7 +154,7 @@ def predict_file(
         _open_parts(parts, settings, say)
 
     table = open_table(source, config.input_cols)
-    names_of_output(coder, config, taken=table.header)
+    names_of_output(names, coder.system, config, taken=table.header)
     if not is_parquet(output):
         _check_csv(table)
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
@@ -176,8 +176,10 @@ def predict_file(
     say(f"Coded {source} into {output}.")
 
 
-def names_of_output(coder: Coder, config: PredictConfig, *, taken: Sequence[str] = ()) -> dict[str, str]:
-    """Name of each column that is added -> the column of `Coder.predict`.
+def names_of_output(
+    names: Sequence[str], system: str, config: PredictConfig, *, taken: Sequence[str] = ()
+) -> dict[str, str]:
+    """Name of each column that is added -> the column of `Coder.predict`, one of `names`.
 
     Of codes that are ranked, all but the first are alternatives, and say so: `alt_hisco_2`.
 
@@ -187,17 +189,14 @@ def names_of_output(coder: Coder, config: PredictConfig, *, taken: Sequence[str]
         Where one of them is in the input, whose columns are `taken`.
     """
     is_ranked = config.mode == "topk"
-    first = (f"{coder.system}_1", "prob_1", "desc_1", "conf")
-    names = {
-        f"{config.columns}{'alt_' if is_ranked and name not in first else ''}{name}": name
-        for name in coder.column_names(config.mode, k=config.k)
-    }
-    if clash := [name for name in names if name in taken]:
+    first = (f"{system}_1", "prob_1", "desc_1", "conf", SOURCE_COL)
+    found = {f"{config.columns}{'alt_' if is_ranked and name not in first else ''}{name}": name for name in names}
+    if clash := [name for name in found if name in taken]:
         raise UserError(
             f"{config.input} has a column {clash[0]!r} already. Choose with --columns what the names of the new "
             f"columns begin with, such as --columns pred_{config.columns}."
         )
-    return names
+    return found
 
 
 def _check_folder(folder: Path) -> None:
@@ -310,7 +309,7 @@ class _Memory:
     ) -> None:
         self._config, self._names = config, list(names)
         self._code = coder.predict if known is None else partial(known.predict, coder)
-        self._output_names = names_of_output(coder, config)
+        self._output_names = names_of_output(names, coder.system, config)
         self._numbers = [name for name in names if _is_number(name, config)]
         self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
         self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}

@@ -64,7 +64,7 @@ CASES = [
     ({"--config": "nowhere.yaml"}, r"--config nowhere.yaml can't be read"),
     ({"--fn-word-freq": "table.csv"}, r"no column 'word'"),
     ({"--key": "table.csv"}, r"needs the columns system_code and code"),
-    ({"--bach-size": "8"}, r"[Uu]nrecognized arguments: --bach-size"),
+    ({"--bach-size": "8"}, r"no flag --bach-size. Did you mean '--batch-size'"),
     ({"--block-size": "200"}, r"set --block-size to the longest"),
     ({"--zero-pad-codes": "", "--use-within-block-sep": ""}, r"can't go with"),
 ]
@@ -178,7 +178,7 @@ def test_a_folder_with_files_that_are_no_runs_is_left_as_it_is(
         ("bach_size: 8", "no flag 'bach_size'. Did you mean 'batch_size'"),
         ("batch_size: many", "batch_size can't be 'many'"),
         ("batch_size: [1, 2]", "batch_size can't be"),
-        ("batch_size: null", "batch_size has no value"),
+        ("weight_decay: null", "weight_decay has no value"),
         ("device: gpu", "device is 'gpu'; it must be of auto, cpu"),
         ("zero_pad_codes: yes please", "zero_pad_codes can't be"),
         ("- a list", "must hold lines of the form"),

@@ -86,6 +86,7 @@ def test_a_language_of_a_file_reaches_its_review(tmp_path: Path):
     paths = {name: str(tmp_path / f"{name}.csv") for name in ("in", "out", "again", "review", "second")}
     for source, output in (("in", "out"), ("out", "again")):
         flags = ["--input", paths[source], "--output", paths[output], "--language", "English"]
+        flags += ["--columns", "pred_"] if source == "out" else []
         main(["predict", "--model", str(model), *flags])
     coded, again = (pd.read_csv(paths[name]) for name in ("out", "again"))
     assert list(coded.columns)[:3] == ["id", "occ1", "lang"] and set(coded["lang"]) == {"en"}
