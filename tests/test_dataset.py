@@ -11,7 +11,7 @@ from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import ExampleArrays, build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
-from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import PREPARED_RULES
 from histocoder.data.samplers import BucketSampler, Share
 from histocoder.data.tokens import tokenize
 from histocoder.formatters import build_formatter
@@ -31,7 +31,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> ExampleArrays:
     """The rows above, from a file, tokenised."""
     folder = tmp_path_factory.mktemp("dataset")
     pd.DataFrame({"occ1": TEXTS, "lang": LANGS}).join(CODES).to_csv(folder / "rows.csv", index=False)
-    files = ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=LabelRules(allow_short=True))
+    files = ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=PREPARED_RULES)
     return open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
 
 
