@@ -76,7 +76,7 @@ def comparison(metrics: Metrics) -> list[str]:
     found = metrics["baselines"]
     exact, svc = found["exact_match"], found.get("svc")
     name, other = ("the linear model", svc) if svc else ("exact match", exact)
-    shares = [(f"this model ({found['mode']})", found["model"]), ("exact match with the training data", exact)]
+    shares = [(f"this model ({metrics['mode']})", found["model"]), ("exact match with the training data", exact)]
     if svc:
         shares.insert(1, ("character n-grams with a linear model", svc))
     parts = [f"{method} {percent(s['rows'])} / {percent(s['texts'])}" for method, s in shares]

@@ -29,7 +29,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
 from histocoder.review import review
-from histocoder.saved_model import published_weights, save_config, save_model
+from histocoder.saved_model import change_config, published_weights, save_model
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_chunks_of_other_thresholds_are_another_models(model: Path, tmp_path: Pa
     copy, seen = shutil.copytree(model, tmp_path / "model"), []
     monkeypatch.setattr("histocoder.predict_file.predict_file", lambda *_, model_id, **__: seen.append(model_id))
     for threshold in (0.5, 0.5, 0.25):
-        save_config(copy, replace(tiny_model().config, thresholds={"*": threshold}))
+        change_config(copy, replace(tiny_model().config, thresholds={"*": threshold}))
         main(["predict", "--model", str(copy), "--input", "in.csv", "--output", "out.csv"])
     assert seen[0] == seen[1] != seen[2]
 

@@ -92,6 +92,6 @@ def test_a_language_of_a_file_reaches_its_review(tmp_path: Path):
     assert list(coded.columns)[:3] == ["id", "occ1", "lang"] and set(coded["lang"]) == {"en"}
     assert list(again.columns).count("pred_lang") == 1
     for source, output in (("out", "review"), ("again", "second")):
-        main(["review", "--predictions", paths[source], "--output", paths[output]])
+        main(["review", "--model", str(model), "--predictions", paths[source], "--output", paths[output]])
         assert list(pd.read_csv(paths[output]).columns)[:2] == ["occ1", "lang"]
         assert set(pd.read_csv(paths[output])["lang"]) == {"en"}

@@ -209,7 +209,7 @@ def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, s
     write_archive(tmp_path / "0.csv", 100)
     names = [f"{i}.{suffix}" if i else "0.csv" for i in range(4)]
     for i, (before, after) in enumerate(itertools.pairwise(names)):
-        again = {"mode": "flat", "k": 1, "columns": "pred_" * i}
+        again = {"mode": "topk", "k": 1, "columns": "pred_" * i}
         parts = tmp_path / f".{after}.parts"
         code(model, tmp_path / before, tmp_path / after, **again)
         whole = (tmp_path / after).read_bytes()
@@ -374,7 +374,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
 
 
 def test_a_disk_full_at_first_keeps_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     write_archive(tmp_path / "in.csv", 100)
