@@ -217,7 +217,7 @@ def _score_cells(scores: Metrics) -> list[str]:
 def _baselines(metrics: Metrics) -> list[Markup]:
     found = metrics["baselines"]
     methods = {"Linear model on character n-grams": found.get("svc"), "Exact match": found["exact_match"]}
-    rows = [[f"This model ({found['mode']})", *(percent(found["model"][of]) for of in ("rows", "texts")), ""]]
+    rows = [[f"This model ({metrics['mode']})", *(percent(found["model"][of]) for of in ("rows", "texts")), ""]]
     for name, method in methods.items():
         if method is not None:
             mean, low, high = (100 * method["difference"]["texts"][end] for end in ("mean", "low", "high"))

@@ -84,6 +84,7 @@ def review(
     by = [input_col, *([language_col] if language_col else [])]
     predicted = _predicted_columns(file.header, prefix, target_cols)
     columns = [*by, *predicted, f"{prefix}conf"]
+    renamed = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **(renamed or {})}
     file.check(columns)
     parts, passed = [], 0
     for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=columns):
@@ -95,7 +96,7 @@ def review(
             raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is no number.")
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
-    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns={**predicted, **(renamed or {})})
+    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=renamed)
     own = [name for name in predicted.values() if not name.startswith("alt_")]
     blank = [name for name in target_cols if name not in own]
     order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]

@@ -295,14 +295,16 @@ def test_predicting_that_is_killed_goes_on_and_gives_the_same_file(tmp_path: Pat
     code = (
         "import sys; sys.path.insert(0, {tests!r}); import faulty; {fault}\n"
         "from pathlib import Path; from histocoder import predict_file as p; from histocoder.predict import Coder\n"
-        "c = p.PredictConfig(input={table!r}, output={output!r})\n"
+        "c = p.PredictConfig(input={table!r}, output={output!r}, columns='pred_')\n"
         "p.predict_file(Coder.from_pretrained({model!r}), c, model_id='m', chunk_rows=40)"
     )
 
     def predict(output: Path, fault: str = "") -> int:
         values = {"tests": str(FAULTY.parent), "table": str(table), "output": str(output), "model": str(model)}
         fault = f"faulty.install({fault!r})" if fault else ""
-        return run("-c", code.format(fault=fault, **values), check=False).returncode
+        ended = run("-c", code.format(fault=fault, **values), check=False)
+        print(ended.stderr)
+        return ended.returncode
 
     assert predict(tmp_path / "whole.csv") == 0
     assert predict(tmp_path / "parts.csv", f"kill:os.replace:{number}") == -signal.SIGKILL

@@ -118,11 +118,11 @@ def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: P
     out, parts = tmp_path / "out.csv", tmp_path / ".out.csv.parts"
     for other in ("a", "b"):
         with monkeypatch.context() as patched:
-            patched.setattr("histocoder.predict_file._join_parts", lambda *_: None)
+            patched.setattr("histocoder.predict_file._join_parts", lambda *_, **__: None)
             code(out, "a")
         (parts / "000001.csv").unlink()
         said = code(out, other)
-        assert ("Going on where it was interrupted: 3 chunks are done." in said) is (other == "a")
+        assert ("Resuming where it was interrupted: 3 chunks are done." in said) is (other == "a")
         assert said[-2] == whole[-2] == f"{num_known} of 100 rows got the codes of hand-coded descriptions (--known)."
         assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 

@@ -283,7 +283,8 @@ def test_a_key_that_is_read_from_the_runs_folder_stays_as_it_is(tmp_path: Path):
 
 def test_initial_checkpoint(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "first", "--batch-size", 8, "--max-steps", 2))
-    still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1)  # one step at rate 0: nothing is learnt
+    # one step at rate 0: nothing is learnt
+    still = ("--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1, "--recipe", "reference", "--flat-loss", "softmax")
     whole = finetune(table, tmp_path / "whole", *still, "--initial-checkpoint", tmp_path / "first")
     assert "no effect" not in run(*whole).stdout
     assert_same_weights(tmp_path / "first", tmp_path / "whole")
