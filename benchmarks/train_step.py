@@ -218,7 +218,7 @@ class Reference:
             texts = self.data.noisy.arrays.texts.decode(rows)
             ids = [tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128) for text in texts]
             output = self.model(torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False)
-            loss = mixed_loss(output, batch, 1, 0.1)
+            loss = mixed_loss(output, batch, self.model.config, 0.1)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -247,7 +247,7 @@ class HuggingFace:
         class MixerTrainer(Trainer):
             def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **_: Any) -> Tensor:
                 batch: Batch = inputs["batch"].to(inputs["device_of"].device)
-                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, 1, 0.1)
+                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, model.config, 0.1)
 
         noisy = self.data.noisy
         trainer = MixerTrainer(

@@ -51,11 +51,10 @@ class AdamW(torch.optim.AdamW):
         norm_of_all: Callable[[Tensor], Tensor] = lambda norm: norm,
         rows_of_all: Callable[[Tensor], Tensor] = lambda gradient: gradient,
     ) -> None:
-        super().__init__(parameters, lr=lr, weight_decay=weight_decay)
+        listed: list[Any] = list(parameters)
+        device = (listed[0]["params"][0] if isinstance(listed[0], dict) else listed[0]).device
+        super().__init__(listed, lr=lr, weight_decay=weight_decay, fused=device.type in ("cpu", "cuda"))
         self._parameters = [p for group in self.param_groups for p in group["params"]]
-        device = self._parameters[0].device
-        for options in (self.defaults, *self.param_groups):
-            options["fused"] = device.type in ("cpu", "cuda")
         self._max_grad_norm, self._norm_of_all, self._rows_of_all = max_grad_norm, norm_of_all, rows_of_all
         self.grad_norm = torch.zeros((), device=device)
         """Of shape (): the norm of all gradients at the last step, before they were scaled."""

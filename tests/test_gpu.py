@@ -104,7 +104,19 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, table: Path, gpu: dict[str
     ],
 )
 def test_prediction_is_what_it_is_on_a_cpu(tmp_path: Path, trained: Path, gpu: dict[str, str], mode: list[str]):
-    args = ["-m", "histocoder", "predict", "--model", trained, "--input", trained.parent / "table.csv", "--mode", *mode]
+    args = [
+        "-m",
+        "histocoder",
+        "predict",
+        "--model",
+        trained,
+        "--input",
+        trained.parent / "table.csv",
+        "--columns",
+        "pred_",
+        "--mode",
+        *mode,
+    ]
     args += ["--language-col", "lang", "--precision", "fp32", "--output"]
     run(*args, tmp_path / "cpu.csv")
     on_gpu(gpu, *args, tmp_path / "gpu.csv", *GPU)
@@ -171,7 +183,18 @@ def test_a_batch_size_that_fits_is_found(tmp_path: Path, table: Path, gpu: dict[
 
 
 def test_prediction_that_does_not_fit_goes_on_with_less_at_once(tmp_path: Path, trained: Path, gpu: dict[str, str]):
-    args = ["-m", "histocoder", "predict", "--model", trained, "--input", trained.parent / "table.csv", *GPU]
+    args = [
+        "-m",
+        "histocoder",
+        "predict",
+        "--model",
+        trained,
+        "--input",
+        trained.parent / "table.csv",
+        "--columns",
+        "pred_",
+        *GPU,
+    ]
     args += ["--mode", "topk", "--precision", "fp32", "--overwrite", "--output", tmp_path / "codes.csv"]
     on_gpu(gpu, *args)
     easily = pd.read_csv(tmp_path / "codes.csv")

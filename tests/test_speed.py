@@ -109,7 +109,7 @@ def test_between_batches_that_accumulate_gradients_are_in_fp32(tmp_path: Path):
     weights = [p for p in trainer.model.parameters() if p.ndim > 1]
     for more, in_copies in ((False, True), (True, False)):
         with trainer.learner.accumulating(more=more):
-            trainer.learner.backward(mixed_loss(trainer.learner.forward(batch), batch, 1, 0.5))
+            trainer.learner.backward(mixed_loss(trainer.learner.forward(batch), batch, trainer.model.config, 0.5))
         assert any(kept_copy(p).gradient is not None for p in weights) is in_copies
     assert all(p.grad.dtype == torch.float32 for p in weights if p.grad is not None)
 
@@ -180,7 +180,7 @@ def test_rows_that_are_alike_are_computed_once_with_the_same_gradients(tmp_path:
     gradients = []
     for batch in (whole, merged):
         trainer = begin(tmp_path, data, precision="fp32", num_classes=8, learning_rate=1e-9)
-        loss = mixed_loss(trainer.learner.forward(batch), batch, 1, 0.5)
+        loss = mixed_loss(trainer.learner.forward(batch), batch, trainer.model.config, 0.5)
         loss.backward()
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     for one, other in zip(*gradients, strict=True):
