@@ -190,7 +190,7 @@ class PlainModel(nn.Module):
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
         model.encoder = canine_of_transformers(model.encoder)
-        self.model = model
+        self.model, self.config = model, model.config
 
     def forward(self, input_ids: Tensor, targets: Tensor, *, masked: bool) -> MixerOutput:
         """Encode and predict both ways; the decoder may attend to padding unless `masked`."""
