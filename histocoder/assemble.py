@@ -184,7 +184,7 @@ def _finish(
             lambda: report(folder, train_files, val_files, len(trainer.val_data), device, args.precision),
             doing="writing the report",
         )
-    say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (lowest validation loss).")
+    say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
 
 
 def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:

@@ -218,7 +218,7 @@ class Trainer:
     def not_finite(self, what: str) -> UserError:
         """The error of a run that has come to nothing: what is not finite, and where there is something good."""
         last, best = next(reversed(list_checkpoints(self.folder)), None), self.folder / BEST_FOLDER
-        kept = f" {best} holds the model of the lowest validation loss so far." if best.is_dir() else ""
+        kept = f" {best} holds the best model so far." if best.is_dir() else ""
         if last is None:
             return UserError(
                 f"{what}, and there is no checkpoint from before.{kept} Lower --learning-rate and start a new run."
