@@ -249,7 +249,7 @@ def test_a_name_of_the_loopback_is_that_of_the_default_route(monkeypatch: pytest
 
 def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_path: Path):
     model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "t.csv")
-    command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--output")
+    command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--columns", "pred_", "--output")
     with ranks(*([*map(str, command), f"{out}.csv"] for out in apart), each_a_node=True) as started:
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
