@@ -35,13 +35,13 @@ from histocoder.data.languages import is_language
 from histocoder.descriptions import not_in_table
 from histocoder.deterministic import compute_deterministically
 from histocoder.devices import device_name
+from histocoder.distributed.launch import node_name
+from histocoder.distributed.nodes import refuse_differences
 from histocoder.engine import Trainer, check_batch_size
 from histocoder.errors import UserError
 from histocoder.files import is_same_file, remove_leftovers, replacing
 from histocoder.formatters import MISSING
-from histocoder.launch import node_name
 from histocoder.model import MixerModel
-from histocoder.nodes import refuse_differences
 from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.precision import computing_dtype, precision_name
 from histocoder.progress import say

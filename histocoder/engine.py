@@ -27,6 +27,7 @@ from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
+from histocoder.distributed.signals import StopSignals
 from histocoder.errors import Interrupted, UserError
 from histocoder.frozen import use_encodings
 from histocoder.hub import model_card, write_card
@@ -38,7 +39,6 @@ from histocoder.profiling import Profiler
 from histocoder.progress import Progress, say
 from histocoder.resume import mark_interrupted
 from histocoder.saved_model import save_model
-from histocoder.signals import StopSignals
 from histocoder.tracking import NullRun, Tracker
 from histocoder.validation import validate
 

@@ -23,8 +23,8 @@ from histocoder.data.encodings import (
     has_encodings,
     write_encodings,
 )
+from histocoder.distributed.nodes import on_each_node
 from histocoder.model import MixerModel, NgramEncoder
-from histocoder.nodes import on_each_node
 
 _VERSION = 1
 _SHARE_OF_DISK = 0.8

@@ -22,13 +22,13 @@ from histocoder.checkpoint import (
     step_of,
     verify_checkpoint,
 )
+from histocoder.distributed.launch import launcher, restarts
+from histocoder.distributed.nodes import on_each_node
+from histocoder.distributed.signals import STOP_SIGNALS
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import is_same_file, replacing
-from histocoder.launch import launcher, restarts
 from histocoder.lock import LOCK_FILE
-from histocoder.nodes import on_each_node
 from histocoder.saved_model import MANIFEST_FILE
-from histocoder.signals import STOP_SIGNALS
 
 INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
 BATCH_SETTINGS = {

@@ -18,9 +18,9 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.normalize import normalize
 from histocoder.data.table import read_table
 from histocoder.data.tokens import LANG_SEP
+from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
 from histocoder.model import Tokenizer
-from histocoder.nodes import on_each_node
 
 CACHE_FOLDER = "cache"
 _WORD_ROWS = 250_000

@@ -17,10 +17,11 @@ from jobs import assert_same_end, end_of, ranks, training
 from models import save_tiny_model
 from torch.distributed import DistBackendError, HashStore
 
-from histocoder import distributed, network
+from histocoder import distributed
+from histocoder.distributed import rendezvous as network
+from histocoder.distributed.launch import Launch
+from histocoder.distributed.rendezvous import connect
 from histocoder.errors import MachineError, UserError
-from histocoder.launch import Launch
-from histocoder.meeting import connect
 
 STATIC = ("--master_addr=192.168.98.1", "--master_port=29500")
 NAMED = ("--master_addr=node0", "--master_port=29500")
@@ -262,7 +263,7 @@ from pathlib import Path
 import torch
 import torch.distributed.distributed_c10d as c10d
 from histocoder import distributed
-from histocoder.nodes import on_each_node
+from histocoder.distributed.nodes import on_each_node
 
 class Nccl:
     def perform_nocolor_split(self, device):

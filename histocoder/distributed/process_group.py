@@ -1,8 +1,5 @@
 """Processes that train together.
 
-The only importer of `torch.distributed` besides `meeting`, and what `strategies` chooses from: `comm_hook`, `sharding`,
-`shards` and `zero`.
-
 A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
 is a no-op for one that has no process group. Launchers known: torchrun, `python -m torch.distributed.launch` (with or
 without `--local_rank`), `accelerate launch`, and `srun`.
@@ -22,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from histocoder.distributed.launch import Launch, attempt_of, launcher, read_launch, slurm_address
+from histocoder.distributed.rendezvous import connect, fault_of_nccl, meet
+from histocoder.distributed.watchdog import HEARING_SECONDS, Watch
 from histocoder.errors import Interrupted, UserError
-from histocoder.launch import Launch, attempt_of, launcher, read_launch, slurm_address
-from histocoder.meeting import connect, fault_of_nccl, meet
-from histocoder.watch import HEARING_SECONDS, Watch
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
