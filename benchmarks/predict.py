@@ -28,8 +28,8 @@ from histocoder.config import ModelConfig
 from histocoder.data.tokens import join_language, tokenize
 from histocoder.devices import device_name
 from histocoder.formatters import BOS, build_formatter
-from histocoder.memory import peak_gpu_memory
 from histocoder.model import MixerModel
+from histocoder.ops.memory import peak_gpu_memory
 from histocoder.precision import PRECISIONS
 
 ROOT = Path(__file__).parents[1]

@@ -19,10 +19,9 @@ from histocoder.engine import mixed_loss
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, EOS
 from histocoder.learner import Learner
-from histocoder.memory import available_bytes, resident_bytes
 from histocoder.model import MixerModel
+from histocoder.ops.memory import available_bytes, is_out_of_memory, resident_bytes
 from histocoder.out_of_memory import advice
-from histocoder.rows_at_once import is_out_of_memory
 from histocoder.strategies import Replicated
 
 MAX_ROWS = 1024

@@ -32,9 +32,9 @@ from histocoder.errors import Interrupted, UserError
 from histocoder.frozen import use_encodings
 from histocoder.hub import model_card, write_card
 from histocoder.learner import Learner
-from histocoder.memory import peak_gpu_memory
 from histocoder.meter import Meter
 from histocoder.model import MixerModel, MixerOutput
+from histocoder.ops.memory import peak_gpu_memory
 from histocoder.profiling import Profiler
 from histocoder.progress import Progress, say
 from histocoder.resume import mark_interrupted

@@ -16,8 +16,8 @@ from histocoder import distributed
 from histocoder.checkpoint import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
-from histocoder.memory import keep_freed_memory
 from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.ops.memory import keep_freed_memory
 from histocoder.optimizer import collect
 from histocoder.precision import choose_tf32, computing_dtype
 from histocoder.strategies import Strategy, strategy_of

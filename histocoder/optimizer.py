@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from histocoder import kernels
 from histocoder.config import TrainConfig
 from histocoder.model.copies import KeptCopy, kept_copy
+from histocoder.ops import kernels
 
 _CLIP_EPS = 1e-6
 """As torch's `clip_grad_norm_` adds to a norm."""

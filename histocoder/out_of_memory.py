@@ -11,7 +11,7 @@ import torch
 from histocoder import distributed
 from histocoder.config import TrainConfig
 from histocoder.errors import UserError
-from histocoder.rows_at_once import is_out_of_memory
+from histocoder.ops.memory import is_out_of_memory
 
 _MIN_MAX_LEN = 32
 

@@ -30,9 +30,9 @@ from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.metrics import chosen_classes
 from histocoder.model import MixerModel
+from histocoder.ops.memory import RowsAtOnce
 from histocoder.precision import choose_tf32, computing_dtype
 from histocoder.predictions import Part, Prediction
-from histocoder.rows_at_once import RowsAtOnce
 from histocoder.saved_model import load_model, save_model
 
 MODES = ("combined", "greedy", "flat", "topk", "full")

@@ -14,7 +14,7 @@ from test_faults_services import assert_complete
 from test_scripts import logs
 
 from histocoder.dashboards import run_name
-from histocoder.memory import peak_gpu_memory
+from histocoder.ops.memory import peak_gpu_memory
 
 TRAINING = {"train/loss", "train/grad_norm", "train/epoch", "train/skipped_steps"}
 VALIDATION = {f"val/{name}" for name in ("loss", "loss_linear", "loss_seq2seq")} | {

@@ -20,9 +20,8 @@ from histocoder.batch_size import _Trial, find_batch_size, largest_that_fits
 from histocoder.checkpoint import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import Notice, UserError
-from histocoder.memory import available_bytes, total_bytes
+from histocoder.ops.memory import RowsAtOnce, available_bytes, total_bytes
 from histocoder.out_of_memory import advice, explaining_out_of_memory
-from histocoder.rows_at_once import RowsAtOnce
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(batch_size=8, num_epochs=1, learning_rate=1e-3, seq2seq_weight=0.1)
@@ -165,8 +164,8 @@ def test_a_job_may_take_less_than_its_machine_has(
     for place, allowed in ((group, str(GIB)), (group / "step_0", "max")):
         for name, text in zip((*files, "memory.stat"), (allowed, str(GIB // 2), f"{cached} {GIB // 4}"), strict=True):
             (place / name).write_text(f"{text}\n")
-    monkeypatch.setattr("histocoder.memory._GROUPS", tmp_path)
-    monkeypatch.setattr("histocoder.memory._MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr("histocoder.ops.memory._GROUPS", tmp_path)
+    monkeypatch.setattr("histocoder.ops.memory._MEMBERSHIP", tmp_path / "membership")
     assert total_bytes() == GIB
     assert available_bytes() == GIB - (GIB // 2 - GIB // 4)  # what was read from files can be given up
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from histocoder import kernels
 from histocoder.model import keep_copies
 from histocoder.model.copies import in_precision, kept_copy
+from histocoder.ops import kernels
 from histocoder.optimizer import AdamW, collect
 
 

@@ -10,7 +10,6 @@ from conftest import ROOT, environment, run, write_table
 from models import slow_in_bf16
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from histocoder import kernels
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -24,6 +23,7 @@ from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
 from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
+from histocoder.ops import kernels
 from histocoder.precision import choose_tf32, computing_dtype
 
 MAX_LEN = 64

@@ -69,7 +69,7 @@ def kind_of_cpu() -> str:
 
 
 def _load(name: str) -> ctypes.CDLL | None:
-    spec = importlib.util.find_spec(f"histocoder.{name}")
+    spec = importlib.util.find_spec(f"histocoder.ops.{name}")
     if spec is None or spec.origin is None:
         return None
     try:

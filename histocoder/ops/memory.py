@@ -1,16 +1,19 @@
-"""Memory: how the C library hands it out, how much there is of it, and how much is taken."""
+"""Memory: how the C library hands it out, how much there is, how much is taken; as many rows at once as it allows."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from histocoder import distributed
+from histocoder.errors import Notice, UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
 _MADV_HUGEPAGE = 14  # see madvise(2)
@@ -127,3 +130,67 @@ def resident_bytes() -> float:
 def _kilobytes(path: Path, name: str) -> float:
     lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
     return 1024.0 * int(lines[name].split()[0])
+
+
+Result = TypeVar("Result")
+
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no more memory on the device or the machine."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+class RowsAtOnce:
+    """Does work on rows in as few pieces as memory allows: where it runs out, in halves from then on.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._limit: int | None = None
+
+    def each(self, work: Callable[..., Result], rows: Tensor, *others: Tensor | None) -> Iterator[tuple[slice, Result]]:
+        """The pieces of a tensor's rows, in order, each with what `work` gives for them, and for those of others.
+
+        Raises
+        ------
+        UserError
+            Where there is too little memory for one row.
+        """
+        start = 0
+        while start < len(rows):
+            piece = slice(start, len(rows) if self._limit is None else min(start + self._limit, len(rows)))
+            result = self._attempt(work, *(None if x is None else x[piece] for x in (rows, *others)))
+            if result is None:
+                self._halve(piece.stop - start)
+            else:
+                yield piece, result
+                start = piece.stop
+
+    def _attempt(self, work: Callable[..., Result], *args: Tensor | None) -> Result | None:
+        """None where memory runs out; what has been made on the way there is forgotten with the error."""
+        try:
+            return work(*args)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _halve(self, num_rows: int) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if num_rows == 1:
+            raise UserError(
+                f"Out of memory ({self._device}) with one description at once. End other programs that use it"
+                + ("." if self._device.type == "cpu" else ", or compute on the CPU, with --device cpu.")
+            )
+        self._limit = num_rows // 2
+        notice = Notice(f"Memory ran out with {num_rows:,} descriptions at once; going on with {self._limit:,}.")
+        warnings.warn(notice, stacklevel=4)
