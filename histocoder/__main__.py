@@ -20,7 +20,7 @@ from histocoder import distributed
 from histocoder.cli import Parser
 from histocoder.data import languages
 from histocoder.errors import Interrupted, UserError
-from histocoder.precision import PRECISIONS
+from histocoder.model.precision import PRECISIONS
 from histocoder.script import run_script
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from histocoder.cli import Parser
 from histocoder.config import FLAT_LOSSES
 from histocoder.data.normalize import NORMALIZATIONS
 from histocoder.model import PRESETS
-from histocoder.precision import PRECISIONS
+from histocoder.model.precision import PRECISIONS
 
 DEFAULT_ENCODER = "google/canine-s"
 

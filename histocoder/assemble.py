@@ -33,8 +33,6 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
 from histocoder.descriptions import not_in_table
-from histocoder.deterministic import compute_deterministically
-from histocoder.devices import device_name
 from histocoder.distributed.launch import node_name
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.engine import Trainer, check_batch_size
@@ -42,8 +40,9 @@ from histocoder.errors import UserError
 from histocoder.files import is_same_file, remove_leftovers, replacing
 from histocoder.formatters import MISSING
 from histocoder.model import MixerModel
+from histocoder.model.devices import compute_deterministically, device_name
+from histocoder.model.precision import computing_dtype, precision_name
 from histocoder.out_of_memory import explaining_out_of_memory
-from histocoder.precision import computing_dtype, precision_name
 from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
 from histocoder.run_files import ARGS_FILE, clear_run

@@ -20,14 +20,13 @@ from pathlib import Path
 import torch
 
 from histocoder import distributed
-from histocoder.compiling import check_compiler
-from histocoder.devices import device_name
 from histocoder.errors import UserError
 from histocoder.files import make_folder
+from histocoder.model.devices import check_compiler, device_name
 from histocoder.model.encoder import hub_answers
+from histocoder.model.precision import has_bf16
 from histocoder.ops import kernels
 from histocoder.ops.memory import total_bytes
-from histocoder.precision import has_bf16
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 ALL_REDUCE_SECONDS = 120.0

@@ -17,9 +17,9 @@ from histocoder.checkpoint import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops.memory import keep_freed_memory
 from histocoder.optimizer import collect
-from histocoder.precision import choose_tf32, computing_dtype
 from histocoder.strategies import Strategy, strategy_of
 
 

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from histocoder.compiling import check_compiler
 from histocoder.data.normalize import normalize
 from histocoder.data.tokens import join_language, lower_characters, tokenize
 from histocoder.decoding.combined import CombinedSearch
@@ -30,8 +29,9 @@ from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.metrics import chosen_classes
 from histocoder.model import MixerModel
+from histocoder.model.devices import check_compiler
+from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
-from histocoder.precision import choose_tf32, computing_dtype
 from histocoder.predictions import Part, Prediction
 from histocoder.saved_model import load_model, save_model
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.compiling import check_compiler
 from histocoder.config import (
     AugmentConfig,
     LoaderConfig,
@@ -24,7 +23,8 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
-from histocoder.precision import computing_dtype
+from histocoder.model.devices import check_compiler
+from histocoder.model.precision import computing_dtype
 from histocoder.progress import say
 from histocoder.resume import BATCH_SETTINGS
 from histocoder.strategies import check_strategy

@@ -23,8 +23,8 @@ from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
 from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
+from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops import kernels
-from histocoder.precision import choose_tf32, computing_dtype
 
 MAX_LEN = 64
 CPU = torch.device("cpu")

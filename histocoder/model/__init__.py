@@ -1,6 +1,7 @@
 """Encoder, decoder, and the model made of both."""
 
 from histocoder.model.canine import used_together
+from histocoder.model.canine_weights import Unfilled, trim_positions
 from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import (
@@ -15,11 +16,9 @@ from histocoder.model.encoder import (
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
-from histocoder.model.positions import trim_positions
 from histocoder.model.stepper import Stepper
 from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
 from histocoder.model.tree import TreeDecoder
-from histocoder.model.unfilled import Unfilled
 
 __all__ = [
     "CHARACTERS",
