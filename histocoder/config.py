@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from histocoder.data.languages import same_language
 from histocoder.errors import UserError
 
 MODEL_TYPE = "histocoder"
@@ -196,12 +195,6 @@ class ModelConfig:
         """The classification's name: the common stem of the columns of codes (hisco_1, …), else the formatter's."""
         stems = {column.rstrip("0123456789").rstrip("_") for column in self.target_cols}
         return (stems.pop() if len(stems) == 1 else "") or str(self.formatter["name"])
-
-    def threshold(self, lang: str) -> float:
-        """The probability from which the flat head's classes count in a language; those it does not know are "unk"."""
-        known = lang if not self.languages or same_language(lang, self.languages) else "unk"
-        own = self.thresholds.get(same_language(known, self.thresholds) or ALL_LANGUAGES)
-        return self.default_threshold if own is None else own
 
     @property
     def default_threshold(self) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from histocoder.formatters.tokens import EOS, PAD
+from histocoder.inference.flat import chosen_classes
 from histocoder.losses import multi_hot
 
 
@@ -64,32 +64,6 @@ def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tupl
     hits = (true[:, :, None].eq(guess[:, None]) & real[:, :, None]).sum(-1)  # (B, true, guess)
     best = hits.masked_fill(~used[:, None, :], 0).max(-1).values
     return best.sum(1), real.sum((1, 2))
-
-
-def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
-    """The flat head's answer: the most probable class, and others above a threshold.
-
-    Parameters
-    ----------
-    probabilities : Tensor of shape (B, num_classes)
-    thresholds : Tensor of shape (B, 1), or float
-    most : int
-        Classes of a row at most.
-
-    Returns
-    -------
-    Tensor of bool, of shape (B, num_classes)
-
-    Examples
-    --------
-    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3, most=2)
-    tensor([[ True, False],
-            [ True,  True]])
-    """
-    best = probabilities.topk(min(most, probabilities.shape[1]))
-    counts = best.values > thresholds
-    counts[:, 0] = True
-    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, best.indices, counts)
 
 
 def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:

@@ -27,7 +27,7 @@ from histocoder.descriptions import Descriptions
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
-from histocoder.metrics import chosen_classes
+from histocoder.inference.flat import chosen_classes, threshold_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler
 from histocoder.model.precision import choose_tf32, computing_dtype
@@ -355,7 +355,7 @@ class Coder:
 
     def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor:
         """Each row's threshold of the flat head."""
-        values = [self.model.config.threshold(lang) if threshold is None else threshold for lang in langs]
+        values = [threshold_of(self.model.config, lang) if threshold is None else threshold for lang in langs]
         return torch.tensor(values, device=self.device)
 
     def _weights(self) -> dict[str, float]:
