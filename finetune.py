@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from histocoder import arguments, assemble, distributed
 from histocoder.building import initial_key
+from histocoder.checkpoints.resume import marking_interruptions
+from histocoder.checkpoints.run_folder import refuse_others_files, run_folder
 from histocoder.cli import Parser
 from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
@@ -22,9 +24,6 @@ from histocoder.data.key import Key, read_key
 from histocoder.data.languages import HELP
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
-from histocoder.lock import run_folder
-from histocoder.resume import marking_interruptions
-from histocoder.run_files import refuse_others_files
 from histocoder.script import run_script
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ import argparse
 from pathlib import Path
 
 from histocoder import arguments, assemble
+from histocoder.checkpoints.resume import marking_interruptions
+from histocoder.checkpoints.run_folder import refuse_others_files, run_folder
 from histocoder.cli import Parser
 from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, ExampleFiles
@@ -21,9 +23,6 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.lock import run_folder
-from histocoder.resume import marking_interruptions
-from histocoder.run_files import refuse_others_files
 from histocoder.script import run_script
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}

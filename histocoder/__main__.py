@@ -151,11 +151,11 @@ def _predict(args: argparse.Namespace) -> None:
     _check_known(args)
     device = distributed.start(device=args.device)
 
+    from histocoder.checkpoints.hub import local_folder
+    from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
-    from histocoder.hub import local_folder
     from histocoder.predict import Coder
     from histocoder.predict_file import PredictConfig, predict_file
-    from histocoder.saved_model import CONFIG_FILE, WEIGHTS_FILE
 
     folder = local_folder(args.model)
     known_file = _known_file(args, folder) if args.known else None
@@ -304,18 +304,18 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     device = distributed.start(device=args.device)
 
+    from histocoder.checkpoints.hub import local_folder
+    from histocoder.checkpoints.model_files import change_config
+    from histocoder.checkpoints.run_folder import LOG_FILE
     from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.evaluate import evaluate, times_seen
     from histocoder.evaluation.baselines import RIGHT_COL, Baselines
-    from histocoder.hub import local_folder
     from histocoder.inference.known import Known, coded
     from histocoder.predict import Coder
     from histocoder.report import write_report
-    from histocoder.saved_model import change_config
     from histocoder.summary import summary
-    from histocoder.tracking import LOG_FILE
 
     _check_report_folder(Path(args.output), overwrite=args.overwrite)
     if args.save_thresholds:
@@ -366,7 +366,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _check_report_folder(output: Path, *, overwrite: bool) -> None:
     """Refuse a folder for a report that is a file, or that holds a report."""
-    from histocoder.report import METRICS_FILE, REPORT_FILE
+    from histocoder.checkpoints.run_folder import METRICS_FILE, REPORT_FILE
 
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
@@ -376,7 +376,7 @@ def _check_report_folder(output: Path, *, overwrite: bool) -> None:
 
 def _check_may_change(model: Path) -> None:
     """Refuse a model whose config.json must stay as it is: the hub's, or a checkpoint's."""
-    from histocoder.checkpoint import is_checkpoint
+    from histocoder.checkpoints.training_state import is_checkpoint
 
     if not model.is_dir():
         raise UserError(f"There is no folder {model} to keep thresholds in; a model of the hub's must be saved in one.")
@@ -410,7 +410,7 @@ def _training_files(path: Path, coder: Coder, args: argparse.Namespace, rules: L
 
 def _run_of(folder: Path) -> Path:
     """The folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
-    from histocoder.checkpoint import BEST_FOLDER, CHECKPOINTS_FOLDER
+    from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER
 
     folder = folder.resolve()
     if folder.parent.name == CHECKPOINTS_FOLDER:
@@ -435,10 +435,10 @@ def _add_review(commands: argparse._SubParsersAction) -> None:
 def _review(args: argparse.Namespace) -> None:
     import yaml
 
-    from histocoder.hub import local_folder
+    from histocoder.checkpoints.hub import local_folder
+    from histocoder.checkpoints.model_files import read_model_config
+    from histocoder.checkpoints.run_folder import ARGS_FILE
     from histocoder.review import next_step, review
-    from histocoder.run_files import ARGS_FILE
-    from histocoder.saved_model import read_model_config
 
     folder = local_folder(args.model)
     run = _run_of(folder)
@@ -526,8 +526,8 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _put_together(path: Path, output: Path) -> None:
-    from histocoder.checkpoint import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
-    from histocoder.saved_model import SHARDS_FOLDER
+    from histocoder.checkpoints.model_files import SHARDS_FOLDER
+    from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
 
     if not (path / SHARDS_FOLDER).is_dir() or not is_checkpoint(path):
         raise UserError(f"{path} is no checkpoint in shares; name a folder checkpoints/step-….")

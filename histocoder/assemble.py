@@ -18,7 +18,16 @@ from histocoder import distributed
 from histocoder.banner import RunFacts, banner
 from histocoder.batch_size import find_batch_size
 from histocoder.building import choose_tokenizer, seeded_model
-from histocoder.checkpoint import (
+from histocoder.checkpoints.model_files import CONFIG_FILE
+from histocoder.checkpoints.resume import (
+    BATCH_SETTINGS,
+    mark_begun,
+    open_checkpoint,
+    refuse_other_settings,
+    stay_interrupted,
+)
+from histocoder.checkpoints.run_folder import ARGS_FILE, CACHE_FOLDER, LOG_FILE, clear_run
+from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
     Checkpoint,
@@ -44,12 +53,9 @@ from histocoder.model.devices import compute_deterministically, device_name
 from histocoder.model.precision import computing_dtype, precision_name
 from histocoder.out_of_memory import explaining_out_of_memory
 from histocoder.progress import say
-from histocoder.resume import BATCH_SETTINGS, mark_begun, open_checkpoint, refuse_other_settings, stay_interrupted
-from histocoder.run_files import ARGS_FILE, clear_run
-from histocoder.saved_model import CONFIG_FILE
 from histocoder.settings import check_arguments, settings_of, train_config_of
-from histocoder.tracking import LOG_FILE, CsvLog, NullRun, Tee, Tracker
-from histocoder.training_data import CACHE_FOLDER, augmenter_of, open_data
+from histocoder.tracking import CsvLog, NullRun, Tee, Tracker
+from histocoder.training_data import augmenter_of, open_data
 
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
@@ -198,7 +204,7 @@ def _check_together(args: argparse.Namespace, folder: Path) -> None:
     """Raise a UserError where processes can't do together what they do before all settings are known, and after."""
     refuse_differences({"--auto-batch-size": args.auto_batch_size, "--fsdp-state-dict": args.fsdp_state_dict})
     if args.fsdp_state_dict == "sharded" and distributed.world_size() > 1:
-        from histocoder.shards import check_folder  # here, since it takes a while to import
+        from histocoder.checkpoints.sharded import check_folder  # here, since it takes a while to import
 
         check_folder(folder)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from histocoder.tracking import LOG_FILE, Tracker
+from histocoder.checkpoints.run_folder import LOG_FILE
+from histocoder.tracking import Tracker
 
 PATIENCE_SECONDS = 30.0
 """How long a service may hold up a run's start, and its end."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoint import Checkpoint
+from histocoder.checkpoints.model_files import initial_weights, is_own_model, read_model_config, read_tokenizer
+from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import ModelConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
@@ -35,7 +36,6 @@ from histocoder.model import (
 )
 from histocoder.optimizer import is_table
 from histocoder.progress import say
-from histocoder.saved_model import initial_weights, is_own_model, read_model_config, read_tokenizer
 
 
 def seeded_model(

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from histocoder.background import InBackground
+from histocoder.checkpoints.hub import CARD_FILE
+from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.checkpoints.run_folder import TENSORBOARD_FOLDER, WANDB_ID_FILE
 from histocoder.errors import UserError
 from histocoder.files import replacing
-from histocoder.hub import CARD_FILE
-from histocoder.saved_model import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.tracking import NullRun, Tracker, dashboard_values
 
-WANDB_ID_FILE = "wandb_run_id"
-TENSORBOARD_FOLDER = "tensorboard"
 UPLOAD_SECONDS = 600.0
 """How long an upload of the final model may hold up a run's end."""
 _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}

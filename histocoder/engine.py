@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from histocoder import distributed, losses
-from histocoder.checkpoint import (
+from histocoder.checkpoints.hub import model_card, write_card
+from histocoder.checkpoints.model_files import save_model
+from histocoder.checkpoints.resume import mark_interrupted
+from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     Checkpoint,
     TrainState,
@@ -30,15 +33,12 @@ from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.distributed.signals import StopSignals
 from histocoder.errors import Interrupted, UserError
 from histocoder.frozen import use_encodings
-from histocoder.hub import model_card, write_card
 from histocoder.learner import Learner
 from histocoder.meter import Meter
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.ops.memory import peak_gpu_memory
 from histocoder.profiling import Profiler
 from histocoder.progress import Progress, say
-from histocoder.resume import mark_interrupted
-from histocoder.saved_model import save_model
 from histocoder.tracking import NullRun, Tracker
 from histocoder.validation import validate
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from histocoder.checkpoints.hub import CARD_FILE, write_card
+from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters
-from histocoder.hub import CARD_FILE, write_card
 from histocoder.model.linear_expert import LinearExpert, ngram_rows
 from histocoder.predict import Coder
-from histocoder.saved_model import load_model, save_model
 from histocoder.scores import code_sets, score_sets
 
 MAX_COST = 12_000_000

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from histocoder.checkpoints.model_files import load_model, read_published, save_published
 from histocoder.config import ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, Unfilled, is_canine
 from histocoder.predict import Coder
-from histocoder.saved_model import load_model, read_published, save_published
 
 NUM_BLOCKS = {"hisco": 5, "occ1950": 2}
 PAD_TO = 128

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
+from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.data.normalize import normalize
 from histocoder.data.tokens import join_language, lower_characters, tokenize
 from histocoder.decoding.combined import CombinedSearch
@@ -26,14 +28,12 @@ from histocoder.decoding.trie import CodeTrie
 from histocoder.descriptions import Descriptions
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
-from histocoder.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.inference.flat import chosen_classes, threshold_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
 from histocoder.predictions import Part, Prediction
-from histocoder.saved_model import load_model, save_model
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
 _ENCODED_AT_ONCE = {"cpu": 64}

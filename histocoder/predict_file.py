@@ -24,6 +24,7 @@ import pyarrow.parquet
 from tqdm import tqdm
 
 from histocoder import distributed
+from histocoder.checkpoints.lock import holding
 from histocoder.data.languages import language_code
 from histocoder.data.table import (
     TableFile,
@@ -38,7 +39,6 @@ from histocoder.data.table import (
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.inference.known import KNOWN, SOURCE_COL, Known
-from histocoder.lock import holding
 from histocoder.notices import FileNotices
 from histocoder.predict import Coder, check_threshold
 from histocoder.predictions import Part, load_parts, save_parts

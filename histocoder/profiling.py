@@ -12,9 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocoder import distributed
+from histocoder.checkpoints.run_folder import PROFILE_FOLDER
 from histocoder.files import temporary_folder
 
-PROFILE_FOLDER = "profile"
 SKIPPED_STEPS = 5
 """Steps before those that are profiled, which start workers, compile, and choose kernels."""
 _WARM_UP_STEPS = 2  # of the profiler's own

@@ -165,6 +165,9 @@ def fill_in(args: argparse.Namespace) -> None:
 
 def _own_config(path: str | None) -> ModelConfig | None:
     """The config of a model of this program's."""
-    from histocoder.saved_model import is_own_model, read_model_config  # here, for histocoder.cli imports this
+    from histocoder.checkpoints.model_files import (  # here, for histocoder.cli imports this
+        is_own_model,
+        read_model_config,
+    )
 
     return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None

@@ -18,6 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from histocoder import __version__, plots
+from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
 from histocoder.config import ALL_LANGUAGES
 from histocoder.evaluate import Evaluation
 from histocoder.files import make_folder, replacing
@@ -27,7 +28,6 @@ from histocoder.plots import ANSWER, FLAT
 from histocoder.predict import Coder
 from histocoder.summary import Metrics, comparison, num_descriptions, percent, summary, would_answer
 
-REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 _DPI = 170
 _MAX_CODES, _MAX_ERRORS = 100, 30
 """Rows of tables at most."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from histocoder import distributed
+from histocoder.checkpoints.resume import BATCH_SETTINGS
 from histocoder.config import (
     AugmentConfig,
     LoaderConfig,
@@ -26,7 +27,6 @@ from histocoder.errors import UserError
 from histocoder.model.devices import check_compiler
 from histocoder.model.precision import computing_dtype
 from histocoder.progress import say
-from histocoder.resume import BATCH_SETTINGS
 from histocoder.strategies import check_strategy
 
 _LEARNING_RATES = ("learning_rate", "encoder_learning_rate", "table_learning_rate")

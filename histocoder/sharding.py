@@ -19,12 +19,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from histocoder import distributed
+from histocoder.checkpoints.model_files import SHARDS_FOLDER
+from histocoder.checkpoints.sharded import write_shards
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel
 from histocoder.optimizer import AdamW, parameter_groups
-from histocoder.saved_model import SHARDS_FOLDER
-from histocoder.shards import write_shards
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

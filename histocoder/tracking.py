@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import Protocol
 
+from histocoder.checkpoints.run_folder import LOG_FILE
 from histocoder.errors import UserError
 from histocoder.files import replacing
 
-LOG_FILE = "logs.csv"
 DASHBOARD_NAMES = {
     "epoch": "train/epoch",
     "train_loss": "train/loss",

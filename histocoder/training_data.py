@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder import distributed
+from histocoder.checkpoints.run_folder import CACHE_FOLDER
 from histocoder.config import AugmentConfig, config_of
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
@@ -22,7 +23,6 @@ from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
 from histocoder.model import Tokenizer
 
-CACHE_FOLDER = "cache"
 _WORD_ROWS = 250_000
 """Descriptions whose words are counted, at most."""
 _ROWS_AT_ONCE = 1 << 14

@@ -25,11 +25,11 @@ from models import CODES, save_tiny_model, tiny_model
 from finetune import build_parser as build_finetune
 from histocoder import review as reviewing
 from histocoder.__main__ import build_parser, main
+from histocoder.checkpoints.model_files import change_config, published_weights, save_model
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
 from histocoder.review import review
-from histocoder.saved_model import change_config, published_weights, save_model
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     checkpoint = shutil.copytree(model, tmp_path / "step-0000010")
     (checkpoint / "state.json").write_text("{}")
     before = (checkpoint / "config.json").read_bytes()
-    monkeypatch.setattr("histocoder.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
+    monkeypatch.setattr("histocoder.checkpoints.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
     for name, message in ((checkpoint, "never altered"), ("org/name", "There is no folder org/name")):
         with pytest.raises(SystemExit) as ended:
             evaluate(name, data, "--save-thresholds")

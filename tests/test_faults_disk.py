@@ -26,11 +26,11 @@ from jobs import (
 )
 from models import save_tiny_model, tiny_model
 
-from histocoder.checkpoint import list_checkpoints, verify_checkpoint
+from histocoder.checkpoints.model_files import initial_weights, load_model
+from histocoder.checkpoints.resume import find_checkpoint
+from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import remove_leftovers
-from histocoder.resume import find_checkpoint
-from histocoder.saved_model import initial_weights, load_model
 
 # Saves
 
@@ -42,7 +42,7 @@ sys.path.insert(0, {tests!r})
 import faulty
 import torch
 from models import tiny_model
-from histocoder.checkpoint import Checkpoint, LearnerState, TrainState, checkpoint_path, save_checkpoint
+from histocoder.checkpoints.training_state import Checkpoint, LearnerState, TrainState, checkpoint_path, save_checkpoint
 if {fault!r}:
     faulty.install({fault!r})
 model = tiny_model()

@@ -14,7 +14,7 @@ from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset
 
 from histocoder import engine
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.engine import Trainer
 from histocoder.errors import UserError
 from histocoder.meter import Meter

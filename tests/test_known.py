@@ -13,11 +13,11 @@ from models import save_tiny_model
 from test_predict_file import config, read, write_archive
 
 from histocoder.__main__ import main
+from histocoder.checkpoints.model_files import load_model
 from histocoder.data.examples import Examples
 from histocoder.inference.known import Answer, Known, coded
 from histocoder.predict import Coder
 from histocoder.predict_file import predict_file
-from histocoder.saved_model import load_model
 
 DICTIONARY = """occ1,lang,hisco_1,hisco_2
 FARMER  0,en,95410,

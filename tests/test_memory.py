@@ -17,7 +17,7 @@ from models import tiny_model
 from test_scripts import assert_same_weights
 
 from histocoder.batch_size import _Trial, find_batch_size, largest_that_fits
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import Notice, UserError
 from histocoder.ops.memory import RowsAtOnce, available_bytes, total_bytes

@@ -11,7 +11,7 @@ from conftest import run, write_table
 from jobs import assert_same_end, finetune, two_ranks
 
 from histocoder import Coder
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.data.tokens import join_language, tokenize
 from histocoder.errors import UserError
 from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams

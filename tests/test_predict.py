@@ -11,6 +11,7 @@ from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
 
 from histocoder import Coder, load_occcanine
+from histocoder.checkpoints.model_files import published_weights, save_published
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.decoding.search import TrieSearch
@@ -20,7 +21,6 @@ from histocoder.formatters import build_formatter
 from histocoder.inference.flat import threshold_of
 from histocoder.model import MixerModel, Stepper, load_encoder
 from histocoder.occcanine import save_occcanine
-from histocoder.saved_model import published_weights, save_published
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
 

@@ -25,12 +25,12 @@ from models import save_tiny_model
 from tqdm import tqdm
 
 from histocoder.__main__ import main
+from histocoder.checkpoints.model_files import load_model
 from histocoder.errors import Interrupted, UserError
 from histocoder.predict import Coder
 from histocoder.predict_file import PredictConfig, predict_file
 from histocoder.predictions import Prediction
 from histocoder.review import review
-from histocoder.saved_model import load_model
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 

@@ -22,7 +22,7 @@ from jobs import TINY, change_state, finetune, two_ranks
 from safetensors.torch import load_file
 
 from histocoder.__main__ import main
-from histocoder.saved_model import load_model, read_model_config
+from histocoder.checkpoints.model_files import load_model, read_model_config
 
 
 def logs(out: Path, column: str) -> list[float]:

@@ -19,13 +19,13 @@ from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset, losses
 
 from histocoder.arguments import add_strategy_arguments
-from histocoder.checkpoint import list_checkpoints, step_of
+from histocoder.checkpoints.model_files import load_tensors
+from histocoder.checkpoints.sharded import read_shards
+from histocoder.checkpoints.training_state import list_checkpoints, step_of
 from histocoder.cli import Parser
 from histocoder.config import StrategyConfig
 from histocoder.engine import Trainer
 from histocoder.errors import UserError
-from histocoder.saved_model import load_tensors
-from histocoder.shards import read_shards
 from histocoder.strategies import check_strategy
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)

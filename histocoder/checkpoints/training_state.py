@@ -17,11 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from histocoder.config import ModelConfig
-from histocoder.errors import DamagedError, UserError
-from histocoder.files import sync
-from histocoder.model import MixerModel, Tokenizer
-from histocoder.saved_model import (
+from histocoder.checkpoints.model_files import (
     MANIFEST_FILE,
     SHARDS_FOLDER,
     TOKENIZER_FOLDER,
@@ -37,6 +33,10 @@ from histocoder.saved_model import (
     verify_manifest,
     write_tensors,
 )
+from histocoder.config import ModelConfig
+from histocoder.errors import DamagedError, UserError
+from histocoder.files import sync
+from histocoder.model import MixerModel, Tokenizer
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
 LAST_BIN_FILE = "last.bin"
@@ -247,7 +247,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     saved = load_tensors(path / OPTIMIZER_FILE)
     optimizer = saved["optimizer"]
     if (path / SHARDS_FOLDER).is_dir():
-        from histocoder.shards import read_state  # here, since it takes a while to import
+        from histocoder.checkpoints.sharded import read_state  # here, since it takes a while to import
 
         weights, optimizer["state"] = read_state(path / SHARDS_FOLDER)
     else:

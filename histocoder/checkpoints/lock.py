@@ -13,7 +13,6 @@ from pathlib import Path
 
 from histocoder import distributed
 from histocoder.errors import UserError
-from histocoder.files import make_folder
 
 LOCK_FILE = ".lock"
 
@@ -36,26 +35,6 @@ else:
     def _take(handle: int) -> None:
         """Raise an OSError where another process has taken it."""
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@contextmanager
-def run_folder(folder: Path) -> Iterator[None]:
-    """Make a run's folder and hold it, as `holding` does.
-
-    Raises
-    ------
-    UserError
-        On every process, where another run holds the folder, or where it can't be written to.
-    """
-    is_new = not folder.exists()
-    distributed.run_on_primary(lambda: make_folder(folder), doing="making the run's folder")
-    try:
-        with holding(folder / LOCK_FILE, what=f"works in {folder}", instead="another folder"):
-            yield
-    finally:
-        if is_new and distributed.is_primary():
-            with suppress(OSError):
-                folder.rmdir()  # which it can be where nothing has come of the run
 
 
 @contextmanager

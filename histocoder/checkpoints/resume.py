@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from histocoder import distributed
-from histocoder.checkpoint import (
+from histocoder.checkpoints.lock import LOCK_FILE
+from histocoder.checkpoints.model_files import MANIFEST_FILE
+from histocoder.checkpoints.training_state import (
     CHECKPOINTS_FOLDER,
     Checkpoint,
     is_checkpoint,
@@ -27,8 +29,6 @@ from histocoder.distributed.nodes import on_each_node
 from histocoder.distributed.signals import STOP_SIGNALS
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import is_same_file, replacing
-from histocoder.lock import LOCK_FILE
-from histocoder.saved_model import MANIFEST_FILE
 
 INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
 BATCH_SETTINGS = {

@@ -24,7 +24,7 @@ CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 """Of a model's or a checkpoint's folder: the SHA-256 of each file that belongs to it, by its path there."""
 SHARDS_FOLDER = "shards"
-"""Of a checkpoint: weights and optimizer state, each process's part in a file; see `histocoder.shards`."""
+"""Of a checkpoint: weights and optimizer state, each process's part in a file; see `histocoder.checkpoints.sharded`."""
 
 
 def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
