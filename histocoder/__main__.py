@@ -26,8 +26,8 @@ from histocoder.script import run_script
 if TYPE_CHECKING:
     from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
+    from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
-    from histocoder.predict import Coder
 
 # What computes is imported where it is called for, so that --help comes at once.
 
@@ -154,8 +154,8 @@ def _predict(args: argparse.Namespace) -> None:
     from histocoder.checkpoints.hub import local_folder
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
-    from histocoder.predict import Coder
-    from histocoder.predict_file import PredictConfig, predict_file
+    from histocoder.inference.coder import Coder
+    from histocoder.inference.predict_file import PredictConfig, predict_file
 
     folder = local_folder(args.model)
     known_file = _known_file(args, folder) if args.known else None
@@ -312,8 +312,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.evaluate import evaluate, times_seen
     from histocoder.evaluation.baselines import RIGHT_COL, Baselines
+    from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known, coded
-    from histocoder.predict import Coder
     from histocoder.report import write_report
     from histocoder.summary import summary
 
@@ -486,7 +486,7 @@ def _add_convert(commands: argparse._SubParsersAction) -> None:
 
 def _convert(args: argparse.Namespace) -> None:
     from histocoder.files import make_folder
-    from histocoder.occcanine import load_occcanine, save_occcanine
+    from histocoder.inference.occcanine import load_occcanine, save_occcanine
 
     output = Path(args.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):

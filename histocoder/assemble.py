@@ -41,13 +41,13 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
-from histocoder.descriptions import not_in_table
 from histocoder.distributed.launch import node_name
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.engine import Trainer, check_batch_size
 from histocoder.errors import UserError
 from histocoder.files import is_same_file, remove_leftovers, replacing
 from histocoder.formatters import MISSING
+from histocoder.inference.descriptions import not_in_table
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, device_name
 from histocoder.model.precision import computing_dtype, precision_name
@@ -266,8 +266,8 @@ def report(
     """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
     from histocoder.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
     from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
+    from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
-    from histocoder.predict import Coder
     from histocoder.report import write_report
     from histocoder.summary import comparison, summary
 

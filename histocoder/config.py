@@ -172,7 +172,7 @@ class ModelConfig:
     mode: str = "greedy"
     """The mode that validated best: what `Coder.predict` does unless told otherwise."""
     experts: dict[str, float] = field(default_factory=dict)
-    """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `decoding.combined`."""
+    """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `inference.combined`."""
     num_linear_features: int = 0
     """N-grams of the linear expert; 0: there is none."""
     thresholds: dict[str, float] = field(default_factory=dict)

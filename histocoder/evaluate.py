@@ -19,7 +19,7 @@ from histocoder.data.normalize import folded
 from histocoder.errors import UserError
 from histocoder.formatters import CODE_SEP
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
-from histocoder.predict import Coder
+from histocoder.inference.coder import Coder
 from histocoder.scores import (
     THRESHOLDS,
     best_thresholds,

@@ -23,9 +23,9 @@ from histocoder.config import ALL_LANGUAGES
 from histocoder.evaluate import Evaluation
 from histocoder.files import make_folder, replacing
 from histocoder.formatters import MISSING
+from histocoder.inference.coder import Coder
 from histocoder.page import Markup, figure, page, table, tag, tiles
 from histocoder.plots import ANSWER, FLAT
-from histocoder.predict import Coder
 from histocoder.summary import Metrics, comparison, num_descriptions, percent, summary, would_answer
 
 _DPI = 170

@@ -10,7 +10,7 @@ from histocoder import distributed, losses, metrics
 from histocoder.config import NUM_GREEDY
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
-from histocoder.decoding.greedy import greedy
+from histocoder.inference.greedy import greedy
 from histocoder.model import MixerModel
 
 _MOST_CODES = 3

@@ -76,7 +76,9 @@ def test_predict_prints_a_table(model: Path):
 
 def test_chunks_of_other_thresholds_are_another_models(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     copy, seen = shutil.copytree(model, tmp_path / "model"), []
-    monkeypatch.setattr("histocoder.predict_file.predict_file", lambda *_, model_id, **__: seen.append(model_id))
+    monkeypatch.setattr(
+        "histocoder.inference.predict_file.predict_file", lambda *_, model_id, **__: seen.append(model_id)
+    )
     for threshold in (0.5, 0.5, 0.25):
         change_config(copy, replace(tiny_model().config, thresholds={"*": threshold}))
         main(["predict", "--model", str(copy), "--input", "in.csv", "--output", "out.csv"])

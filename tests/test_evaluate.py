@@ -15,8 +15,8 @@ from histocoder.data.examples import Examples
 from histocoder.errors import UserError
 from histocoder.evaluate import evaluate, times_seen
 from histocoder.formatters import build_formatter
+from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, load_encoder
-from histocoder.predict import Coder
 from histocoder.scores import (
     best_thresholds,
     calibration,

@@ -294,7 +294,8 @@ def test_predicting_that_is_killed_goes_on_and_gives_the_same_file(tmp_path: Pat
     table = write_table(tmp_path / "table.csv", copies=4)
     code = (
         "import sys; sys.path.insert(0, {tests!r}); import faulty; {fault}\n"
-        "from pathlib import Path; from histocoder import predict_file as p; from histocoder.predict import Coder\n"
+        "from pathlib import Path; from histocoder.inference import predict_file as p\n"
+        "from histocoder.inference.coder import Coder\n"
         "c = p.PredictConfig(input={table!r}, output={output!r}, columns='pred_')\n"
         "p.predict_file(Coder.from_pretrained({model!r}), c, model_id='m', chunk_rows=40)"
     )

@@ -15,8 +15,8 @@ from histocoder.config import ModelConfig, PrepareConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.languages import NAMES, language_code
 from histocoder.data.prepare import prepare
-from histocoder.descriptions import Descriptions, UnknownLanguageWarning
 from histocoder.formatters import build_formatter
+from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
 from histocoder.inference.flat import threshold_of
 
 SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from histocoder.checkpoints.model_files import initial_weights, load_model, save_model
 from histocoder.config import ModelConfig
-from histocoder.decoding.greedy import greedy
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, build_formatter
+from histocoder.inference.greedy import greedy
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
 
 FORMATTER = build_formatter("hisco", num_blocks=2)

@@ -14,13 +14,14 @@ from histocoder import Coder, load_occcanine
 from histocoder.checkpoints.model_files import published_weights, save_published
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
-from histocoder.decoding.search import TrieSearch
-from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.flat import threshold_of
-from histocoder.model import MixerModel, Stepper, load_encoder
-from histocoder.occcanine import save_occcanine
+from histocoder.inference.occcanine import save_occcanine
+from histocoder.inference.search import TrieSearch
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.trie import CodeTrie
+from histocoder.model import MixerModel, load_encoder
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
 

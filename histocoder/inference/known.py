@@ -13,8 +13,8 @@ import pandas as pd
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import fold
 from histocoder.formatters import MISSING
-from histocoder.predict import Coder
-from histocoder.predictions import Prediction
+from histocoder.inference.coder import Coder
+from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"
 """What the column `source` holds."""

@@ -16,9 +16,7 @@ from histocoder.model.encoder import (
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
-from histocoder.model.stepper import Stepper
 from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
-from histocoder.model.tree import TreeDecoder
 
 __all__ = [
     "CHARACTERS",
@@ -29,9 +27,7 @@ __all__ = [
     "MixerOutput",
     "NgramEncoder",
     "PretrainedTokenizer",
-    "Stepper",
     "Tokenizer",
-    "TreeDecoder",
     "Unfilled",
     "check_positions",
     "check_vocabulary",

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from histocoder.decoding.branches import branches_above
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder, Stepper
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.trie import branches_above
+from histocoder.model import Decoder
 
 _NEGLIGIBLE = 1e-8
 """Orders that begin in a less probable way are left out: an order is never more probable than its beginning."""

@@ -11,8 +11,8 @@ from histocoder.config import ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
+from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, Unfilled, is_canine
-from histocoder.predict import Coder
 
 NUM_BLOCKS = {"hisco": 5, "occ1950": 2}
 PAD_TO = 128

@@ -7,10 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from histocoder.decoding.branches import Branches, branches_above
-from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS
-from histocoder.model import Decoder, Stepper, TreeDecoder
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.tree import TreeDecoder
+from histocoder.inference.trie import Branches, CodeTrie, branches_above
+from histocoder.model import Decoder
 
 _SLACK = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Of log-probabilities that are computed once more in batches of another shape, by the precision of the decoder."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder, Stepper
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.trie import CodeTrie
+from histocoder.model import Decoder
 
 _WORTH_COPYING = 0.75
 """Rows that have ended are dropped where no more than this share goes on: copying the others then costs less."""

@@ -38,10 +38,10 @@ from histocoder.data.table import (
 )
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.inference.coder import Coder, check_threshold
 from histocoder.inference.known import KNOWN, SOURCE_COL, Known
-from histocoder.notices import FileNotices
-from histocoder.predict import Coder, check_threshold
-from histocoder.predictions import Part, load_parts, save_parts
+from histocoder.inference.notices import FileNotices
+from histocoder.inference.predictions import Part, load_parts, save_parts
 
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
 """Of a chunk at most, likewise below; a row has a cell for each column of its codes."""

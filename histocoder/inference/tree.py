@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from histocoder.inference.packed import PackedLayer
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, seen_memory
-from histocoder.model.packed import PackedLayer
 
 
 class TreeDecoder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from histocoder.inference.packed import PackedLayer
 from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
-from histocoder.model.packed import PackedLayer
 
 
 class Stepper:

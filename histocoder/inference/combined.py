@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from histocoder.decoding.greedy import greedy
-from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder, Stepper
+from histocoder.inference.greedy import greedy
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.trie import CodeTrie
+from histocoder.model import Decoder
 
 _NUM_CANDIDATES = 8
 """Codes of a row that the other experts propose; the decoder adds its own."""

@@ -20,20 +20,20 @@ from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.data.normalize import normalize
 from histocoder.data.tokens import join_language, lower_characters, tokenize
-from histocoder.decoding.combined import CombinedSearch
-from histocoder.decoding.confidence import set_probability
-from histocoder.decoding.greedy import greedy
-from histocoder.decoding.search import TrieSearch
-from histocoder.decoding.trie import CodeTrie
-from histocoder.descriptions import Descriptions
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
+from histocoder.inference.combined import CombinedSearch
+from histocoder.inference.confidence import set_probability
+from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.flat import chosen_classes, threshold_of
+from histocoder.inference.greedy import greedy
+from histocoder.inference.predictions import Part, Prediction
+from histocoder.inference.search import TrieSearch
+from histocoder.inference.trie import CodeTrie
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
-from histocoder.predictions import Part, Prediction
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
 _ENCODED_AT_ONCE = {"cpu": 64}

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from histocoder import distributed
-from histocoder.descriptions import UnknownLanguageWarning
-from histocoder.predict import TextCutWarning
+from histocoder.inference.coder import TextCutWarning
+from histocoder.inference.descriptions import UnknownLanguageWarning
 
 
 class FileNotices:
