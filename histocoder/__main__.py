@@ -310,12 +310,12 @@ def _evaluate(args: argparse.Namespace) -> None:
     from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import TRAIN_FILE
-    from histocoder.evaluate import evaluate, times_seen
     from histocoder.evaluation.baselines import RIGHT_COL, Baselines
+    from histocoder.evaluation.evaluate import evaluate, times_seen
+    from histocoder.evaluation.report import write_report
+    from histocoder.evaluation.summary import summary
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known, coded
-    from histocoder.report import write_report
-    from histocoder.summary import summary
 
     _check_report_folder(Path(args.output), overwrite=args.overwrite)
     if args.save_thresholds:
@@ -438,7 +438,7 @@ def _review(args: argparse.Namespace) -> None:
     from histocoder.checkpoints.hub import local_folder
     from histocoder.checkpoints.model_files import read_model_config
     from histocoder.checkpoints.run_folder import ARGS_FILE
-    from histocoder.review import next_step, review
+    from histocoder.evaluation.review import next_step, review
 
     folder = local_folder(args.model)
     run = _run_of(folder)

@@ -264,12 +264,12 @@ def report(
     precision: str,
 ) -> None:
     """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
-    from histocoder.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
     from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
+    from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.evaluation.report import write_report
+    from histocoder.evaluation.summary import comparison, summary
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
-    from histocoder.report import write_report
-    from histocoder.summary import comparison, summary
 
     coder = Coder.from_pretrained(folder, str(device), precision=precision)
     examples = val_files.sample(REPORT_ROWS, of=num_val, seed=0)

@@ -16,9 +16,9 @@ from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters
+from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
 from histocoder.model.linear_expert import LinearExpert, ngram_rows
-from histocoder.scores import code_sets, score_sets
 
 MAX_COST = 12_000_000
 """Rows times classes that a linear expert is fitted for: about a minute of one core."""

@@ -23,13 +23,13 @@ from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
 from finetune import build_parser as build_finetune
-from histocoder import review as reviewing
 from histocoder.__main__ import build_parser, main
 from histocoder.checkpoints.model_files import change_config, published_weights, save_model
 from histocoder.errors import UserError
+from histocoder.evaluation import review as reviewing
+from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
-from histocoder.review import review
 
 
 @pytest.fixture(scope="module")

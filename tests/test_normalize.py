@@ -13,7 +13,7 @@ from histocoder.config import PrepareConfig
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import folded, normalize
 from histocoder.data.prepare import prepare
-from histocoder.evaluate import times_seen
+from histocoder.evaluation.evaluate import times_seen
 
 NFC, NFD = (unicodedata.normalize(form, "Dräng") for form in ("NFC", "NFD"))
 

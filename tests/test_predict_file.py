@@ -27,10 +27,10 @@ from tqdm import tqdm
 from histocoder.__main__ import main
 from histocoder.checkpoints.model_files import load_model
 from histocoder.errors import Interrupted, UserError
+from histocoder.evaluation.review import review
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import PredictConfig, predict_file
 from histocoder.inference.predictions import Prediction
-from histocoder.review import review
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 

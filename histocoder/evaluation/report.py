@@ -17,16 +17,17 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from histocoder import __version__, plots
+from histocoder import __version__
 from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
 from histocoder.config import ALL_LANGUAGES
-from histocoder.evaluate import Evaluation
+from histocoder.evaluation import plots
+from histocoder.evaluation.evaluate import Evaluation
+from histocoder.evaluation.page import Markup, figure, page, table, tag, tiles
+from histocoder.evaluation.plots import ANSWER, FLAT
+from histocoder.evaluation.summary import Metrics, comparison, num_descriptions, percent, summary, would_answer
 from histocoder.files import make_folder, replacing
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
-from histocoder.page import Markup, figure, page, table, tag, tiles
-from histocoder.plots import ANSWER, FLAT
-from histocoder.summary import Metrics, comparison, num_descriptions, percent, summary, would_answer
 
 _DPI = 170
 _MAX_CODES, _MAX_ERRORS = 100, 30

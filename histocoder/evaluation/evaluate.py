@@ -17,10 +17,7 @@ import pandas as pd
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import folded
 from histocoder.errors import UserError
-from histocoder.formatters import CODE_SEP
-from histocoder.formatters.general import WITHIN_BLOCK_SEP
-from histocoder.inference.coder import Coder
-from histocoder.scores import (
+from histocoder.evaluation.scores import (
     THRESHOLDS,
     best_thresholds,
     calibration,
@@ -37,6 +34,9 @@ from histocoder.scores import (
     seen_groups,
     top_k_accuracy,
 )
+from histocoder.formatters import CODE_SEP
+from histocoder.formatters.general import WITHIN_BLOCK_SEP
+from histocoder.inference.coder import Coder
 
 _MAX_DIGITS = 5
 _FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once
