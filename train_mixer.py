@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from histocoder import arguments, assemble
+from histocoder import arguments
 from histocoder.checkpoints.resume import marking_interruptions
 from histocoder.checkpoints.run_folder import refuse_others_files, run_folder
 from histocoder.cli import Parser
@@ -24,6 +24,7 @@ from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.script import run_script
+from histocoder.training.train import start, train
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
@@ -91,7 +92,7 @@ def target_cols_of(args: argparse.Namespace) -> list[str]:
 def main() -> None:
     """Read the files, build the model, fit it."""
     args = parse_args()
-    device = assemble.start(args)
+    device = start(args)
     folder, target_cols = Path(args.save_dir), target_cols_of(args)
     formatter = build_formatter(
         args.formatter,
@@ -128,7 +129,7 @@ def main() -> None:
     )
     with run_folder(folder), marking_interruptions(folder):
         refuse_others_files(folder)
-        assemble.train(args, train_files, val_files, folder=folder, device=device)
+        train(args, train_files, val_files, folder=folder, device=device)
 
 
 if __name__ == "__main__":

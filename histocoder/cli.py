@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from histocoder import __version__
 from histocoder.config_file import nearest, read_config
 from histocoder.errors import UserError
-from histocoder.recipes import fill_in
+from histocoder.training.recipes import fill_in
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,7 +15,7 @@ import torch
 
 from histocoder import distributed
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
-from histocoder.out_of_memory import that_a_gpu_is_full
+from histocoder.training.out_of_memory import that_a_gpu_is_full
 
 _NOBODY_READS = 128 + 13
 """128 + SIGPIPE, as shells say it; Windows lacks the name."""

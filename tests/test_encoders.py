@@ -30,10 +30,10 @@ from histocoder.data.samplers import SequentialSampler
 from histocoder.data.tokens import tokenize
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
-from histocoder.frozen import use_encodings
 from histocoder.inference.occcanine import save_occcanine
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
+from histocoder.training.frozen import use_encodings
 
 CODES = ("58340", "61110", "71105", "75400", "77610", "79100", "80110", "95410")
 FORMATTER = build_formatter("hisco", num_blocks=1)

@@ -274,14 +274,14 @@ def test_a_folder_that_is_removed_ends_the_run_in_a_sentence(tmp_path: Path):
 
 
 def test_a_disk_without_room_for_two_checkpoints_is_warned_of(table: Path, tmp_path: Path, monkeypatch, capsys):
-    from histocoder import assemble
+    from histocoder.training import train
 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
-    assemble.warn_of_a_small_disk(tmp_path, tiny_model())
+    train.warn_of_a_small_disk(tmp_path, tiny_model())
     assert "Warning: two checkpoints take" in capsys.readouterr().out
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**12))
-    assemble.warn_of_a_small_disk(tmp_path, tiny_model())
+    train.warn_of_a_small_disk(tmp_path, tiny_model())
     assert not capsys.readouterr().out
 
 

@@ -5,7 +5,7 @@ from torch import nn
 from histocoder.model import keep_copies
 from histocoder.model.copies import in_precision, kept_copy
 from histocoder.ops import kernels
-from histocoder.optimizer import AdamW, collect
+from histocoder.training.optimizer import AdamW, collect
 
 
 @pytest.fixture(autouse=True, params=["in C", "in torch"])

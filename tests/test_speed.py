@@ -17,7 +17,6 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.samplers import Share
-from histocoder.engine import Trainer, mixed_loss
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
@@ -25,6 +24,7 @@ from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops import kernels
+from histocoder.training.trainer import Trainer, mixed_loss
 
 MAX_LEN = 64
 CPU = torch.device("cpu")

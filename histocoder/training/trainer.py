@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from histocoder import distributed, losses
+from histocoder import distributed
 from histocoder.checkpoints.hub import model_card, write_card
 from histocoder.checkpoints.model_files import save_model
 from histocoder.checkpoints.resume import mark_interrupted
@@ -32,15 +32,16 @@ from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.distributed.signals import StopSignals
 from histocoder.errors import Interrupted, UserError
-from histocoder.frozen import use_encodings
-from histocoder.learner import Learner
-from histocoder.meter import Meter
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.ops.memory import peak_gpu_memory
-from histocoder.profiling import Profiler
-from histocoder.progress import Progress, say
-from histocoder.tracking import NullRun, Tracker
-from histocoder.validation import validate
+from histocoder.training import losses
+from histocoder.training.console import Progress, say
+from histocoder.training.frozen import use_encodings
+from histocoder.training.learner import Learner
+from histocoder.training.meter import Meter
+from histocoder.training.profiling import Profiler
+from histocoder.training.tracking import NullRun, Tracker
+from histocoder.training.validation import validate
 
 
 class Trainer:

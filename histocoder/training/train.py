@@ -15,9 +15,6 @@ import torch
 import yaml
 
 from histocoder import distributed
-from histocoder.banner import RunFacts, banner
-from histocoder.batch_size import find_batch_size
-from histocoder.building import choose_tokenizer, seeded_model
 from histocoder.checkpoints.model_files import CONFIG_FILE
 from histocoder.checkpoints.resume import (
     BATCH_SETTINGS,
@@ -35,7 +32,6 @@ from histocoder.checkpoints.training_state import (
     drop_checkpoints_after,
 )
 from histocoder.config import NUM_GREEDY, LoaderConfig, TrainConfig, config_of
-from histocoder.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -43,7 +39,6 @@ from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
 from histocoder.distributed.launch import node_name
 from histocoder.distributed.nodes import refuse_differences
-from histocoder.engine import Trainer, check_batch_size
 from histocoder.errors import UserError
 from histocoder.files import is_same_file, remove_leftovers, replacing
 from histocoder.formatters import MISSING
@@ -51,11 +46,15 @@ from histocoder.inference.descriptions import not_in_table
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, device_name
 from histocoder.model.precision import computing_dtype, precision_name
-from histocoder.out_of_memory import explaining_out_of_memory
-from histocoder.progress import say
-from histocoder.settings import check_arguments, settings_of, train_config_of
-from histocoder.tracking import CsvLog, NullRun, Tee, Tracker
-from histocoder.training_data import augmenter_of, open_data
+from histocoder.training.batch_size import find_batch_size
+from histocoder.training.building import choose_tokenizer, seeded_model
+from histocoder.training.console import RunFacts, banner, say
+from histocoder.training.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
+from histocoder.training.data import augmenter_of, open_data
+from histocoder.training.out_of_memory import explaining_out_of_memory
+from histocoder.training.settings import check_arguments, settings_of, train_config_of
+from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker
+from histocoder.training.trainer import Trainer, check_batch_size
 
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
@@ -247,7 +246,10 @@ def _fitting_batch_size(
 
 def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: torch.device, precision: str) -> None:
     """Fit what is fitted once a model is trained, for the last one and the best; rank 0's part."""
-    from histocoder.experts import fit_experts, fit_linear_expert  # here, since scikit-learn takes a second to import
+    from histocoder.training.experts import (  # here, since scikit-learn takes a second to import
+        fit_experts,
+        fit_linear_expert,
+    )
 
     expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
     examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)

@@ -14,11 +14,11 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder import distributed
-from histocoder.comm_hook import fp16_hook
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel, keep_copies, used_together
-from histocoder.optimizer import AdamW, is_table, parameter_groups
+from histocoder.training.comm_hook import fp16_hook
+from histocoder.training.optimizer import AdamW, is_table, parameter_groups
 
 Optimizer: TypeAlias = Any
 """`AdamW`, or a strategy's own; it has a `grad_norm`, the norm of all gradients at the last step."""
@@ -70,7 +70,7 @@ def strategy_of(config: StrategyConfig) -> Strategy:
     """The strategy that is asked for; of one process FSDP, or none."""
     if config.fsdp is None:
         return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
-    from histocoder.sharding import Sharded  # here, since it takes a while to import
+    from histocoder.training.fsdp import Sharded  # here, since it takes a while to import
 
     return Sharded(config)
 
@@ -130,7 +130,7 @@ class Replicated:
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         if not self._config.zero_optimizer:
             return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
-        from histocoder.zero import ZeroAdamW
+        from histocoder.training.zero import ZeroAdamW
 
         num_trained = sum(len(group["params"]) for group in trained)
         if num_trained < distributed.world_size():

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from histocoder.formatters.tokens import EOS, PAD
 from histocoder.inference.flat import chosen_classes
-from histocoder.losses import multi_hot
+from histocoder.training.losses import multi_hot
 
 
 def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:

@@ -24,7 +24,7 @@ from histocoder.checkpoints.sharded import write_shards
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel
-from histocoder.optimizer import AdamW, parameter_groups
+from histocoder.training.optimizer import AdamW, parameter_groups
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

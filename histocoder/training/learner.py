@@ -19,8 +19,8 @@ from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput, trim_positions
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops.memory import keep_freed_memory
-from histocoder.optimizer import collect
-from histocoder.strategies import Strategy, strategy_of
+from histocoder.training.optimizer import collect
+from histocoder.training.strategies import Strategy, strategy_of
 
 
 class Learner:

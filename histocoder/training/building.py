@@ -34,8 +34,8 @@ from histocoder.model import (
     load_encoder,
     load_tokenizer,
 )
-from histocoder.optimizer import is_table
-from histocoder.progress import say
+from histocoder.training.console import say
+from histocoder.training.optimizer import is_table
 
 
 def seeded_model(

@@ -26,8 +26,8 @@ from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.model.devices import check_compiler
 from histocoder.model.precision import computing_dtype
-from histocoder.progress import say
-from histocoder.strategies import check_strategy
+from histocoder.training.console import say
+from histocoder.training.strategies import check_strategy
 
 _LEARNING_RATES = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
 

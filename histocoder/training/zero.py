@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from histocoder.optimizer import AdamW
+from histocoder.training.optimizer import AdamW
 
 
 class _AdamW(AdamW):

@@ -15,14 +15,14 @@ from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
-from histocoder.engine import mixed_loss
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, EOS
-from histocoder.learner import Learner
 from histocoder.model import MixerModel
 from histocoder.ops.memory import available_bytes, is_out_of_memory, resident_bytes
-from histocoder.out_of_memory import advice
-from histocoder.strategies import Replicated
+from histocoder.training.learner import Learner
+from histocoder.training.out_of_memory import advice
+from histocoder.training.strategies import Replicated
+from histocoder.training.trainer import mixed_loss
 
 MAX_ROWS = 1024
 """Of a batch; larger ones are no faster."""

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histocoder import distributed, losses, metrics
+from histocoder import distributed
 from histocoder.config import NUM_GREEDY
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.inference.greedy import greedy
 from histocoder.model import MixerModel
+from histocoder.training import losses, metrics
 
 _MOST_CODES = 3
 """Rows with so many codes or more are told together."""
