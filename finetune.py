@@ -13,17 +13,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from histocoder import arguments, distributed
+from histocoder import distributed
 from histocoder.checkpoints.resume import marking_interruptions
 from histocoder.checkpoints.run_folder import refuse_others_files, run_folder
-from histocoder.cli import Parser
+from histocoder.cli import arguments
+from histocoder.cli.parser import Parser
+from histocoder.cli.script import run_script
 from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
 from histocoder.data.languages import HELP
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
-from histocoder.script import run_script
 from histocoder.training.building import initial_key
 from histocoder.training.train import start, train
 

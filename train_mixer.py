@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from histocoder import arguments
 from histocoder.checkpoints.resume import marking_interruptions
 from histocoder.checkpoints.run_folder import refuse_others_files, run_folder
-from histocoder.cli import Parser
+from histocoder.cli import arguments
+from histocoder.cli.parser import Parser
+from histocoder.cli.script import run_script
 from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, ExampleFiles
 from histocoder.data.key import read_key
@@ -23,7 +24,6 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.script import run_script
 from histocoder.training.train import start, train
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}

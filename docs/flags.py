@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import finetune
 import train_mixer
-from histocoder import __main__ as command
-from histocoder.cli import Parser
+from histocoder.cli import main as command
+from histocoder.cli.parser import Parser
 from histocoder.data.languages import NAMES
 from histocoder.training.recipes import RECIPES, Recipe
 

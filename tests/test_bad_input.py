@@ -15,7 +15,7 @@ from jobs import Torchrun, training, two_ranks
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import finetune
 import train_mixer
-from histocoder.script import run_script
+from histocoder.cli.script import run_script
 
 BASE = {
     "--dataset": "table.csv",

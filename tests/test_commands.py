@@ -23,8 +23,8 @@ from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
 from finetune import build_parser as build_finetune
-from histocoder.__main__ import build_parser, main
 from histocoder.checkpoints.model_files import change_config, published_weights, save_model
+from histocoder.cli.main import build_parser, main
 from histocoder.errors import UserError
 from histocoder.evaluation import review as reviewing
 from histocoder.evaluation.review import review

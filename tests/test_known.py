@@ -12,8 +12,8 @@ from jobs import two_ranks
 from models import save_tiny_model
 from test_predict_file import config, read, write_archive
 
-from histocoder.__main__ import main
 from histocoder.checkpoints.model_files import load_model
+from histocoder.cli.main import main
 from histocoder.data.examples import Examples
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Answer, Known, coded

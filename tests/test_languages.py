@@ -10,7 +10,7 @@ from conftest import ROOT, run
 from models import save_tiny_model, tiny_model
 
 from docs.flags import PAGE
-from histocoder.__main__ import main
+from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.languages import NAMES, language_code

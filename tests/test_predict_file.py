@@ -24,8 +24,8 @@ from jobs import two_ranks
 from models import save_tiny_model
 from tqdm import tqdm
 
-from histocoder.__main__ import main
 from histocoder.checkpoints.model_files import load_model
+from histocoder.cli.main import main
 from histocoder.errors import Interrupted, UserError
 from histocoder.evaluation.review import review
 from histocoder.inference.coder import Coder
@@ -361,7 +361,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     limited = (  # a file may not grow beyond half of the output: the chunks fit, the output does not
         "import resource, sys; from pathlib import Path; sys.path.insert(0, 'tests');"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, resource.RLIM_INFINITY));"
-        "from histocoder.script import run_script; from test_predict_file import code;"
+        "from histocoder.cli.script import run_script; from test_predict_file import code;"
         f"run_script(lambda: code(Path({str(model)!r}), Path({str(tmp_path / 'in.csv')!r}), Path({str(output)!r}),"
         " mode='flat', chunk_rows=300))"
     )

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset, losses
 
-from histocoder.arguments import add_strategy_arguments
 from histocoder.checkpoints.model_files import load_tensors
 from histocoder.checkpoints.sharded import read_shards
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
-from histocoder.cli import Parser
+from histocoder.cli.arguments import add_strategy_arguments
+from histocoder.cli.parser import Parser
 from histocoder.config import StrategyConfig
 from histocoder.errors import UserError
 from histocoder.training.strategies import check_strategy

@@ -37,7 +37,7 @@ HOLDING = """
 import sys
 from pathlib import Path
 from histocoder.checkpoints.lock import holding
-from histocoder.script import run_script
+from histocoder.cli.script import run_script
 
 def main():
     with holding(Path(sys.argv[1]), what="works here", instead="another folder"):

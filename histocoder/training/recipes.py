@@ -165,7 +165,7 @@ def fill_in(args: argparse.Namespace) -> None:
 
 def _own_config(path: str | None) -> ModelConfig | None:
     """The config of a model of this program's."""
-    from histocoder.checkpoints.model_files import (  # here, for histocoder.cli imports this
+    from histocoder.checkpoints.model_files import (  # here, for histocoder.cli.parser imports this
         is_own_model,
         read_model_config,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from histocoder import __version__
-from histocoder.config_file import nearest, read_config
+from histocoder.cli.config_file import nearest, read_config
 from histocoder.errors import UserError
 from histocoder.training.recipes import fill_in
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from histocoder import distributed
-from histocoder.cli import Parser
+from histocoder.cli.parser import Parser
 from histocoder.config import FLAT_LOSSES
 from histocoder.data.normalize import NORMALIZATIONS
 from histocoder.model import PRESETS

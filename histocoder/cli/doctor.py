@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 
 from histocoder import distributed
+from histocoder.cli.model_flags import add_command
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.model.devices import check_compiler, device_name
@@ -27,6 +29,7 @@ from histocoder.model.encoder import hub_answers
 from histocoder.model.precision import has_bf16
 from histocoder.ops import kernels
 from histocoder.ops.memory import total_bytes
+from histocoder.training.console import say
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 ALL_REDUCE_SECONDS = 120.0
@@ -55,6 +58,17 @@ class Finding:
     found: str
     meaning: str = ""
     """And what to do."""
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = add_command(commands, "doctor", "see what this machine has for training, and what is missing")
+    parser.add_argument("--folder", default=".", metavar="DIR", help="where runs are to be saved (default: .)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    if not print_findings(examine(Path(args.folder)), say):
+        raise SystemExit(1)
 
 
 def examine(folder: Path) -> Iterator[Finding]:
@@ -250,7 +264,7 @@ def _run_processes(count: int, device: str, patience: float) -> tuple[str | None
     parent = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "histocoder.doctor", device],
+            [sys.executable, "-m", "histocoder.cli.doctor", device],
             env={**parent, **address, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
