@@ -6,11 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
-import torch
 from conftest import run
 from fixtures.make import RUN_FLAGS, predictions
-from safetensors.torch import load_file
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -30,7 +30,7 @@ def test_an_earlier_run_resumes_and_ends_as_it_did(tmp_path: Path):
     shutil.copy2(FIXTURES / "run" / "args.yaml", tmp_path / "run")
     result = run("finetune.py", "--save-path", tmp_path / "run", *RUN_FLAGS)
     assert "step 4 (" in result.stdout
-    then, now = (load_file(folder / "model.safetensors") for folder in (FIXTURES / "run", tmp_path / "run"))
-    assert set(then) == set(now)
-    for name, tensor in then.items():
-        torch.testing.assert_close(now[name], tensor, atol=1e-4, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+    then, now = (pd.read_csv(folder / "logs.csv").set_index("step") for folder in (FIXTURES / "run", tmp_path / "run"))
+    losses = ["train_loss", "val_loss"]
+    assert set(now.index) == {5, 6, 7, 8}
+    np.testing.assert_allclose(now[losses], then.loc[then.index > 4, losses], rtol=1e-3)
