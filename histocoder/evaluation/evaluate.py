@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from histocoder.evaluation.scores import (
 from histocoder.formatters import CODE_SEP
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
 from histocoder.inference.coder import Coder
+from histocoder.inference.flat import threshold_of
 
 _MAX_DIGITS = 5
 _FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once
@@ -103,7 +105,7 @@ def evaluate(
 
     langs = pd.Series(examples.langs, dtype=object)
     truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
-    applied = langs.map(coder.model.config.threshold).to_numpy()
+    applied = langs.map(partial(threshold_of, coder.model.config)).to_numpy()
     flat = probable[(probable["prob"] > applied[probable["row"]]) | is_best(probable)]
     groups = _groups(examples, truth, texts_seen, codes_seen)
     system = coder.formatter.system

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from histocoder import distributed
+from histocoder.distributed import gather
 from histocoder.errors import Notice, UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
@@ -62,7 +62,7 @@ def peak_gpu_memory(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
     mine = torch.tensor([torch.cuda.max_memory_allocated(device) / 1e9], dtype=torch.float64)
-    return {"gpu_memory_gb": max(map(float, distributed.gather(mine)))}
+    return {"gpu_memory_gb": max(map(float, gather(mine)))}
 
 
 class Limit(NamedTuple):
