@@ -12,6 +12,7 @@ from histocoder.training.console import say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its flags."""
     parser = add_command(commands, "convert", "turn models from and to OccCANINE's form, or shares into one")
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument("--from-occcanine", metavar="PATH", help="last.bin, or a folder as on the hub")
@@ -37,6 +38,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Write the model in its other form."""
     from histocoder.files import make_folder
     from histocoder.inference.occcanine import load_occcanine, save_occcanine
 

@@ -61,12 +61,14 @@ class Finding:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its flags."""
     parser = add_command(commands, "doctor", "see what this machine has for training, and what is missing")
     parser.add_argument("--folder", default=".", metavar="DIR", help="where runs are to be saved (default: .)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
+    """Look at the machine; exit code 1 where something is missing."""
     if not print_findings(examine(Path(args.folder)), say):
         raise SystemExit(1)
 

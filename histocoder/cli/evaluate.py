@@ -23,6 +23,7 @@ from histocoder.training.console import say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its flags."""
     parser = add_command(
         commands, "evaluate", "see how right a model is on descriptions whose codes are known", epilog=languages.HELP
     )
@@ -58,6 +59,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Evaluate the model, and write the report."""
     device = distributed.start(device=args.device)
 
     from histocoder.checkpoints.hub import local_folder

@@ -19,11 +19,13 @@ BATCH_HELP = "descriptions at once, fewer where memory runs out (default: 256)"
 def add_command(
     commands: argparse._SubParsersAction, name: str, text: str, *, epilog: str | None = None
 ) -> argparse.ArgumentParser:
+    """Add a command to the parser."""
     description = f"{text[0].upper()}{text[1:]}."
     return commands.add_parser(name, help=text, description=description, epilog=epilog, config=False)
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name a model and where it computes."""
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of a run or a checkpoint, or a hub repo")
     parser.add_argument(
         "--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to compute (default: auto)"
@@ -34,6 +36,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_precision_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--precision`."""
     parser.add_argument(
         "--precision",
         default="auto",
@@ -43,6 +46,7 @@ def add_precision_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_label_flags(parser: argparse.ArgumentParser, *, of: str = "") -> None:
+    """Add the flags that say how codes of files are read."""
     parser.add_argument(
         "--zero-pad-codes", action="store_true", help=f"{of}give codes of digits their leading zeros back"
     )

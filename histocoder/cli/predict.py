@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its flags."""
     parser = add_command(commands, "predict", "code descriptions, or a file of them", epilog=languages.HELP)
     add_model_flags(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
@@ -87,6 +88,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Code the descriptions, print or write their codes."""
     if bool(args.texts) == bool(args.input) or bool(args.input) != bool(args.output):
         raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
     _check_known(args)

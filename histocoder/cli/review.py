@@ -10,6 +10,7 @@ from histocoder.training.console import say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its flags."""
     parser = add_command(commands, "review", "choose the rows of a coded file that a person should check first")
     parser.add_argument("--model", required=True, metavar="DIR", help="that coded it, which corrections are to improve")
     parser.add_argument("--predictions", required=True, metavar="FILE", help="what histocoder predict wrote")
@@ -24,6 +25,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Write the rows to check, and say what to do with them."""
     import yaml
 
     from histocoder.checkpoints.hub import local_folder
