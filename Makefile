@@ -10,7 +10,7 @@ PYTEST := -n logical --maxprocesses 4 --dist worksteal
 .PHONY: demo test test-thorough test-faults test-lowest gpu lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
-$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/_kernels.c
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

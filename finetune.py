@@ -13,19 +13,20 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from histocoder import arguments, assemble, distributed
-from histocoder.building import initial_key
-from histocoder.cli import Parser
+from histocoder import distributed
+from histocoder.checkpoints.resume import marking_interruptions
+from histocoder.checkpoints.run_folder import refuse_others_files, run_folder
+from histocoder.cli import arguments
+from histocoder.cli.parser import Parser
+from histocoder.cli.script import run_script
 from histocoder.config import PrepareConfig, config_of
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
 from histocoder.data.languages import HELP
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.errors import UserError
-from histocoder.lock import run_folder
-from histocoder.resume import marking_interruptions
-from histocoder.run_files import refuse_others_files
-from histocoder.script import run_script
+from histocoder.training.building import initial_key
+from histocoder.training.train import start, train
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Check the arguments, and hold the run's folder while working in it."""
     args = parse_args()
-    device = assemble.start(args)
+    device = start(args)
     config = config_of(
         PrepareConfig,
         args,
@@ -127,7 +128,7 @@ def fit(args: argparse.Namespace, config: PrepareConfig, folder: Path, device: t
         ExampleFiles((folder / name,), config.target_cols, formatter, key=key, rules=PREPARED_RULES)
         for name in (TRAIN_FILE, VAL_FILE)
     )
-    assemble.train(args, train_files, val_files, folder=folder, device=device)
+    train(args, train_files, val_files, folder=folder, device=device)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from histocoder import arguments, assemble
-from histocoder.cli import Parser
+from histocoder.checkpoints.resume import marking_interruptions
+from histocoder.checkpoints.run_folder import refuse_others_files, run_folder
+from histocoder.cli import arguments
+from histocoder.cli.parser import Parser
+from histocoder.cli.script import run_script
 from histocoder.config import check_target_len
 from histocoder.data.examples import MAX_CODES, ExampleFiles
 from histocoder.data.key import read_key
@@ -21,10 +24,7 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import HELP
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.lock import run_folder
-from histocoder.resume import marking_interruptions
-from histocoder.run_files import refuse_others_files
-from histocoder.script import run_script
+from histocoder.training.train import start, train
 
 NUM_BLOCKS = {"hisco": MAX_CODES, "occ1950": 2}
 
@@ -92,7 +92,7 @@ def target_cols_of(args: argparse.Namespace) -> list[str]:
 def main() -> None:
     """Read the files, build the model, fit it."""
     args = parse_args()
-    device = assemble.start(args)
+    device = start(args)
     folder, target_cols = Path(args.save_dir), target_cols_of(args)
     formatter = build_formatter(
         args.formatter,
@@ -129,7 +129,7 @@ def main() -> None:
     )
     with run_folder(folder), marking_interruptions(folder):
         refuse_others_files(folder)
-        assemble.train(args, train_files, val_files, folder=folder, device=device)
+        train(args, train_files, val_files, folder=folder, device=device)
 
 
 if __name__ == "__main__":

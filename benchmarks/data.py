@@ -33,7 +33,7 @@ from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, formatter_of, prepare
 from histocoder.data.samplers import BucketSampler
-from histocoder.training_data import some_descriptions
+from histocoder.training.data import some_descriptions
 
 TITLES = Path(__file__).parents[1] / "data" / "titles.csv"
 GENERATED_AT_ONCE = 200_000

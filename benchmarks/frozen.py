@@ -22,7 +22,7 @@ import torch
 from train_step import Data, Ours
 
 from histocoder.config import TrainConfig
-from histocoder.frozen import use_encodings
+from histocoder.training.frozen import use_encodings
 
 
 def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:

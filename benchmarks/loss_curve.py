@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from train_step import Data, Ours
 
-from histocoder import kernels
 from histocoder.config import TrainConfig
+from histocoder.ops import kernels
 
 MAX_LEN = 128
 

@@ -35,7 +35,7 @@ from theirs import canine_of_transformers
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from histocoder import distributed, kernels
+from histocoder import distributed
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -45,11 +45,12 @@ from histocoder.data.key import read_key
 from histocoder.data.prepare import TRAIN_FILE, formatter_of, prepare
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import LANG_SEP, tokenize
-from histocoder.devices import device_name
-from histocoder.engine import Trainer, mixed_loss
-from histocoder.memory import peak_gpu_memory
 from histocoder.model import MixerModel, MixerOutput
+from histocoder.model.devices import device_name
 from histocoder.model.layers import knows_linear
+from histocoder.ops import kernels
+from histocoder.ops.memory import peak_gpu_memory
+from histocoder.training.trainer import Trainer, mixed_loss
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import finetune
 import train_mixer
-from histocoder import __main__ as command
-from histocoder.cli import Parser
+from histocoder.cli import main as command
+from histocoder.cli.parser import Parser
 from histocoder.data.languages import NAMES
-from histocoder.recipes import RECIPES, Recipe
+from histocoder.training.recipes import RECIPES, Recipe
 
 PAGE = Path(__file__).with_name("configuration.md")
 _MADE = re.compile(r"(?<=<!-- made by make docs, likewise all below -->\n).*", re.DOTALL)

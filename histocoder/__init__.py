@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from histocoder.occcanine import load_occcanine
-    from histocoder.predict import Coder
+    from histocoder.inference.coder import Coder
+    from histocoder.inference.occcanine import load_occcanine
 
 # Before torch is imported: how often its threads look whether the others are done before they sleep. Beside another
 # program, the 300,000 times that are OpenMP's default keep from the processor what they wait for.
@@ -18,7 +18,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 __all__ = ["Coder", "load_occcanine"]
 __version__ = "0.1.0"
 
-_MODULES = {"Coder": "histocoder.predict", "load_occcanine": "histocoder.occcanine"}
+_MODULES = {"Coder": "histocoder.inference.coder", "load_occcanine": "histocoder.inference.occcanine"}
 
 
 def __getattr__(name: str) -> Any:  # so that importing a part does not import torch and transformers

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from histocoder.data.languages import same_language
 from histocoder.errors import UserError
 
 MODEL_TYPE = "histocoder"
@@ -175,7 +174,7 @@ class ModelConfig:
     decoder_prior: bool = False
     """Whether the decoder starts from what the flat head expects; see `model.prior`."""
     experts: dict[str, float] = field(default_factory=dict)
-    """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `decoding.combined`."""
+    """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `inference.combined`."""
     num_linear_features: int = 0
     """N-grams of the linear expert; 0: there is none."""
     fitted_to_validation: bool = False
@@ -200,12 +199,6 @@ class ModelConfig:
         """The classification's name: the common stem of the columns of codes (hisco_1, …), else the formatter's."""
         stems = {column.rstrip("0123456789").rstrip("_") for column in self.target_cols}
         return (stems.pop() if len(stems) == 1 else "") or str(self.formatter["name"])
-
-    def threshold(self, lang: str) -> float:
-        """The probability from which the flat head's classes count in a language; those it does not know are "unk"."""
-        known = lang if not self.languages or same_language(lang, self.languages) else "unk"
-        own = self.thresholds.get(same_language(known, self.thresholds) or ALL_LANGUAGES)
-        return self.default_threshold if own is None else own
 
     @property
     def default_threshold(self) -> float:

@@ -17,7 +17,12 @@ from pathlib import Path
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["histocoder.assemble", "histocoder.predict_file", "torch.distributed.run", "transformers.modeling_utils"]
+    [
+        "histocoder.training.train",
+        "histocoder.inference.predict_file",
+        "torch.distributed.run",
+        "transformers.modeling_utils",
+    ]
 )
 
 

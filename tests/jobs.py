@@ -18,7 +18,7 @@ from conftest import DEADLINE, ROOT, environment, free_port, write_table
 from forked import Forked
 from safetensors.torch import load_file
 
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.files import sha256
 
 FAULTY = Path(__file__).with_name("faulty.py")

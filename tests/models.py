@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from histocoder.checkpoints.model_files import save_model
 from histocoder.config import ModelConfig
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
-from histocoder.precision import has_bf16
-from histocoder.saved_model import save_model
+from histocoder.model.precision import has_bf16
 
 CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
 

@@ -15,7 +15,7 @@ from jobs import Torchrun, training, two_ranks
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import finetune
 import train_mixer
-from histocoder.script import run_script
+from histocoder.cli.script import run_script
 
 BASE = {
     "--dataset": "table.csv",
@@ -259,9 +259,10 @@ def test_more_processes_than_gpus(monkeypatch):
     import torch
 
     from histocoder import distributed
+    from histocoder.distributed import process_group
     from histocoder.errors import UserError
 
-    monkeypatch.setattr(distributed, "_launch", distributed.Launch())  # put back when the test ends
+    monkeypatch.setattr(process_group, "_launch", process_group.Launch())  # put back when the test ends
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():

@@ -9,9 +9,8 @@ import pytest
 from conftest import run
 from jobs import finetune, two_ranks
 
-from histocoder import progress
-from histocoder.banner import RunFacts, banner, effective_batch
-from histocoder.progress import Progress
+from histocoder.training import console
+from histocoder.training.console import Progress, RunFacts, banner, effective_batch
 
 FACTS = RunFacts(
     script="finetune.py",
@@ -85,7 +84,7 @@ def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
 
 def test_the_time_of_all_steps_is_that_of_steps_alone(monkeypatch: pytest.MonkeyPatch, capsys):
     now = 1000.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
     shown = Progress(10_000, start=1_000)
     for step in range(1, 31):
         now += 60.0 if step <= 5 else 0.5  # the first ones take long

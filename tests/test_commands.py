@@ -23,13 +23,13 @@ from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
 from finetune import build_parser as build_finetune
-from histocoder import review as reviewing
-from histocoder.__main__ import build_parser, main
+from histocoder.checkpoints.model_files import change_config, published_weights, save_model
+from histocoder.cli.main import build_parser, main
 from histocoder.errors import UserError
+from histocoder.evaluation import review as reviewing
+from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
-from histocoder.review import review
-from histocoder.saved_model import change_config, published_weights, save_model
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,9 @@ def test_predict_prints_a_table(model: Path):
 
 def test_chunks_of_other_thresholds_are_another_models(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     copy, seen = shutil.copytree(model, tmp_path / "model"), []
-    monkeypatch.setattr("histocoder.predict_file.predict_file", lambda *_, model_id, **__: seen.append(model_id))
+    monkeypatch.setattr(
+        "histocoder.inference.predict_file.predict_file", lambda *_, model_id, **__: seen.append(model_id)
+    )
     for threshold in (0.5, 0.5, 0.25):
         change_config(copy, replace(tiny_model().config, thresholds={"*": threshold}))
         main(["predict", "--model", str(copy), "--input", "in.csv", "--output", "out.csv"])
@@ -262,7 +264,7 @@ def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     checkpoint = shutil.copytree(model, tmp_path / "step-0000010")
     (checkpoint / "state.json").write_text("{}")
     before = (checkpoint / "config.json").read_bytes()
-    monkeypatch.setattr("histocoder.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
+    monkeypatch.setattr("histocoder.checkpoints.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
     for name, message in ((checkpoint, "never altered"), ("org/name", "There is no folder org/name")):
         with pytest.raises(SystemExit) as ended:
             evaluate(name, data, "--save-thresholds")

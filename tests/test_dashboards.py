@@ -13,8 +13,8 @@ from pretrained import save_pretrained
 from test_faults_services import assert_complete
 from test_scripts import logs
 
-from histocoder.dashboards import run_name
-from histocoder.memory import peak_gpu_memory
+from histocoder.ops.memory import peak_gpu_memory
+from histocoder.training.dashboards import run_name
 
 TRAINING = {"train/loss", "train/grad_norm", "train/epoch", "train/skipped_steps"}
 VALIDATION = {f"val/{name}" for name in ("loss", "loss_linear", "loss_seq2seq")} | {

@@ -3,9 +3,9 @@ import socket
 import pytest
 import torch
 
-from histocoder import distributed
+from histocoder.distributed import process_group
+from histocoder.distributed.launch import Launch, node_name, read_launch, slurm_address
 from histocoder.errors import UserError
-from histocoder.launch import Launch, node_name, read_launch, slurm_address
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_what_tells_nodes_apart():
 def test_more_processes_than_gpus_are_named_in_a_slurm_step_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(distributed, "_launch", Launch(rank=1, world_size=2, local_rank=1, local_world_size=2))
+    monkeypatch.setattr(process_group, "_launch", Launch(rank=1, world_size=2, local_rank=1, local_world_size=2))
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    assert distributed._choose_device("auto") == torch.device("cuda", 0)  # srun's own tasks, with a GPU each
+    assert process_group._choose_device("auto") == torch.device("cuda", 0)  # srun's own tasks, with a GPU each
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # torchrun's
     with pytest.raises(UserError, match="2 processes were started here, but there are 1 GPUs"):
-        distributed._choose_device("auto")
+        process_group._choose_device("auto")

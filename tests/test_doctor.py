@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import environment, run
 
-from histocoder import doctor, kernels
-from histocoder.doctor import NOTE, OK, PROBLEM, Finding, print_findings
+from histocoder.cli import doctor
+from histocoder.cli.doctor import NOTE, OK, PROBLEM, Finding, print_findings
+from histocoder.ops import kernels
 
 WHAT = ("versions", "packages", "devices", "precision", "compiler", "kernels", "memory", "shared memory", "disk")
 WHAT += ("hub", "NCCL")

@@ -19,7 +19,8 @@ from pretrained import KINDS, TEXTS, save_pretrained
 from safetensors.torch import load_file, save_file
 
 from histocoder import Coder
-from histocoder.checkpoint import list_checkpoints, verify_checkpoint
+from histocoder.checkpoints.model_files import load_model, save_model
+from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
 from histocoder.config import ModelConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import ExampleArrays, build_cache, open_cache
@@ -29,11 +30,10 @@ from histocoder.data.samplers import SequentialSampler
 from histocoder.data.tokens import tokenize
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
-from histocoder.frozen import use_encodings
+from histocoder.inference.occcanine import save_occcanine
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
-from histocoder.occcanine import save_occcanine
-from histocoder.saved_model import load_model, save_model
+from histocoder.training.frozen import use_encodings
 
 CODES = ("58340", "61110", "71105", "75400", "77610", "79100", "80110", "95410")
 FORMATTER = build_formatter("hisco", num_blocks=1)

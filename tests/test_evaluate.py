@@ -13,11 +13,8 @@ from sklearn.preprocessing import MultiLabelBinarizer
 from histocoder.config import ModelConfig
 from histocoder.data.examples import Examples
 from histocoder.errors import UserError
-from histocoder.evaluate import evaluate, times_seen
-from histocoder.formatters import build_formatter
-from histocoder.model import MixerModel, load_encoder
-from histocoder.predict import Coder
-from histocoder.scores import (
+from histocoder.evaluation.evaluate import evaluate, times_seen
+from histocoder.evaluation.scores import (
     best_thresholds,
     calibration,
     code_sets,
@@ -31,6 +28,9 @@ from histocoder.scores import (
     seen_groups,
     top_k_accuracy,
 )
+from histocoder.formatters import build_formatter
+from histocoder.inference.coder import Coder
+from histocoder.model import MixerModel, load_encoder
 
 CODES = ("-1", "61110", "61115", "80110", "77610", "95410")
 CELLS = st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])

@@ -39,7 +39,7 @@ from jobs import (
 )
 from safetensors.torch import load_file
 
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 
 # A killed rank
 

@@ -26,11 +26,11 @@ from jobs import (
 )
 from models import save_tiny_model, tiny_model
 
-from histocoder.checkpoint import list_checkpoints, verify_checkpoint
+from histocoder.checkpoints.model_files import initial_weights, load_model
+from histocoder.checkpoints.resume import find_checkpoint
+from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import remove_leftovers
-from histocoder.resume import find_checkpoint
-from histocoder.saved_model import initial_weights, load_model
 
 # Saves
 
@@ -42,7 +42,7 @@ sys.path.insert(0, {tests!r})
 import faulty
 import torch
 from models import tiny_model
-from histocoder.checkpoint import Checkpoint, LearnerState, TrainState, checkpoint_path, save_checkpoint
+from histocoder.checkpoints.training_state import Checkpoint, LearnerState, TrainState, checkpoint_path, save_checkpoint
 if {fault!r}:
     faulty.install({fault!r})
 model = tiny_model()
@@ -274,14 +274,14 @@ def test_a_folder_that_is_removed_ends_the_run_in_a_sentence(tmp_path: Path):
 
 
 def test_a_disk_without_room_for_two_checkpoints_is_warned_of(table: Path, tmp_path: Path, monkeypatch, capsys):
-    from histocoder import assemble
+    from histocoder.training import train
 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
-    assemble.warn_of_a_small_disk(tmp_path, tiny_model())
+    train.warn_of_a_small_disk(tmp_path, tiny_model())
     assert "Warning: two checkpoints take" in capsys.readouterr().out
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**12))
-    assemble.warn_of_a_small_disk(tmp_path, tiny_model())
+    train.warn_of_a_small_disk(tmp_path, tiny_model())
     assert not capsys.readouterr().out
 
 
@@ -294,7 +294,8 @@ def test_predicting_that_is_killed_goes_on_and_gives_the_same_file(tmp_path: Pat
     table = write_table(tmp_path / "table.csv", copies=4)
     code = (
         "import sys; sys.path.insert(0, {tests!r}); import faulty; {fault}\n"
-        "from pathlib import Path; from histocoder import predict_file as p; from histocoder.predict import Coder\n"
+        "from pathlib import Path; from histocoder.inference import predict_file as p\n"
+        "from histocoder.inference.coder import Coder\n"
         "c = p.PredictConfig(input={table!r}, output={output!r}, columns='pred_')\n"
         "p.predict_file(Coder.from_pretrained({model!r}), c, model_id='m', chunk_rows=40)"
     )

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset
 
-from histocoder import engine
-from histocoder.checkpoint import list_checkpoints
-from histocoder.engine import Trainer
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.errors import UserError
-from histocoder.meter import Meter
+from histocoder.training import trainer as trainer_module
+from histocoder.training.meter import Meter
+from histocoder.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def state_of(trainer: Trainer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("summand", "factor"), [(0, math.nan), (0, math.inf), (math.inf, 1)])
 def test_a_step_that_is_not_finite_changes_nothing(started: Trainer, monkeypatch, summand: float, factor: float):
-    mixed_loss, before = engine.mixed_loss, state_of(started)  # of inf + loss, the gradients would be finite
+    mixed_loss, before = trainer_module.mixed_loss, state_of(started)  # of inf + loss, the gradients would be finite
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "mixed_loss", lambda *args: summand + factor * mixed_loss(*args))
+        patched.setattr(trainer_module, "mixed_loss", lambda *args: summand + factor * mixed_loss(*args))
         one_step(started)
     assert all(map(torch.equal, before, state_of(started)))
     one_step(started)

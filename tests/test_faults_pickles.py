@@ -15,7 +15,7 @@ from conftest import run
 from jobs import finetune
 from pretrained import save_pretrained
 
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 
 
 class Evil:

@@ -12,8 +12,8 @@ from conftest import environment, free_port, run
 from jobs import finetune
 from test_scripts import logs
 
-from histocoder.background import InBackground
-from histocoder.tracking import NullRun
+from histocoder.training.dashboards import InBackground
+from histocoder.training.tracking import NullRun
 
 FOREVER = threading.Event()
 

@@ -23,9 +23,9 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
 from histocoder.data.table import read_table
 from histocoder.errors import UserError
+from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
-from histocoder.review import review
-from histocoder.training_data import read_word_list
+from histocoder.training.data import read_word_list
 
 GOOD = b"occ1,hisco_1\nfarmer,61110\nbaker,77610\n"
 

@@ -14,10 +14,10 @@ from conftest import write_table
 from models import slow_in_bf16, tiny_model
 from test_speed import dataset
 
-from histocoder import engine, frozen
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.encodings import distinct_texts
 from histocoder.model import MixerModel, mixer
+from histocoder.training import frozen, trainer
 
 CPU = torch.device("cpu")
 NUM_EPOCHS, COPIES, NUM_VALIDATIONS = 3, 2, 6
@@ -42,7 +42,7 @@ def fit(folder: Path, *, precision: str = "fp32", seed: int = 5, noise: bool = F
     model.freeze_encoder()
     config = TrainConfig(20, NUM_EPOCHS, 1e-3, 0.5, eval_interval=4, precision=precision, seed=1)
     options = {"loader": LoaderConfig(), "device": CPU, "folder": folder / "out", "settings": {}}
-    return Trained(model, engine.Trainer(model, train, val, config, **options).fit())
+    return Trained(model, trainer.Trainer(model, train, val, config, **options).fit())
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_training_on_kept_encodings_is_training(
 ):
     kept = fit(folder, precision=precision)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "use_encodings", lambda *_, **__: None)
+        patch.setattr(trainer, "use_encodings", lambda *_, **__: None)
         encoded.clear()
         plain = fit(folder, precision=precision)
     assert NUM_EPOCHS * 64 < sum(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES

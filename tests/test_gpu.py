@@ -211,7 +211,7 @@ import runpy, sys
 from torch import Tensor, float64
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from histocoder.__main__ import main
+from histocoder.cli.main import main
 
 class Mac(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -4,7 +4,8 @@ import huggingface_hub
 import pytest
 from models import tiny_model
 
-from histocoder import Coder, hub
+from histocoder import Coder
+from histocoder.checkpoints import hub
 from histocoder.errors import UserError
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from histocoder import kernels
 from histocoder.model.layers import activated, add_norm, attention, branch, dropout
+from histocoder.ops import kernels
 
 NAMES = list(kernels._KINDS.values())
 HERE = NAMES[list(kernels._KINDS).index(kernels.kind_of_cpu()) :]

@@ -12,12 +12,12 @@ from jobs import two_ranks
 from models import save_tiny_model
 from test_predict_file import config, read, write_archive
 
-from histocoder.__main__ import main
+from histocoder.checkpoints.model_files import load_model
+from histocoder.cli.main import main
 from histocoder.data.examples import Examples
+from histocoder.inference.coder import Coder
 from histocoder.inference.known import Answer, Known, coded
-from histocoder.predict import Coder
-from histocoder.predict_file import predict_file
-from histocoder.saved_model import load_model
+from histocoder.inference.predict_file import predict_file
 
 DICTIONARY = """occ1,lang,hisco_1,hisco_2
 FARMER  0,en,95410,
@@ -118,7 +118,7 @@ def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: P
     out, parts = tmp_path / "out.csv", tmp_path / ".out.csv.parts"
     for other in ("a", "b"):
         with monkeypatch.context() as patched:
-            patched.setattr("histocoder.predict_file._join_parts", lambda *_, **__: None)
+            patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
             code(out, "a")
         (parts / "000001.csv").unlink()
         said = code(out, other)

@@ -10,13 +10,14 @@ from conftest import ROOT, run
 from models import save_tiny_model, tiny_model
 
 from docs.flags import PAGE
-from histocoder.__main__ import main
+from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.languages import NAMES, language_code
 from histocoder.data.prepare import prepare
-from histocoder.descriptions import Descriptions, UnknownLanguageWarning
 from histocoder.formatters import build_formatter
+from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
+from histocoder.inference.flat import threshold_of
 
 SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
 
@@ -45,7 +46,7 @@ def test_a_model_is_given_the_code_it_knows(known: str):
     with pytest.warns(UnknownLanguageWarning, match="xx is not in histocoder's table"):
         assert Descriptions.of(["x"], "xx", languages=()).distinct["lang"].tolist() == ["xx"]
     config = {**tiny_model().config.to_dict(), "languages": ["da", known, "unk"], "thresholds": {known: 0.3, "*": 0.6}}
-    assert [ModelConfig.from_dict(config).threshold(lang) for lang in ("sv", "se", "da")] == [0.3, 0.3, 0.6]
+    assert [threshold_of(ModelConfig.from_dict(config), lang) for lang in ("sv", "se", "da")] == [0.3, 0.3, 0.6]
 
 
 def test_tables_have_one_code_for_each_language(tmp_path: Path):

@@ -8,7 +8,7 @@ from conftest import shared
 
 from histocoder.config import FLAT_LOSSES
 from histocoder.formatters import PAD, build_formatter
-from histocoder.losses import block_order_invariant, flat_loss, multi_hot, target_blocks
+from histocoder.training.losses import block_order_invariant, flat_loss, multi_hot, target_blocks
 
 FORMATTER = build_formatter("hisco", num_blocks=4)
 ROWS = ["61110", "61110&41025", "-1&-2&-3", "99910", "12345&54321&11111&22222"]

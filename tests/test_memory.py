@@ -16,13 +16,12 @@ from jobs import faulty, finetune, leftovers, two_ranks
 from models import tiny_model
 from test_scripts import assert_same_weights
 
-from histocoder.batch_size import _Trial, find_batch_size, largest_that_fits
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import Notice, UserError
-from histocoder.memory import available_bytes, total_bytes
-from histocoder.out_of_memory import advice, explaining_out_of_memory
-from histocoder.rows_at_once import RowsAtOnce
+from histocoder.ops.memory import RowsAtOnce, available_bytes, total_bytes
+from histocoder.training.batch_size import _Trial, find_batch_size, largest_that_fits
+from histocoder.training.out_of_memory import advice, explaining_out_of_memory
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(batch_size=8, num_epochs=1, learning_rate=1e-3, seq2seq_weight=0.1)
@@ -127,7 +126,7 @@ class Steps:
 
 def test_the_peak_of_the_search_is_not_that_of_the_run(monkeypatch: pytest.MonkeyPatch):
     reset: list[torch.device] = []
-    monkeypatch.setattr("histocoder.batch_size._Trial", Steps)
+    monkeypatch.setattr("histocoder.training.batch_size._Trial", Steps)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     gpu = torch.device("cuda", 0)
     assert find_batch_size(tiny_model, CONFIG, gpu, num_rows=100)[0] == 8 and reset == [gpu]
@@ -136,7 +135,7 @@ def test_the_peak_of_the_search_is_not_that_of_the_run(monkeypatch: pytest.Monke
 def test_memory_that_runs_out_in_a_trial_is_no_error(monkeypatch: pytest.MonkeyPatch):
     trial = _Trial(tiny_model(), CONFIG, CPU)
     assert trial.peak(2) < math.inf
-    monkeypatch.setattr("histocoder.batch_size.mixed_loss", lambda *_: torch.empty(10**15))
+    monkeypatch.setattr("histocoder.training.batch_size.mixed_loss", lambda *_: torch.empty(10**15))
     assert trial.peak(4) == math.inf
 
 
@@ -165,8 +164,8 @@ def test_a_job_may_take_less_than_its_machine_has(
     for place, allowed in ((group, str(GIB)), (group / "step_0", "max")):
         for name, text in zip((*files, "memory.stat"), (allowed, str(GIB // 2), f"{cached} {GIB // 4}"), strict=True):
             (place / name).write_text(f"{text}\n")
-    monkeypatch.setattr("histocoder.memory._GROUPS", tmp_path)
-    monkeypatch.setattr("histocoder.memory._MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr("histocoder.ops.memory._GROUPS", tmp_path)
+    monkeypatch.setattr("histocoder.ops.memory._MEMBERSHIP", tmp_path / "membership")
     assert total_bytes() == GIB
     assert available_bytes() == GIB - (GIB // 2 - GIB // 4)  # what was read from files can be given up
 
@@ -182,7 +181,7 @@ def test_other_systems_are_told_to_set_the_size(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_sums_of_gradients_take_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("histocoder.batch_size.free_bytes", lambda _: 1e9)
+    monkeypatch.setattr("histocoder.training.batch_size.free_bytes", lambda _: 1e9)
     rooms = [_Trial(tiny_model(), replace(CONFIG, gradient_accumulation_steps=steps), CPU).room for steps in (1, 2)]
     assert rooms[0] - rooms[1] == 4 * sum(p.numel() for p in tiny_model().parameters())
 
@@ -205,7 +204,7 @@ def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Pat
 
 UNEQUAL = """
 import os, runpy, sys
-from histocoder import batch_size
+from histocoder.training import batch_size
 batch_size._Trial.peak = lambda trial, rows: rows * (20 if os.environ["RANK"] == "1" else 1)
 init = batch_size._Trial.__init__
 def begin(trial, *args):
@@ -230,20 +229,21 @@ def test_rows_are_not_sought_where_positions_are_given(table: Path, tmp_path: Pa
 
 RESUMED = """
 import runpy, sys, weakref
-from histocoder import assemble, engine
+from histocoder.training import train
+from histocoder.training import trainer
 
 held = []
 
-def open_checkpoint(*args, opened=assemble.open_checkpoint):
+def open_checkpoint(*args, opened=train.open_checkpoint):
     checkpoint = opened(*args)
     held.extend(map(weakref.ref, (checkpoint, *checkpoint.learner.weights.values(), *checkpoint.ranks.values())))
     return checkpoint
 
-def train_step(self, parts, step=engine.Trainer.train_step):
+def train_step(self, parts, step=trainer.Trainer.train_step):
     print("alive:", sum(ref() is not None for ref in held), "of", len(held))
     return step(self, parts)
 
-assemble.open_checkpoint, engine.Trainer.train_step = open_checkpoint, train_step
+train.open_checkpoint, trainer.Trainer.train_step = open_checkpoint, train_step
 sys.argv = {args!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

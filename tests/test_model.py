@@ -8,12 +8,12 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from histocoder.checkpoints.model_files import initial_weights, load_model, save_model
 from histocoder.config import ModelConfig
-from histocoder.decoding.greedy import greedy
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, build_formatter
+from histocoder.inference.greedy import greedy
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
-from histocoder.saved_model import initial_weights, load_model, save_model
 
 FORMATTER = build_formatter("hisco", num_blocks=2)
 

@@ -11,11 +11,11 @@ from conftest import run, write_table
 from jobs import assert_same_end, finetune, two_ranks
 
 from histocoder import Coder
-from histocoder.checkpoint import list_checkpoints
+from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.data.tokens import join_language, tokenize
 from histocoder.errors import UserError
 from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams
-from histocoder.optimizer import AdamW
+from histocoder.training.optimizer import AdamW
 
 CONFIG = NgramConfig(num_buckets=4096, hidden_size=16, num_attention_heads=2, intermediate_size=16)
 TEXTS = ["wine and spirit merchant", "dräng", "", "a", "靴屋 😀", "سائق", "word " * 40, "x" * 300, "(retired), farmer"]

@@ -17,10 +17,11 @@ from jobs import assert_same_end, end_of, ranks, training
 from models import save_tiny_model
 from torch.distributed import DistBackendError, HashStore
 
-from histocoder import distributed, network
+from histocoder import distributed
+from histocoder.distributed import rendezvous
+from histocoder.distributed.launch import Launch
+from histocoder.distributed.rendezvous import connect
 from histocoder.errors import MachineError, UserError
-from histocoder.launch import Launch
-from histocoder.meeting import connect
 
 STATIC = ("--master_addr=192.168.98.1", "--master_port=29500")
 NAMED = ("--master_addr=node0", "--master_port=29500")
@@ -242,9 +243,9 @@ def test_errors_of_nccl_are_told_apart(monkeypatch: pytest.MonkeyPatch, what: st
 
 
 def test_a_name_of_the_loopback_is_that_of_the_default_route(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(network, "_interface_to", lambda address: "lo" if address.startswith("127.") else "eth0")
+    monkeypatch.setattr(rendezvous, "_interface_to", lambda address: "lo" if address.startswith("127.") else "eth0")
     monkeypatch.setattr("socket.gethostbyname", lambda host: "127.0.1.1" if host == "node0" else "127.0.0.1")
-    assert [network.interface_towards(host) for host in ("node0", "localhost", "127.0.0.1")] == ["eth0", "lo", "lo"]
+    assert [rendezvous.interface_towards(host) for host in ("node0", "localhost", "127.0.0.1")] == ["eth0", "lo", "lo"]
 
 
 def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_path: Path):
@@ -262,7 +263,7 @@ from pathlib import Path
 import torch
 import torch.distributed.distributed_c10d as c10d
 from histocoder import distributed
-from histocoder.nodes import on_each_node
+from histocoder.distributed.nodes import on_each_node
 
 class Nccl:
     def perform_nocolor_split(self, device):

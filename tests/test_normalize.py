@@ -8,12 +8,12 @@ from conftest import run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from histocoder.checkpoints.model_files import read_model_config
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import folded, normalize
 from histocoder.data.prepare import prepare
-from histocoder.evaluate import times_seen
-from histocoder.saved_model import read_model_config
+from histocoder.evaluation.evaluate import times_seen
 
 NFC, NFD = (unicodedata.normalize(form, "Dräng") for form in ("NFC", "NFD"))
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from histocoder import kernels
 from histocoder.model import keep_copies
 from histocoder.model.copies import in_precision, kept_copy
-from histocoder.optimizer import AdamW, collect
+from histocoder.ops import kernels
+from histocoder.training.optimizer import AdamW, collect
 
 
 @pytest.fixture(autouse=True, params=["in C", "in torch"])

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from histocoder.decoding.greedy import greedy
-from histocoder.decoding.search import TrieSearch
-from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters import build_formatter
+from histocoder.inference.greedy import greedy
+from histocoder.inference.packed import PackedLinear
+from histocoder.inference.search import TrieSearch
+from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder
 from histocoder.model.layers import knows_linear
-from histocoder.model.packed import PackedLinear
 
 HISCO = build_formatter("hisco", num_blocks=2)
 needs_packing = pytest.mark.skipif(not knows_linear(), reason="this CPU or this torch packs no weights")

@@ -11,15 +11,17 @@ from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
 
 from histocoder import Coder, load_occcanine
+from histocoder.checkpoints.model_files import published_weights, save_published
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
-from histocoder.decoding.search import TrieSearch
-from histocoder.decoding.trie import CodeTrie
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.model import MixerModel, Stepper, load_encoder
-from histocoder.occcanine import save_occcanine
-from histocoder.saved_model import published_weights, save_published
+from histocoder.inference.flat import threshold_of
+from histocoder.inference.occcanine import save_occcanine
+from histocoder.inference.search import TrieSearch
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.trie import CodeTrie
+from histocoder.model import MixerModel, load_encoder
 
 TEXTS = ["farmer", "wine and spirit merchant", None, "farmer", "baker", " ", "nan"]
 
@@ -93,9 +95,9 @@ def test_codes_are_called_by_what_their_columns_have_in_common(target_cols: tupl
 
 def test_thresholds_of_languages():
     config = replace(tiny_model().config, thresholds={"en": 0.2, "unk": 0.3})  # it knows Danish and English
-    assert [config.threshold(lang) for lang in ("en", "da", "xx", "unk")] == [0.2, 0.5, 0.3, 0.3]
-    assert replace(config, thresholds={"*": 0.4}).threshold("xx") == 0.4
-    assert replace(config, languages=()).threshold("xx") == 0.5
+    assert [threshold_of(config, lang) for lang in ("en", "da", "xx", "unk")] == [0.2, 0.5, 0.3, 0.3]
+    assert threshold_of(replace(config, thresholds={"*": 0.4}), "xx") == 0.4
+    assert threshold_of(replace(config, languages=()), "xx") == 0.5
 
 
 def test_topk_is_the_head_of_full(coder: Coder):

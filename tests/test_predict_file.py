@@ -24,13 +24,13 @@ from jobs import two_ranks
 from models import save_tiny_model
 from tqdm import tqdm
 
-from histocoder.__main__ import main
+from histocoder.checkpoints.model_files import load_model
+from histocoder.cli.main import main
 from histocoder.errors import Interrupted, UserError
-from histocoder.predict import Coder
-from histocoder.predict_file import PredictConfig, predict_file
-from histocoder.predictions import Prediction
-from histocoder.review import review
-from histocoder.saved_model import load_model
+from histocoder.evaluation.review import review
+from histocoder.inference.coder import Coder
+from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.predictions import Prediction
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 
@@ -152,7 +152,7 @@ def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch:
     frame = pd.concat([write_archive(tmp_path / "in.csv", 60)] * 2)
     frame.to_csv(tmp_path / "in.csv", index=False)
     code(model, tmp_path / "in.csv", tmp_path / "whole.csv", chunk_rows=120)
-    monkeypatch.setattr(f"histocoder.predict_file.{limit}", 30)
+    monkeypatch.setattr(f"histocoder.inference.predict_file.{limit}", 30)
     coded = []
     predict = Coder.predict
     monkeypatch.setattr(
@@ -214,7 +214,7 @@ def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, s
         code(model, tmp_path / before, tmp_path / after, **again)
         whole = (tmp_path / after).read_bytes()
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("histocoder.predict_file._join_parts", lambda *_, **__: None)
+            patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
             code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
         assert len(list(parts.glob("0*"))) == 3
         (parts / f"000001.{suffix}").unlink()
@@ -228,7 +228,7 @@ def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, s
 def test_a_parquet_file_of_many_chunks_has_few_row_groups(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_archive(tmp_path / "in.csv", 100)
     (tmp_path / "in.csv").write_text((tmp_path / "in.csv").read_text().replace("prob_note", "id", 1))  # a name twice
-    monkeypatch.setattr("histocoder.predict_file._GROUP_ROWS", 45)
+    monkeypatch.setattr("histocoder.inference.predict_file._GROUP_ROWS", 45)
     code(model, tmp_path / "in.csv", tmp_path / "out.parquet", chunk_rows=10)
     file = pq.ParquetFile(tmp_path / "out.parquet")
     assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [50, 50]
@@ -249,7 +249,7 @@ def test_the_bar_moves_with_each_batch(model: Path, tmp_path: Path, monkeypatch:
             return super().update(n)
 
     write_archive(tmp_path / "in.csv", 120)
-    monkeypatch.setattr("histocoder.predict_file.tqdm", Bar)
+    monkeypatch.setattr("histocoder.inference.predict_file.tqdm", Bar)
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=100, batch_size=8)
     (bar,) = bars
     moments = [round(n) for n in bar.seen]
@@ -312,8 +312,8 @@ def test_an_interrupted_chunk_is_resumed(model: Path, tmp_path: Path, monkeypatc
 
 def test_long_chunks_are_kept_by_time(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved: list[int] = []
-    monkeypatch.setattr("histocoder.predict_file._KEEP_SECONDS", 0.0)
-    monkeypatch.setattr("histocoder.predict_file.save_parts", lambda _path, parts: saved.append(len(parts)))
+    monkeypatch.setattr("histocoder.inference.predict_file._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("histocoder.inference.predict_file.save_parts", lambda _path, parts: saved.append(len(parts)))
     write_archive(tmp_path / "in.csv", 300)
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=300, batch_size=32)
     assert len(saved) > 2 and saved == sorted(set(saved))
@@ -361,7 +361,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     limited = (  # a file may not grow beyond half of the output: the chunks fit, the output does not
         "import resource, sys; from pathlib import Path; sys.path.insert(0, 'tests');"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, resource.RLIM_INFINITY));"
-        "from histocoder.script import run_script; from test_predict_file import code;"
+        "from histocoder.cli.script import run_script; from test_predict_file import code;"
         f"run_script(lambda: code(Path({str(model)!r}), Path({str(tmp_path / 'in.csv')!r}), Path({str(output)!r}),"
         " mode='flat', chunk_rows=300))"
     )
@@ -378,7 +378,7 @@ def test_a_disk_full_at_first_keeps_nothing(model: Path, tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     write_archive(tmp_path / "in.csv", 100)
-    monkeypatch.setattr("histocoder.predict_file.write_csv", fail)
+    monkeypatch.setattr("histocoder.inference.predict_file.write_csv", fail)
     with pytest.raises(UserError, match=r"No space left on device\.$"):
         code(model, tmp_path / "in.csv", tmp_path / "out.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
@@ -443,7 +443,7 @@ def test_mistakes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_parts_of_other_settings_are_not_used(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import histocoder.predict_file as module
+    import histocoder.inference.predict_file as module
 
     write_archive(tmp_path / "in.csv", 100)
     with monkeypatch.context() as patched:

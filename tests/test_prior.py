@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from histocoder.decoding.confidence import set_probability
-from histocoder.decoding.greedy import greedy
-from histocoder.decoding.search import TrieSearch
-from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters import BOS, PAD, build_formatter
+from histocoder.inference.confidence import set_probability
+from histocoder.inference.greedy import greedy
+from histocoder.inference.search import TrieSearch
+from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
 from histocoder.model.prior import class_blocks
 

@@ -8,12 +8,12 @@ import pytest
 from test_evaluate import few_examples, tiny_coder
 
 import histocoder
-from histocoder import plots
 from histocoder.errors import UserError
-from histocoder.evaluate import Evaluation, evaluate
-from histocoder.page import table, tag
-from histocoder.report import write_report
-from histocoder.summary import summary
+from histocoder.evaluation import plots
+from histocoder.evaluation.evaluate import Evaluation, evaluate
+from histocoder.evaluation.page import table, tag
+from histocoder.evaluation.report import write_report
+from histocoder.evaluation.summary import summary
 
 LOG = """step,epoch,train_loss,val_loss,seq_acc,token_acc,flat_acc,greedy_seq_acc
 10,1,0.5,,,,,

@@ -21,8 +21,8 @@ from conftest import DEADLINE, ROOT, environment, free_port, run, shared, write_
 from jobs import TINY, change_state, finetune, two_ranks
 from safetensors.torch import load_file
 
-from histocoder.__main__ import main
-from histocoder.saved_model import load_model, read_model_config
+from histocoder.checkpoints.model_files import load_model, read_model_config
+from histocoder.cli.main import main
 
 
 def logs(out: Path, column: str) -> list[float]:

@@ -5,14 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocoder.decoding import confidence, search
-from histocoder.decoding.confidence import set_probability
-from histocoder.decoding.greedy import greedy
-from histocoder.decoding.layout import TreeLayout
-from histocoder.decoding.search import TrieSearch
-from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters import BOS, PAD, Formatter, build_formatter
-from histocoder.model import Decoder, Stepper
+from histocoder.inference import confidence, search
+from histocoder.inference.confidence import set_probability
+from histocoder.inference.greedy import greedy
+from histocoder.inference.search import TrieSearch
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.trie import CodeTrie, TreeLayout
+from histocoder.model import Decoder
 
 HISCO = build_formatter("hisco", num_blocks=3)
 GENERAL = build_formatter("general", num_blocks=2, block_size=4)

@@ -18,15 +18,15 @@ from safetensors.torch import load_file
 from test_scripts import assert_same_weights, logs
 from test_speed import begin, dataset, losses
 
-from histocoder.arguments import add_strategy_arguments
-from histocoder.checkpoint import list_checkpoints, step_of
-from histocoder.cli import Parser
+from histocoder.checkpoints.model_files import load_tensors
+from histocoder.checkpoints.sharded import read_shards
+from histocoder.checkpoints.training_state import list_checkpoints, step_of
+from histocoder.cli.arguments import add_strategy_arguments
+from histocoder.cli.parser import Parser
 from histocoder.config import StrategyConfig
-from histocoder.engine import Trainer
 from histocoder.errors import UserError
-from histocoder.saved_model import load_tensors
-from histocoder.shards import read_shards
-from histocoder.strategies import check_strategy
+from histocoder.training.strategies import check_strategy
+from histocoder.training.trainer import Trainer
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
 STEPS += ("--share-val", 0.08)  # five rows, so that ranks may have different numbers of batches to validate on
@@ -133,7 +133,7 @@ import math
 import torch
 from histocoder import distributed
 from histocoder.config import StrategyConfig
-from histocoder.strategies import Replicated
+from histocoder.training.strategies import Replicated
 device = distributed.start(device="cpu")
 torch.manual_seed(0)
 head, rank = torch.nn.Linear(64, 2000), distributed.rank()
@@ -236,7 +236,7 @@ def test_frozen_encoders_are_shared_out_too(data: Path, tmp_path: Path):
 
 COUNTED = """
 import runpy, sys
-from histocoder.engine import Trainer
+from histocoder.training.trainer import Trainer
 save = Trainer.save_result
 def count(trainer):
     save(trainer)
@@ -404,9 +404,10 @@ def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(data: Path, tmp_pat
 OVERFLOWING = """
 import math, os, runpy, sys
 import torch
-from histocoder import learner, sharding
+from histocoder.training import learner
+from histocoder.training import fsdp
 learner.computing_dtype = lambda *_, **__: torch.float16
-take, step = sharding.ShareAdamW.take_gradients, learner.Learner.step
+take, step = fsdp.ShareAdamW.take_gradients, learner.Learner.step
 taken = 0
 def overflow(optimizer):
     global taken
@@ -418,7 +419,7 @@ def said(learner):
     norm = step(learner)
     print("scale", learner.scaler.get_scale(), float(norm) < math.inf)
     return norm
-sharding.ShareAdamW.take_gradients, learner.Learner.step = overflow, said
+fsdp.ShareAdamW.take_gradients, learner.Learner.step = overflow, said
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

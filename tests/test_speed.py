@@ -10,7 +10,6 @@ from conftest import ROOT, environment, run, write_table
 from models import slow_in_bf16
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from histocoder import kernels
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -18,13 +17,14 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.samplers import Share
-from histocoder.engine import Trainer, mixed_loss
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder, trimmed_length
 from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
-from histocoder.precision import choose_tf32, computing_dtype
+from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.ops import kernels
+from histocoder.training.trainer import Trainer, mixed_loss
 
 MAX_LEN = 64
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.table import fingerprint, open_table, read_table
 from histocoder.errors import UserError
+from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
-from histocoder.review import review
 
 NOTE = '"note (a, b, c, d, e, f, g)"'
 """A column whose name holds more commas than a header has semicolons."""

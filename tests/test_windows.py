@@ -36,8 +36,8 @@ def test_coding_a_file_and_asking_the_doctor(tmp_path: Path):
 HOLDING = """
 import sys
 from pathlib import Path
-from histocoder.lock import holding
-from histocoder.script import run_script
+from histocoder.checkpoints.lock import holding
+from histocoder.cli.script import run_script
 
 def main():
     with holding(Path(sys.argv[1]), what="works here", instead="another folder"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import pyarrow as pa
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import LANG_COL, TEXT_COL
 from histocoder.data.labels import LabelChecker, LabelRules
+from histocoder.data.normalize import fold
 from histocoder.data.table import Table, open_table
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, Formatter
@@ -43,8 +43,8 @@ class Corrections:
 
     def add(self, text: str, lang: str | None, codes: list[str | None]) -> None:
         """Take one in."""
-        self._codes[_fold(text), lang] = codes
-        self._texts[_fold(text), lang] = text
+        self._codes[fold(text), lang] = codes
+        self._texts[fold(text), lang] = text
 
     def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray]:
         """Prepared rows with the codes corrected, and which of them are, of shape (n,)."""
@@ -52,7 +52,7 @@ class Corrections:
         for row, (text, lang) in enumerate(
             zip(*(batch[name].to_pylist() for name in (TEXT_COL, LANG_COL)), strict=True)
         ):
-            folded = _fold(text)
+            folded = fold(text)
             for key in ((folded, lang), (folded, None)):
                 if key in self._codes:
                     rows[row] = self._codes[key]
@@ -131,8 +131,3 @@ def _read(
     if num_unused := len(checked) - num_used:
         parts.append(f"{num_unused:,} are checked, but have no description or no code that fits, and are not used")
     say(f"{path}: {'; '.join(parts)}.")
-
-
-def _fold(text: str) -> str:
-    """What descriptions share that differ in case and blanks only."""
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())

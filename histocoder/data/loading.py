@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from histocoder.config import LoaderConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
+from histocoder.distributed.signals import leave_signals_to_the_parent
 from histocoder.errors import MachineError
-from histocoder.signals import leave_signals_to_the_parent
 
 _END_SECONDS = 0.3  # from the end of a process' pipes to its own
 _GRACE_SECONDS = 1.0  # in which torch notices by itself that a batch is late

@@ -49,9 +49,21 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
 
 def folded(texts: Sequence[str]) -> list[str]:
     """Keys of descriptions, equal for those that differ only in case, blanks or Unicode form: what counts as one text
-    where data are split and where texts are looked up.
+    where data are split, and where texts are looked up among those trained on.
     """
     return normalize(texts, "lower")
+
+
+def fold(text: str) -> str:
+    """A description without differences of case, blanks and Unicode normal form: what codes that people gave are found
+    by. Unlike `folded` it takes letters that differ in upper case only, such as ß and ss, for the same.
+
+    Examples
+    --------
+    >>> fold("  Wine and\\u00a0SPIRIT  merchant ")
+    'wine and spirit merchant'
+    """
+    return " ".join(unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).split())
 
 
 def _nfc(text: str) -> str:

@@ -1,0 +1,1 @@
+"""How right a model is: scores, baselines, the report, and which rows a person should check."""

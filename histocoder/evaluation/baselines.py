@@ -21,8 +21,8 @@ from sklearn.svm import LinearSVC
 from tqdm import tqdm
 
 from histocoder.data.examples import Examples
+from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.known import Known
-from histocoder.scores import code_sets, score_sets
 
 RIGHT_COL = "right"
 """The column of `Evaluation.rows` that says where a model is right."""

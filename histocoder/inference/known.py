@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from array import array
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -12,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.examples import Examples
+from histocoder.data.normalize import fold
 from histocoder.formatters import MISSING
-from histocoder.predict import Coder
-from histocoder.predictions import Prediction
+from histocoder.inference.coder import Coder
+from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"
 """What the column `source` holds."""
@@ -137,17 +137,6 @@ class Known:
         given = _frame([answer for answer in answers if answer is not None], coder).set_axis(known)
         names = max((coded.columns, given.columns), key=len)
         return pd.concat([frame.reindex(columns=names) for frame in (coded, given)]).sort_index()
-
-
-def fold(text: str) -> str:
-    """A description without differences of case, blanks and Unicode normal form.
-
-    Examples
-    --------
-    >>> fold("  Wine and\\u00a0SPIRIT  merchant ")
-    'wine and spirit merchant'
-    """
-    return " ".join(unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).split())
 
 
 def coded(examples: Examples) -> Examples:

@@ -1,6 +1,7 @@
 """Encoder, decoder, and the model made of both."""
 
 from histocoder.model.canine import used_together
+from histocoder.model.canine_weights import Unfilled, trim_positions
 from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import (
@@ -15,12 +16,8 @@ from histocoder.model.encoder import (
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
-from histocoder.model.positions import trim_positions
 from histocoder.model.prior import Prior
-from histocoder.model.stepper import Stepper
 from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
-from histocoder.model.tree import TreeDecoder
-from histocoder.model.unfilled import Unfilled
 
 __all__ = [
     "CHARACTERS",
@@ -32,9 +29,7 @@ __all__ = [
     "NgramEncoder",
     "PretrainedTokenizer",
     "Prior",
-    "Stepper",
     "Tokenizer",
-    "TreeDecoder",
     "Unfilled",
     "check_positions",
     "check_vocabulary",

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from histocoder.errors import UserError
-from histocoder.model.unfilled import Unfilled
 
 if TYPE_CHECKING:
     from transformers import CanineModel
@@ -162,3 +163,48 @@ class _Convolution(nn.Module):
         self.config = config
         self.conv = nn.Conv1d(inputs * config.hidden_size, config.hidden_size, taps)
         self.LayerNorm = _norm(config)
+
+
+def trim_positions(encoder: nn.Module, max_len: int) -> None:
+    """Take the positions beyond `max_len` out of training, so that they need no gradients and no optimizer state.
+
+    State dicts have the table's full shape as before, in both directions. Other encoders than CANINE, which have few
+    positions or none, stay as they are.
+    """
+    if not isinstance(encoder, Canine):
+        return
+    table = encoder.char_embeddings.char_position_embeddings
+    if len(table.weight) <= max_len:
+        return
+    rest = table.weight.detach()[max_len:].clone()
+    requires_grad = table.weight.requires_grad
+    table.weight = nn.Parameter(table.weight.detach()[:max_len].clone(), requires_grad=requires_grad)
+
+    def join(_module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
+        kept = state[prefix + "weight"]
+        state[prefix + "weight"] = torch.cat([kept, rest.to(kept)])
+
+    def split(_module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        full = state[prefix + "weight"]
+        rest.copy_(full[max_len:])
+        state[prefix + "weight"] = full[:max_len]
+
+    table.register_state_dict_post_hook(join)
+    table.register_load_state_dict_pre_hook(split)
+
+
+_FILLING = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
+class Unfilled(TorchFunctionMode):
+    """Within it, what would be filled with random numbers keeps whatever lies in its memory.
+
+    Of CANINE's sizes these numbers take longer than all else that is done to open a model.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As `func`, but for filling."""
+        kwargs = kwargs or {}
+        if func in _FILLING:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)

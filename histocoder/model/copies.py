@@ -92,7 +92,7 @@ def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = 
     """From now on, keep a module's weights in the precision of its computations as well.
 
     Worth it where one process trains: on a CPU a step is shorter by the time it takes to read all weights, on a GPU it
-    launches no casts of them. An optimizer must know of it; `histocoder.optimizer.AdamW` does. Changes of a weight's
+    launches no casts of them. An optimizer must know of it; `training.optimizer.AdamW` does. Changes of a weight's
     `data` go unnoticed.
 
     Parameters

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-import histocoder.kernels as kernels  # noqa: PLR0402 (from the package itself would be a circle)
 from histocoder.model.copies import in_precision, stacked
+from histocoder.ops import kernels
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:

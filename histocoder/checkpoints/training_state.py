@@ -1,0 +1,277 @@
+"""Training states on disk: written aside and renamed, checked when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from histocoder.checkpoints.model_files import (
+    MANIFEST_FILE,
+    SHARDS_FOLDER,
+    TOKENIZER_FOLDER,
+    load_tensors,
+    read_json,
+    read_model_config,
+    read_tokenizer,
+    read_weights,
+    save_config,
+    save_manifest,
+    save_model_files,
+    save_published,
+    verify_manifest,
+    write_tensors,
+)
+from histocoder.config import ModelConfig
+from histocoder.errors import DamagedError, UserError
+from histocoder.files import sync
+from histocoder.model import MixerModel, Tokenizer
+
+OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
+LAST_BIN_FILE = "last.bin"
+CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
+CHECKPOINT_VERSION = 2
+"""Of the files of a checkpoint; another one is refused by name."""
+_STEP_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass
+class TrainState:
+    """How far a run has come."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """The epoch at hand, from 0."""
+    samples: int = 0
+    """Rows of it that all processes together have consumed."""
+    best_accuracy: float = float("-inf")
+    """Of the best model so far: the mean of `greedy_seq_acc` and `flat_acc`; likewise its loss."""
+    best_val_loss: float = float("inf")
+    num_worse: int = 0
+    """Validations in a row that found no better model."""
+    results: dict[str, float] | None = None
+    """The validation of this very step, where there was one."""
+
+    def improves(self, results: dict[str, float]) -> bool:
+        """Note a validation; whether its model is the best so far, by accuracy, then by loss."""
+        accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
+        if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
+            self.best_accuracy, self.best_val_loss, self.num_worse = accuracy, loss, 0
+            return True
+        self.num_worse += 1
+        return False
+
+
+@dataclass
+class LearnerState:
+    """What training has made of a model: state dicts, as one process without others has them."""
+
+    weights: dict[str, Tensor]
+    """Empty, as the optimizer's state is, where processes have written their shares into a checkpoint's folder."""
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    scaler: dict[str, Any]
+    """Empty but in fp16."""
+
+
+@dataclass
+class Checkpoint:
+    """What a resume needs."""
+
+    path: Path
+    """The checkpoint's folder; see `checkpoint_path`."""
+    state: TrainState
+    learner: LearnerState
+    ranks: dict[str, Tensor]
+    """What each rank holds of its own, such as its random state, one row each."""
+    settings: dict[str, Any]
+    """What a resumed run must agree on."""
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where a run's checkpoint of a step lies."""
+    return folder / CHECKPOINTS_FOLDER / f"step-{step:07d}"
+
+
+def unfinished(path: Path) -> Path:
+    """Where a checkpoint lies while it is written."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
+    """Write a checkpoint to its path, and delete all of its run but the newest `keep`."""
+    final, temporary = checkpoint.path, unfinished(checkpoint.path)
+    try:
+        _write_files(temporary, checkpoint)
+        _delete(final)  # damaged, else it would not be saved anew
+        os.replace(temporary, final)
+        sync(final.parent)
+    except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
+        raise UserError(
+            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or mend "
+            "the folder, and start it again."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in list_checkpoints(final.parents[1])[:-keep]:
+        _delete(old)
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint's files into a folder, which may hold shares already, and their checksums at the end."""
+    config, learner, tokenizer = checkpoint.model_config, checkpoint.learner, checkpoint.tokenizer
+    folder.mkdir(parents=True, exist_ok=True)
+    if learner.weights:
+        save_model_files(folder, config, learner.weights, tokenizer=tokenizer)
+    else:
+        save_config(folder, config)
+        tokenizer.save(folder / TOKENIZER_FOLDER)
+    rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
+    torch.save(rest, folder / OPTIMIZER_FILE)
+    write_tensors(checkpoint.ranks, folder / RANKS_FILE)
+    record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
+    (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    save_manifest(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def save_last_bin(
+    folder: Path, config: ModelConfig, learner: LearnerState, *, step: int, trained: Sequence[str]
+) -> None:
+    """Write `last.bin`, the dict that OccCANINE's own scripts save and load.
+
+    Parameters
+    ----------
+    folder : Path
+    config : ModelConfig
+    learner : LearnerState
+        Whole.
+    step : int
+        Optimizer steps done.
+    trained : sequence of str
+        The names of the weights that the optimizer steps, in its order.
+    """
+    moments = {
+        i: {name: _as_tall(value, learner.weights[trained[i]]) for name, value in values.items()}
+        for i, values in learner.optimizer["state"].items()
+    }
+    groups = [{**group, "fused": None} for group in learner.optimizer["param_groups"]]
+    state = {"optimizer": {"state": moments, "param_groups": groups}, "scheduler": learner.scheduler}
+    save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
+
+
+def _as_tall(moment: Tensor, weight: Tensor) -> Tensor:
+    """With zeros for the positions that were not trained (see `trim_positions`)."""
+    if moment.dim() == 0 or len(moment) == len(weight):
+        return moment
+    return torch.cat([moment, moment.new_zeros(len(weight) - len(moment), *moment.shape[1:])])
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds what a resume needs, not a model alone."""
+    return (folder / STATE_FILE).is_file()
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """A run's checkpoints by step, the newest last; whole or not."""
+    found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
+    return sorted((path for path in found if _STEP_NAME.fullmatch(path.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def drop_checkpoints_after(folder: Path, step: int) -> None:
+    """Delete a run's checkpoints beyond a step: those of a course that is not gone on with."""
+    for path in list_checkpoints(folder):
+        if step_of(path) > step:
+            _delete(path)
+
+
+def _delete(checkpoint: Path) -> None:
+    """Take a checkpoint's name away first, so that half of one is never taken for one."""
+    doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
+    with suppress(OSError):
+        checkpoint.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Compare the files of a checkpoint with their checksums, about a second for each GB.
+
+    Raises
+    ------
+    DamagedError
+        Where a file is missing or damaged; it is named.
+    UserError
+        Where it was written in another form than this program's.
+    """
+    if not (path / MANIFEST_FILE).is_file():
+        raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
+    verify_manifest(path)
+    version = read_json(path / STATE_FILE)["format_version"]
+    if version > CHECKPOINT_VERSION:
+        raise UserError(
+            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Update "
+            "histocoder."
+        )
+    if version < CHECKPOINT_VERSION:
+        raise UserError(
+            f"The checkpoint {path} has format version {version}, an older one's. Go on with the histocoder that wrote "
+            f"it, or begin anew from its weights: another folder, and --initial-checkpoint {path}."
+        )
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, after `verify_checkpoint`; raises UserError where anything but tensors is in its files."""
+    record = read_json(path / STATE_FILE)
+    del record["format_version"]
+    settings = record.pop("settings")
+    saved = load_tensors(path / OPTIMIZER_FILE)
+    optimizer = saved["optimizer"]
+    if (path / SHARDS_FOLDER).is_dir():
+        from histocoder.checkpoints.sharded import read_state  # here, since it takes a while to import
+
+        weights, optimizer["state"] = read_state(path / SHARDS_FOLDER)
+    else:
+        weights = read_weights(path)
+    return Checkpoint(
+        path=path,
+        state=TrainState(**record),
+        learner=LearnerState(weights, optimizer, saved["scheduler"], saved.get("scaler", {})),
+        ranks=load_file(path / RANKS_FILE),
+        settings=settings,
+        model_config=read_model_config(path),
+        tokenizer=read_tokenizer(path),
+    )
+
+
+def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a checkpoint that was read, with shares put together, as one that a run can go on from by itself."""
+    try:
+        _write_files(folder, checkpoint)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise UserError(f"Could not write {folder} ({error}).") from error
+
+
+def checkpoint_bytes(model: MixerModel) -> int:
+    """What a checkpoint of a model takes on the disk: its weights, and two moments of each that is trained."""
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained

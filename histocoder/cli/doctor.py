@@ -1,0 +1,314 @@
+"""What this machine has for training, and what that means: `histocoder doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from histocoder import distributed
+from histocoder.cli.model_flags import add_command
+from histocoder.errors import UserError
+from histocoder.files import make_folder
+from histocoder.model.devices import check_compiler, device_name
+from histocoder.model.encoder import hub_answers
+from histocoder.model.precision import has_bf16
+from histocoder.ops import kernels
+from histocoder.ops.memory import total_bytes
+from histocoder.training.console import say
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+ALL_REDUCE_SECONDS = 120.0
+"""How long the processes may take to start, meet and add up."""
+_PACKAGES = (
+    *("transformers", "pandas", "pyarrow", "matplotlib", "safetensors", "scikit-learn", "text-unidecode", "tqdm"),
+    "PyYAML",
+)
+_PARAMETERS = 140_000_000  # of a model with CANINE-s
+_RUN_BYTES = _PARAMETERS * (3 * 12 + 2 * 4)
+"""That it leaves: two checkpoints, one being written, the best model and the last."""
+_TRAINING_BYTES = _PARAMETERS * 16
+"""That it trains in: weights, gradients, and two numbers of the optimizer's for each."""
+_SHARED_MEMORY_BYTES = 1e9
+_NUMBERS = 1 << 20
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    mark: str
+    """`OK`; `NOTE`: something works less well, or not at all, that training can do without; or `PROBLEM`."""
+    what: str
+    found: str
+    meaning: str = ""
+    """And what to do."""
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its flags."""
+    parser = add_command(commands, "doctor", "see what this machine has for training, and what is missing")
+    parser.add_argument("--folder", default=".", metavar="DIR", help="where runs are to be saved (default: .)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Look at the machine; exit code 1 where something is missing."""
+    if not print_findings(examine(Path(args.folder)), say):
+        raise SystemExit(1)
+
+
+def examine(folder: Path) -> Iterator[Finding]:
+    """Look at everything, the slowest last.
+
+    Parameters
+    ----------
+    folder : Path
+        Where runs are to be saved.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    yield _versions()
+    yield from _packages()
+    yield _devices()
+    yield _precision(device)
+    yield _compiler(device)
+    yield _kernels()
+    yield _memory()
+    yield _shared_memory()
+    yield _disk(folder)
+    yield _hub()
+    yield _nccl()
+    yield _all_reduce(ALL_REDUCE_SECONDS)
+
+
+def print_findings(findings: Iterator[Finding], say: Callable[[str], None]) -> bool:
+    """Say each as soon as it is known; whether nothing is missing that training needs."""
+    problems = notes = 0
+    for finding in findings:
+        say(f"{finding.mark:<9}{finding.what:<15}{finding.found}")
+        if finding.meaning:
+            say(f"{'':24}{finding.meaning}")
+        problems += finding.mark == PROBLEM
+        notes += finding.mark == NOTE
+    if problems:
+        say(f"{problems} problem{'s' * (problems > 1)}: what is marked so won't work.")
+    else:
+        say(f"Training can work here{'; the notes say what is less than it might be' if notes else ''}.")
+    return not problems
+
+
+def _versions() -> Finding:
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    names = [
+        f"histocoder {_version_of('histocoder') or '(not installed)'}",
+        f"Python {platform.python_version()}",
+        f"torch {torch.__version__} ({cuda})",
+    ]
+    return Finding(OK, "versions", ", ".join(names))
+
+
+def _packages() -> Iterator[Finding]:
+    versions = {name: _version_of(name) for name in _PACKAGES}
+    yield Finding(OK, "packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
+    if missing := [name for name, version in versions.items() if version is None]:
+        yield Finding(PROBLEM, "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    for name, flag in (("wandb", "--log-wandb"), ("tensorboard", "--log-tensorboard")):
+        if importlib.util.find_spec(name) is None:
+            yield Finding(NOTE, name, "not installed", f"{flag} needs it: pip install {name}")
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> Finding:
+    count = torch.cuda.device_count()
+    if count:
+        gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
+        names = ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in gpus)
+        start = "" if count == 1 else f"Start one process for each: torchrun --nproc_per_node={count} finetune.py …"
+        return Finding(OK, "devices", names, start)
+    name = device_name(torch.device("cpu"))
+    if torch.backends.mps.is_available():
+        return Finding(OK, "devices", f"{name}, and the GPU of this Mac")
+    if shutil.which("nvidia-smi") is None:
+        why = "No GPU: pretrained encoders are slow to train here; --encoder small takes minutes."
+    elif torch.version.cuda is None:
+        why = "There is a driver for NVIDIA GPUs, but this torch is built without CUDA: install one that is."
+    else:
+        why = f"There is a driver for NVIDIA GPUs, but torch finds none: check nvidia-smi, {_visible()}."
+    return Finding(NOTE, "devices", name, why)
+
+
+def _visible() -> str:
+    return f"CUDA_VISIBLE_DEVICES (now {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r})"
+
+
+def _precision(device: torch.device) -> Finding:
+    if has_bf16(device):
+        return Finding(OK, "precision", "bf16 is multiplied in hardware; --precision auto takes it")
+    amp = "--use-amp takes fp16 instead, which is faster." if device.type == "cuda" else "Training is slower for it."
+    return Finding(NOTE, "precision", "no bf16 in hardware; --precision auto takes fp32", amp)
+
+
+def _compiler(device: torch.device) -> Finding:
+    try:
+        check_compiler(device)
+    except UserError as error:
+        return Finding(NOTE, "compiler", "none that --compile can use", str(error))
+    return Finding(OK, "compiler", "--compile can work")
+
+
+def _kernels() -> Finding:
+    if kernels.library() is None:
+        what = "Training on a CPU is slower for it: install a C compiler with OpenMP (gcc), then histocoder once more."
+        return Finding(NOTE, "kernels", "not compiled when histocoder was installed, or since then out of date", what)
+    return Finding(OK, "kernels", "compiled; training on a CPU takes them")
+
+
+def _memory() -> Finding:
+    size = total_bytes()
+    if math.isinf(size):
+        return Finding(NOTE, "memory", "unknown here")
+    if size < 2 * _TRAINING_BYTES:
+        what = (
+            f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch: lower --batch-size, or --encoder small."
+        )
+        return Finding(NOTE, "memory", _gb(size), what)
+    return Finding(OK, "memory", _gb(size))
+
+
+def _shared_memory() -> Finding:
+    if not Path("/dev/shm").is_dir():
+        return Finding(OK, "shared memory", "no /dev/shm: loader workers use files")
+    free = shutil.disk_usage("/dev/shm").free
+    if free < _SHARED_MEMORY_BYTES:
+        return Finding(
+            NOTE,
+            "shared memory",
+            f"{_gb(free)} free in /dev/shm",
+            "Loader workers pass batches through it, and are killed for want of it: keep --num-workers 0, or give a "
+            "container more (docker run --shm-size=2g).",
+        )
+    return Finding(OK, "shared memory", f"{_gb(free)} free in /dev/shm")
+
+
+def _disk(folder: Path) -> Finding:
+    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    try:
+        make_folder(there)
+    except UserError as error:
+        return Finding(PROBLEM, "disk", f"{folder} can't be written to", str(error))
+    free = shutil.disk_usage(there).free
+    if free < _RUN_BYTES:
+        what = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder small takes little."
+        return Finding(NOTE, "disk", f"{_gb(free)} free in {there}", what)
+    return Finding(OK, "disk", f"{_gb(free)} free in {there}")
+
+
+def _hub() -> Finding:
+    if hub_answers():
+        return Finding(OK, "hub", "the Hugging Face hub can be reached")
+    offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "it can't be reached"
+    what = "Pretrained encoders come from folders (--encoder PATH), or there is --encoder small."
+    return Finding(NOTE, "hub", f"the Hugging Face hub: {offline}", what)
+
+
+def _nccl() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding(OK, "NCCL", "not needed without GPUs: processes talk over gloo")
+    if (version := distributed.nccl_version()) is None:
+        what = "Several GPUs can't train together: install a torch that has it."
+        return Finding(NOTE, "NCCL", "this torch is built without it", what)
+    return Finding(OK, "NCCL", version)
+
+
+def _all_reduce(patience: float) -> Finding:
+    """Have some processes of this machine add up numbers, as they would gradients."""
+    gpus = torch.cuda.device_count()
+    device, processes = ("cuda", gpus) if gpus > 1 else ("cpu", 2)
+    what = f"{processes} processes, {'a GPU each, NCCL' if device == 'cuda' else 'gloo'}"
+    help_ = "Several processes can't train together here; one can. "
+    if device == "cuda":
+        help_ += "See what NCCL_DEBUG=INFO says, and whether NCCL_P2P_DISABLE=1 or --device cpu helps."
+    else:
+        help_ += "Often the network interface is the wrong one: set GLOO_SOCKET_IFNAME=lo."
+    failure, seconds = _run_processes(processes, device, patience)
+    if failure is not None:
+        return Finding(PROBLEM, "all-reduce", f"{what}: {failure}", help_)
+    return Finding(OK, "all-reduce", f"{what}: {4 * _NUMBERS / 1e6:.0f} MB added up in {seconds:.3f} s")
+
+
+def _run_processes(count: int, device: str, patience: float) -> tuple[str | None, float]:
+    """What is wrong, if anything; and the time that the all-reduce took."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+    size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    parent = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "histocoder.cli.doctor", device],
+            env={**parent, **address, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    deadline = time.monotonic() + patience
+    while None in (states := [process.poll() for process in started]) and not any(states):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    for process in started:
+        process.kill()
+    said = [process.communicate() for process in started]
+    for state, (_, stderr) in zip(states, said, strict=True):
+        if state:
+            return (stderr.strip().splitlines() or [f"a process ended with {state}"])[-1], 0.0
+    if None in states:
+        return f"no answer within {patience:g} s", 0.0
+    return None, json.loads(said[0][0])
+
+
+def _add_up(device_kind: str) -> None:
+    """One of the processes: print how long the second all-reduce took, or end with 1 where the sum is wrong."""
+    device = distributed.start(device=device_kind)
+    mine = torch.full((_NUMBERS,), float(distributed.rank() + 1), device=device)
+    seconds = 0.0
+    for _ in range(2):  # the first one connects
+        started = time.monotonic()
+        total = float(distributed.reduce_sum(mine)[-1])
+        seconds = time.monotonic() - started
+    distributed.stop()
+    expected = sum(range(1, distributed.world_size() + 1))
+    if total != expected:
+        sys.exit(f"the sum is {total:g} and should be {expected}")
+    print(json.dumps(seconds))
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB"
+
+
+if __name__ == "__main__":
+    _add_up(sys.argv[1])

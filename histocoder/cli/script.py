@@ -1,0 +1,77 @@
+"""What a program says while it runs, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from histocoder import distributed
+from histocoder.errors import Interrupted, MachineError, Notice, UserError
+from histocoder.training.out_of_memory import that_a_gpu_is_full
+
+_NOBODY_READS = 128 + 13
+"""128 + SIGPIPE, as shells say it; Windows lacks the name."""
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
+    _open_streams()
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        distributed.leave("Ended, since nobody reads its output any more.", _NOBODY_READS)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it may be what is full
+        distributed.leave(f"error: The output can't be written ({error.strerror}). Make room, and start again.", 2)
+    except UserError as error:
+        distributed.leave(f"error: {error}", 2)
+    except MachineError as error:
+        distributed.leave(f"error: {error}", 1)
+    except Interrupted as error:
+        distributed.leave(str(error), 128 + error.signum)
+    except KeyboardInterrupt:
+        distributed.leave("Interrupted.", 130)
+    except torch.OutOfMemoryError as error:
+        distributed.leave(f"error: {that_a_gpu_is_full(error)}", 2)
+    except RuntimeError as error:
+        if not distributed.is_lost_contact(error):
+            raise
+        distributed.leave(
+            f"error: another process has ended or can't be reached ({str(error).splitlines()[0]}). Started again, the "
+            "run goes on from its last checkpoint.",
+            1,
+        )
+    distributed.stop()
+
+
+def _open_streams() -> None:
+    """Make standard output and error take every text: closed ones take it nowhere, others escape what they lack."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # as after >&- in a shell
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _show_warning(
+    others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any
+) -> None:
+    """Show a `Notice` as it is, and other warnings with where they arose."""
+    if issubclass(category, Notice):
+        print(message, file=sys.stderr, flush=True)
+    else:
+        others(message, category, *where, **more)

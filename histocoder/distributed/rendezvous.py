@@ -1,0 +1,137 @@
+"""How processes that were started together find and join one another."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from histocoder.distributed.launch import Launch
+from histocoder.errors import MachineError, UserError
+
+
+def meet() -> dist.Store:
+    """What the processes share, at the address that the environment names.
+
+    Raises
+    ------
+    UserError
+        Where it can't be reached, or another program has its port.
+    """
+    try:
+        return next(iter(rendezvous("env://")))[0]
+    except dist.DistError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        is_srun = "SLURM_PROCID" in os.environ and "LOCAL_RANK" not in os.environ
+        other = "export another MASTER_PORT" if is_srun else "choose another --master_port, or torchrun --standalone"
+        raise UserError(
+            f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
+            f"{other}."
+        ) from error
+
+
+def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.ProcessGroup:
+    """Join the processes that have met, or a single one.
+
+    Gradients go over NCCL between GPUs, all else over the group that is returned.
+
+    Raises
+    ------
+    UserError, MachineError
+        Where they can't reach one another, or a GPU can't be had.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if launch.local_world_size < launch.world_size:
+        # by itself gloo takes the address of the host's name, which others may not reach, such as 127.0.1.1
+        interface = interface_towards(os.environ["MASTER_ADDR"])
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", store),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            device_id=device if device.type == "cuda" else None,
+        )
+        return dist.new_group(backend="gloo")
+    except RuntimeError as error:
+        if launch.world_size == 1:
+            raise
+        if (cause := fault_of_nccl(error)) is not None:
+            raise MachineError(f"The processes have met, but NCCL can't start: {cause}") from error
+        names = ["GLOO"] if backend == "gloo" else ["NCCL", "GLOO"]
+        exports = " ".join(f"{name}_SOCKET_IFNAME=eth0" for name in names)
+        raise UserError(
+            f"The processes have met at {os.environ['MASTER_ADDR']}, but can't connect to one another "
+            f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
+            f"node, as in export {exports}."
+        ) from error
+
+
+_NOT_OF_THE_NETWORK = ("ncclUnhandledCudaError", "ncclInvalidUsage", "ncclInvalidArgument", "ncclInternalError")
+_ADVICE = {
+    "Duplicate GPU": "Start one process a GPU (--nproc_per_node), and name each once in CUDA_VISIBLE_DEVICES.",
+    "/dev/shm": "Give the container more shared memory, as with docker run --shm-size=2g.",
+}
+
+
+def fault_of_nccl(error: RuntimeError) -> str | None:
+    """What has failed in NCCL, and what to do, unless it is the network, or no error of NCCL's."""
+    text = str(error)
+    advice = next((advice for sign, advice in _ADVICE.items() if sign in text), None)
+    if advice is None and ("socket interface" in text or not any(name in text for name in _NOT_OF_THE_NETWORK)):
+        return None
+    said = text.strip().splitlines()[-1].strip().rstrip(".")
+    return f"{said}. {advice or 'NCCL_DEBUG=INFO says more.'}"
+
+
+_SIOCGIFADDR = 0x8915
+"""Of Linux: the IPv4 address of an interface."""
+_FAR_AWAY = "198.51.100.1"
+"""Of a block that is kept for documents, so that the default route leads there."""
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface over which a host is reached, or that has the host's own address; None where unknown.
+
+    A name that stands for the loopback here, as a machine's own does in Debian's /etc/hosts, stands for another address
+    elsewhere; it is taken for that of the default route.
+
+    Examples
+    --------
+    >>> interface_towards("127.0.0.1")
+    'lo'
+    """
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        return None
+    if address.startswith("127.") and host not in (address, "localhost"):
+        address = _FAR_AWAY
+    return _interface_to(address)
+
+
+def _interface_to(address: str) -> str | None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == own), None)
+
+
+def _address_of(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            import fcntl  # which Windows lacks
+
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except (OSError, ImportError):  # it has none, or this is no Linux
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -1,0 +1,146 @@
+"""Several opinions of one model as one answer: decoder, flat head and linear expert vote on each code of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from histocoder.formatters.tokens import BOS, PAD
+from histocoder.inference.greedy import greedy
+from histocoder.inference.stepper import Stepper
+from histocoder.inference.trie import CodeTrie
+from histocoder.model import Decoder, Prior
+
+_NUM_CANDIDATES = 8
+"""Codes of a row that the other experts propose; the decoder adds its own."""
+_LEAST = 1e-9
+"""A probability that is not quite 0, so that no expert has a veto."""
+
+
+class Votes(NamedTuple):
+    """What experts think of the candidates for a code, (B, K) each; of logarithms of probabilities."""
+
+    candidates: Tensor
+    """Places in the key."""
+    by_expert: dict[str, Tensor]
+    """Of each expert; -inf where a candidate is there twice."""
+    stop: dict[str, Tensor]
+    """Of shape (B,): that there is no further code."""
+
+
+class Combined(NamedTuple):
+    """What `CombinedSearch.decode` returns."""
+
+    codes: Tensor
+    """Places in the key, of shape (B, num_blocks); -1 where there is none."""
+    probabilities: Tensor
+    """Of each code, of shape (B, num_blocks)."""
+    conf: Tensor
+    """Of the set of codes, of shape (B,)."""
+
+
+class CombinedSearch:
+    """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
+
+    For the first code an expert's vote is the probability of each code; for the k-th, given those before it, the
+    decoder's is what it writes next, and the others' is how likely a code belongs to a set of k, at most k times its
+    share.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    trie : CodeTrie
+        Of the key.
+    memory : Tensor of shape (B, S, dim)
+    memory_mask : Tensor of bool, of shape (B, S), or None
+    prior : Prior or None
+        What the decoder starts from.
+    shares : mapping of str to Tensor of shape (B, num_classes)
+        The probabilities of the experts beside the decoder.
+    num_blocks : int
+        Codes of a row at most.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        trie: CodeTrie,
+        memory: Tensor,
+        memory_mask: Tensor | None,
+        prior: Prior | None,
+        shares: Mapping[str, Tensor],
+        *,
+        num_blocks: int,
+    ) -> None:
+        self._shares, self._num_blocks = shares, num_blocks
+        self._blocks = trie.blocks  # (num_codes, block_size)
+        size = self._blocks.shape[1]
+        length = num_blocks * size
+        tokens, _ = greedy(decoder, memory, memory_mask, prior, num_tokens=length, block_size=size, trie=trie)
+        written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
+        same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
+        by_others = torch.stack([p.clamp(min=_LEAST).log() for p in shares.values()]).sum(0)
+        proposed = by_others.topk(min(_NUM_CANDIDATES, len(self._blocks))).indices
+        own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
+        self._candidates = torch.cat([proposed, own], dim=1)  # (B, K)
+        twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
+        self._taken = twice  # candidates that are chosen already, or there before
+        self._stepper = Stepper(decoder, memory, memory_mask, prior)
+        self._newest = torch.full_like(self._candidates[:, :1], BOS)
+        self._parents = torch.zeros_like(self._newest)
+        self._going_on = torch.ones(len(memory), dtype=torch.bool, device=memory.device)
+
+    def votes(self, number: int) -> Votes:
+        """What experts think of each candidate for a row's next code, which is its `number`-th, from 0."""
+        blocks = self._blocks[self._candidates]  # (B, K, size)
+        going_on = self._going_on[:, None]
+        first = self._stepper.step_tree(self._newest, self._parents, going_on)[:, 0].float().log_softmax(-1)
+        written = first.gather(1, blocks[..., 0])
+        real = going_on.expand_as(self._candidates) & ~self._taken
+        parents = torch.zeros_like(self._candidates)
+        for i in range(1, blocks.shape[2]):
+            following = self._stepper.step_tree(blocks[..., i - 1], parents, real).float().log_softmax(-1)
+            written = written + following.gather(-1, blocks[..., i : i + 1])[..., 0]
+            parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(self._candidates)
+        by_expert, stop = {"decoder": written}, {"decoder": first[:, PAD]}
+        for name, shares in self._shares.items():
+            belief = (shares.gather(1, self._candidates) * (number + 1)).clamp(_LEAST, 1.0)
+            by_expert[name] = belief.log()
+            stop[name] = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=_LEAST).log()
+        masked = {name: scores.masked_fill(self._taken, -torch.inf) for name, scores in by_expert.items()}
+        return Votes(self._candidates, masked, stop)
+
+    def choose(self, place: Tensor, going_on: Tensor) -> None:
+        """Take each row's candidate at a place (B,), where it goes on at all."""
+        self._going_on = self._going_on & going_on
+        self._newest = self._blocks[self._candidates.gather(1, place[:, None])][..., -1]
+        self._parents = place[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(place[:, None])
+        chosen = self._candidates.gather(1, place[:, None])
+        self._taken = self._taken | (self._candidates == chosen)
+
+    def decode(self, weights: Mapping[str, float]) -> Combined:
+        """The best set of codes by the experts' weights."""
+        batch, width = len(self._candidates), self._num_blocks
+        codes = torch.full((batch, width), -1, device=self._candidates.device)
+        probabilities = torch.full((batch, width), torch.nan, device=self._candidates.device)
+        conf = torch.ones(batch, device=self._candidates.device)
+        for number in range(width):
+            votes = self.votes(number)
+            scores = torch.stack([weights[name] * votes.by_expert[name] for name in votes.by_expert]).sum(0)
+            stop = torch.stack([weights[name] * votes.stop[name] for name in votes.stop]).sum(0)[:, None]
+            if number == 0:  # each row has a code
+                stop = torch.full_like(stop, -torch.inf)
+            shares = torch.cat([scores.masked_fill(self._taken, -torch.inf), stop], dim=1).softmax(-1)
+            best = shares.max(1)
+            conf = torch.where(self._going_on, conf * best.values, conf)
+            goes_on = self._going_on & (best.indices < scores.shape[1])
+            place = best.indices.clamp(max=scores.shape[1] - 1)
+            codes[goes_on, number] = self._candidates.gather(1, place[:, None])[goes_on, 0]
+            probabilities[goes_on, number] = best.values[goes_on]
+            self.choose(place, goes_on)
+            if not bool(self._going_on.any()) or self._blocks.shape[0] <= number + 1:
+                break
+        return Combined(codes, probabilities, conf)

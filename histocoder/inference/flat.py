@@ -1,0 +1,42 @@
+"""What the flat head answers: which classes, by its probabilities and a language's threshold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from histocoder.config import ALL_LANGUAGES, ModelConfig
+from histocoder.data.languages import same_language
+
+
+def threshold_of(config: ModelConfig, lang: str) -> float:
+    """The probability from which the flat head's classes count in a language; those a model does not know are "unk"."""
+    known = lang if not config.languages or same_language(lang, config.languages) else "unk"
+    own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
+    return config.default_threshold if own is None else own
+
+
+def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
+    """The flat head's answer: the most probable class, and others above a threshold.
+
+    Parameters
+    ----------
+    probabilities : Tensor of shape (B, num_classes)
+    thresholds : Tensor of shape (B, 1), or float
+    most : int
+        Classes of a row at most.
+
+    Returns
+    -------
+    Tensor of bool, of shape (B, num_classes)
+
+    Examples
+    --------
+    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3, most=2)
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    best = probabilities.topk(min(most, probabilities.shape[1]))
+    counts = best.values > thresholds
+    counts[:, 0] = True
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, best.indices, counts)

@@ -1,0 +1,61 @@
+"""What there is to say of a file that is coded in chunks, by one process or several: once, not of each chunk."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from histocoder import distributed
+from histocoder.inference.coder import TextCutWarning
+from histocoder.inference.descriptions import UnknownLanguageWarning
+
+
+class FileNotices:
+    """Collects notices over the chunks of a file."""
+
+    def __init__(self) -> None:
+        self._num_cut = 0  # descriptions; one that was coded twice counts twice
+        self._limit: tuple[int, str] = (0, "")
+        self._languages: set[str] = set()
+        self._known: tuple[str, ...] = ()
+        self._shown: set[str] = set()
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Within it, cut texts are counted, rank 0 shows unknown languages that are new, and others are shown once."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", TextCutWarning)
+            warnings.simplefilter("always", UnknownLanguageWarning)
+            warnings.showwarning = partial(self._take, warnings.showwarning)
+            yield
+
+    def _take(self, show: Callable[..., None], message: Warning | str, *where: Any, **more: Any) -> None:
+        if isinstance(message, TextCutWarning):
+            self._num_cut += message.count
+            self._limit = message.max_len, message.unit
+        elif isinstance(message, UnknownLanguageWarning):
+            new = sorted(set(message.languages) - self._languages)
+            self._languages.update(new)
+            self._known = message.known
+            if new and distributed.is_primary():
+                show(UnknownLanguageWarning(new, message.known), *where, **more)
+        elif str(message) not in self._shown:
+            self._shown.add(str(message))
+            show(message, *where, **more)
+
+    def tell(self, say: Callable[[str], None], *, may_repeat: bool) -> None:
+        """Say what all processes have found; `may_repeat`: whether one may have coded a description twice."""
+        own = {"num_cut": self._num_cut, "limit": self._limit, "languages": [*self._languages], "known": self._known}
+        found = [json.loads(text) for text in distributed.gather_texts(json.dumps(own))]
+        for part in found[1:]:  # rank 0 has told its own
+            if new := sorted(set(part["languages"]) - self._languages):
+                self._languages.update(new)
+                say(str(UnknownLanguageWarning(new, part["known"])))
+        if num_cut := sum(part["num_cut"] for part in found):
+            limit = next(part["limit"] for part in found if part["num_cut"])
+            up_to = "Up to " if may_repeat or len(found) > 1 else ""
+            say(f"{up_to}{TextCutWarning(num_cut, *limit)}")

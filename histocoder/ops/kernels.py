@@ -1,0 +1,289 @@
+"""What training on a CPU does between matrix products, in C: in one pass over memory where torch takes several.
+
+Compiled when the package is installed, where there is a C compiler. Where there was none, callers do with torch's
+operators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_VERSION = 4
+"""`version` of _kernels.c, which may have been compiled before this file was changed."""
+_KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
+"""The library for each kind of processor, as torch names it, the best first; setup.py has the same."""
+_PART = np.dtype(
+    [(name, "u8") for name in ("weight", "mean", "square", "gradient", "copy")]
+    + [("count", "i8"), ("wide", "i4"), ("step_size", "f4"), ("correction", "f4")],
+    align=True,
+)
+"""`struct part` of _kernels.c."""
+_LANES = 16
+"""`LANES` of _kernels.c."""
+_ARGUMENTS: dict[str, list[Any]] = {
+    "sum_of_squares": [c_void_p, c_int64],
+    "attention": [c_void_p, c_int],
+    "adamw": [c_void_p, c_int64, *[c_float] * 5],
+    "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
+    "gelu": [c_void_p, c_void_p, c_void_p, c_int64],
+    "transpose": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
+    "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double, c_int],
+    "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double, c_int],
+}
+
+
+class _Attention(ctypes.Structure):
+    """`struct attention` of _kernels.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("queries", "keys", "values", "out", "probabilities")),
+        *((name, c_void_p) for name in ("of_queries", "of_keys", "of_values", "mask")),
+        *((name, c_int64) for name in ("mask_batch_stride", "mask_query_stride", "batch", "heads")),
+        *((name, c_int64) for name in ("num_queries", "num_keys", "dim", "query_stride", "key_stride")),
+        ("seed", c_uint64),
+        ("p", c_double),
+        ("wide", c_int),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, for this processor; None where none were compiled, or from another _kernels.c."""
+    kinds = list(_KINDS)
+    found = (_load(_KINDS[kind]) for kind in kinds[kinds.index(kind_of_cpu()) :])
+    return next((one for one in found if one is not None), None)
+
+
+def kind_of_cpu() -> str:
+    """Of "AVX512", "AVX2" and "", what this processor is."""
+    return next(kind for kind in _KINDS if torch.backends.cpu.get_cpu_capability().startswith(kind))
+
+
+def _load(name: str) -> ctypes.CDLL | None:
+    spec = importlib.util.find_spec(f"histocoder.ops.{name}")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        found = ctypes.CDLL(spec.origin)
+        if found.version() != _VERSION:
+            return None
+    except (OSError, AttributeError):  # of another system, or another file
+        return None
+    for function_name, arguments in _ARGUMENTS.items():
+        function = getattr(found, function_name)
+        function.argtypes, function.restype = arguments, c_double if function_name == "sum_of_squares" else None
+    return found
+
+
+class Parts:
+    """The parameters of an optimizer step.
+
+    Parameters
+    ----------
+    weights, means, squares : sequence of Tensor
+        In fp32, contiguous: parameters, and AdamW's moments of each.
+    gradients : sequence of Tensor
+        In any precision.
+    copies : sequence of Tensor or None
+        In bf16; where weights are copied to.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        means: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        copies: Sequence[Tensor | None],
+    ) -> None:
+        written = [*weights, *means, *squares]
+        assert all(tensor.dtype == torch.float32 for tensor in written)
+        assert all(tensor.is_contiguous() for tensor in (*written, *copies) if tensor is not None)
+        self._held = gradients = [
+            (gradient if gradient.dtype == torch.bfloat16 else gradient.float()).contiguous() for gradient in gradients
+        ]
+        columns = {"weight": weights, "mean": means, "square": squares, "gradient": gradients, "copy": copies}
+        self._parts = np.zeros(len(weights), _PART)
+        for name, tensors in columns.items():
+            self._parts[name] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self._parts["count"] = [weight.numel() for weight in weights]
+        self._parts["wide"] = [_is_wide(gradient) for gradient in gradients]
+
+    def sum_of_squares(self) -> float:
+        """Of all gradients."""
+        return _library().sum_of_squares(self._parts.ctypes.data, len(self._parts))
+
+    def adamw(
+        self,
+        steps: Sequence[float],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        scale: float,
+    ) -> None:
+        """Take a step, each parameter's the `steps`-th, with gradients times `scale`."""
+        counts = np.asarray(steps, np.float64)
+        self._parts["step_size"] = lr / (1 - betas[0] ** counts)
+        self._parts["correction"] = np.sqrt(1 - betas[1] ** counts)
+        _library().adamw(self._parts.ctypes.data, len(self._parts), *betas, eps, 1 - lr * weight_decay, scale)
+
+
+def can_do(x: Tensor) -> bool:
+    """Whether what is below is there for a tensor."""
+    known = x.dtype in (torch.bfloat16, torch.float32)
+    return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None
+
+
+def dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    """Dropout of `x`, or of its gradient by the same seed, in bf16 or fp32."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _library().dropout(out.data_ptr(), x.data_ptr(), x.numel(), seed, p, _is_wide(x))
+    return out
+
+
+def gelu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU (Hendrycks and Gimpel 2016) of `x` in bf16, and its derivative there."""
+    x = x.contiguous()
+    out, slope = torch.empty_like(x), torch.empty_like(x)
+    _library().gelu(out.data_ptr(), slope.data_ptr(), x.data_ptr(), x.numel())
+    return out, slope
+
+
+def add_norm(
+    x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, *, eps: float, p: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The layer norm of `x + dropout(update)`.
+
+    Parameters
+    ----------
+    x, update : Tensor of shape (…, dim)
+        In bf16 or fp32.
+    weight, bias : Tensor of shape (dim,)
+        In fp32.
+    seed : int
+        64 bits that decide what is dropped.
+
+    Returns
+    -------
+    out, total : Tensor of shape (…, dim)
+        The norm, and the sum.
+    moments : Tensor of shape (rows, 2)
+        For `add_norm_backward`.
+    """
+    x, update = x.contiguous(), update.contiguous()
+    dim = x.shape[-1]
+    out, total, moments = torch.empty_like(x), torch.empty_like(x), torch.empty(x.numel() // dim, 2)
+    pointers = [tensor.data_ptr() for tensor in (out, total, moments, x, update, weight, bias)]
+    _library().add_norm(*pointers, len(moments), dim, eps, seed, p, _is_wide(x))
+    return out, total, moments
+
+
+def add_norm_backward(
+    grad: Tensor, total: Tensor, moments: Tensor, weight: Tensor, *, p: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of `x`, `update`, `weight` and `bias` of `add_norm`, of its `out`'s."""
+    grad = grad.contiguous()
+    of_x, of_update, of_weight, of_bias = map(torch.empty_like, (grad, grad, weight, weight))
+    tensors = (of_x, of_update, of_weight, of_bias, grad, total, moments, weight)
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    _library().add_norm_backward(*pointers, len(moments), grad.shape[-1], seed, p, _is_wide(grad))
+    return of_x, of_update, of_weight, of_bias
+
+
+class Attention:
+    """Scaled dot-product attention by heads.
+
+    Parameters
+    ----------
+    sources : sequence of Tensor of shape (B, L or S, …)
+        In bf16 or fp32: queries, keys and values in this order, each of width `heads * dim`; neighbours may lie side
+        by side in one tensor.
+    num_heads : int
+    mask : Tensor of bool, broadcast to (B, 1, L, S), or None
+        True where a key may be attended to. A query that may attend to nothing gets zeros.
+    p : float
+        Share of the probabilities that are zeroed.
+    seed : int
+        64 bits that decide which.
+    """
+
+    def __init__(self, sources: Sequence[Tensor], num_heads: int, mask: Tensor | None, *, p: float, seed: int) -> None:
+        assert all((len(source), source.dtype) == (len(sources[0]), sources[0].dtype) for source in sources)
+        self._sources = sources = [source.contiguous() for source in sources]
+        self._width = sum(source.shape[-1] for source in sources) // 3
+        batch, num_queries, num_keys = len(sources[0]), sources[0].shape[1], sources[-1].shape[1]
+        if mask is None:
+            mask = torch.ones(num_keys, dtype=torch.bool)
+        mask = mask.expand(batch, 1, num_queries, num_keys)
+        self._mask = mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        self._call = _Attention(
+            mask=mask.data_ptr(),
+            mask_batch_stride=mask.stride(0),
+            mask_query_stride=mask.stride(2),
+            batch=batch,
+            heads=num_heads,
+            num_queries=num_queries,
+            num_keys=num_keys,
+            dim=self._width // num_heads,
+            query_stride=sources[0].shape[-1],
+            key_stride=sources[-1].shape[-1],
+            seed=seed,
+            p=p,
+            wide=_is_wide(sources[0]),
+        )
+        self._point(("queries", "keys", "values"), sources)
+
+    def forward(self, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+        """What is attended to, of shape (B, L, heads * dim); and, if they are to be kept, the probabilities."""
+        call, like = self._call, self._sources[0]
+        out = like.new_empty(call.batch, call.num_queries, self._width)
+        columns = -(-call.num_keys // _LANES) * _LANES
+        shares = like.new_empty(call.batch, call.heads, call.num_queries, columns) if keep else None
+        call.out, call.probabilities = out.data_ptr(), None if shares is None else shares.data_ptr()
+        _library().attention(ctypes.byref(call), False)
+        return out, shares
+
+    def backward(self, grad: Tensor, probabilities: Tensor) -> list[Tensor]:
+        """The gradients of the sources, of that of `forward`'s result."""
+        grad = grad.contiguous()
+        results = [torch.empty_like(source) for source in self._sources]
+        self._call.out, self._call.probabilities = grad.data_ptr(), probabilities.data_ptr()
+        self._point(("of_queries", "of_keys", "of_values"), results)
+        _library().attention(ctypes.byref(self._call), True)
+        return results
+
+    def _point(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        parts = [part for tensor in tensors for part in tensor.split(self._width, dim=-1)]
+        for name, part in zip(names, parts, strict=True):
+            setattr(self._call, name, part.data_ptr())
+
+
+def transpose(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix in bf16 of shape (rows, dim), transposed, and the sum of its rows, of shape (dim,), in fp32."""
+    x = x.contiguous()
+    rows, dim = x.shape
+    transposed, total = x.new_empty(dim, rows), torch.empty(dim)
+    _library().transpose(transposed.data_ptr(), total.data_ptr(), x.data_ptr(), rows, dim)
+    return transposed, total
+
+
+def _is_wide(x: Tensor) -> bool:
+    return x.dtype == torch.float32
+
+
+def _library() -> ctypes.CDLL:
+    found = library()
+    assert found is not None
+    return found

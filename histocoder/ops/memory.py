@@ -1,0 +1,196 @@
+"""Memory: how the C library hands it out, how much there is, how much is taken; as many rows at once as it allows."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from histocoder.distributed import gather
+from histocoder.errors import Notice, UserError
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
+_MADV_HUGEPAGE = 14  # see madvise(2)
+_PAGE = 2**21
+_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # see cgroups(7)
+
+
+def keep_freed_memory() -> None:
+    """Have freed memory used again, instead of given back and asked for anew; and have it in large pages.
+
+    A training step on a CPU frees and allocates the same gigabytes over and over, and the kernel clears each page
+    that it hands out. Does nothing where the C library is not glibc.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        mallopt, malloc, free, madvise = libc.mallopt, libc.malloc, libc.free, libc.madvise
+    except (OSError, AttributeError, TypeError):
+        return
+    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    free.argtypes = [ctypes.c_void_p]
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, -1)
+    if not _may_reserve():
+        return
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # of addresses: nothing is written there
+    if start := malloc(room):
+        madvise(-(-start // _PAGE) * _PAGE, room - _PAGE, _MADV_HUGEPAGE)
+        free(start)
+
+
+def _may_reserve() -> bool:
+    """Whether addresses without memory behind them cost nothing."""
+    import resource  # which is where glibc is
+
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return False
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() != "2"
+    except OSError:
+        return False
+
+
+def peak_gpu_memory(device: torch.device) -> dict[str, float]:
+    """The most that tensors have taken so far, in GB, on the GPU of the rank that took most; nothing without GPUs."""
+    if device.type != "cuda":
+        return {}
+    mine = torch.tensor([torch.cuda.max_memory_allocated(device) / 1e9], dtype=torch.float64)
+    return {"gpu_memory_gb": max(map(float, gather(mine)))}
+
+
+class Limit(NamedTuple):
+    """In bytes, what the processes of a container or job may take, and what they have taken."""
+
+    allowed: float
+    taken: float
+    """But for what the kernel has read from files and would give up at once."""
+
+
+def limits() -> Iterator[Limit]:
+    """Of all groups that this process is in, one within another (cgroups, versions 1 and 2)."""
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            root, files, cached = _GROUPS, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, files = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            cached = "total_inactive_file"
+        else:
+            continue
+        group = root / name.lstrip("/")  # in a container perhaps the host's name, and only the root is there
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(root):
+                break
+            try:
+                allowed, taken = ((folder / file).read_text().strip() for file in files)
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            except OSError:
+                continue
+            if allowed != "max":
+                yield Limit(float(allowed), float(taken) - float(stat.get(cached, 0)))
+
+
+def total_bytes() -> float:
+    """The machine's memory, or as much as this process's container or job may take; infinity where that is unknown."""
+    try:
+        size = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):  # the last on Windows
+        size = float("inf")
+    return min([size, *(limit.allowed for limit in limits())])
+
+
+def available_bytes() -> float:
+    """What may still be taken, by this process and all others of its container or job; under Linux.
+
+    Raises
+    ------
+    OSError, KeyError
+        Elsewhere.
+    """
+    free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
+    return min([free, *(limit.allowed - limit.taken for limit in limits())])
+
+
+def resident_bytes() -> float:
+    """What this process has taken; under Linux."""
+    return _kilobytes(Path("/proc/self/status"), "VmRSS")
+
+
+def _kilobytes(path: Path, name: str) -> float:
+    lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
+    return 1024.0 * int(lines[name].split()[0])
+
+
+Result = TypeVar("Result")
+
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no more memory on the device or the machine."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+class RowsAtOnce:
+    """Does work on rows in as few pieces as memory allows: where it runs out, in halves from then on.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._limit: int | None = None
+
+    def each(self, work: Callable[..., Result], rows: Tensor, *others: Tensor | None) -> Iterator[tuple[slice, Result]]:
+        """The pieces of a tensor's rows, in order, each with what `work` gives for them, and for those of others.
+
+        Raises
+        ------
+        UserError
+            Where there is too little memory for one row.
+        """
+        start = 0
+        while start < len(rows):
+            piece = slice(start, len(rows) if self._limit is None else min(start + self._limit, len(rows)))
+            result = self._attempt(work, *(None if x is None else x[piece] for x in (rows, *others)))
+            if result is None:
+                self._halve(piece.stop - start)
+            else:
+                yield piece, result
+                start = piece.stop
+
+    def _attempt(self, work: Callable[..., Result], *args: Tensor | None) -> Result | None:
+        """None where memory runs out; what has been made on the way there is forgotten with the error."""
+        try:
+            return work(*args)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _halve(self, num_rows: int) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if num_rows == 1:
+            raise UserError(
+                f"Out of memory ({self._device}) with one description at once. End other programs that use it"
+                + ("." if self._device.type == "cpu" else ", or compute on the CPU, with --device cpu.")
+            )
+        self._limit = num_rows // 2
+        notice = Notice(f"Memory ran out with {num_rows:,} descriptions at once; going on with {self._limit:,}.")
+        warnings.warn(notice, stacklevel=4)

@@ -1,0 +1,231 @@
+"""A model to train, from arguments: with new weights, or those of an encoder, a checkpoint or another model."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocoder import distributed
+from histocoder.checkpoints.model_files import initial_weights, is_own_model, read_model_config, read_tokenizer
+from histocoder.checkpoints.training_state import Checkpoint
+from histocoder.config import ModelConfig
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import Key
+from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
+from histocoder.errors import UserError, misfit
+from histocoder.model import (
+    CHARACTERS,
+    PRESETS,
+    Encoder,
+    MixerModel,
+    Tokenizer,
+    Unfilled,
+    check_positions,
+    check_vocabulary,
+    is_canine,
+    load_encoder,
+    load_tokenizer,
+)
+from histocoder.training.console import say
+from histocoder.training.optimizer import is_table
+
+
+def seeded_model(
+    args: argparse.Namespace,
+    files: ExampleFiles,
+    config: ModelConfig | None,
+    *,
+    tokenizer: Tokenizer,
+    key: Key,
+    languages: tuple[str, ...],
+) -> MixerModel:
+    """A new model, or one of a checkpoint's configuration; draws from here on differ from rank to rank, as dropout
+    should.
+    """
+    torch.manual_seed(args.seed)
+    if config is not None:
+        model = MixerModel(config, tokenizer=tokenizer)
+    else:
+        model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
+    if args.gradient_checkpointing and not model.can_checkpoint_layers:
+        raise UserError(
+            f"--gradient-checkpointing: transformers has none for {type(model.encoder).__name__}; leave it away."
+        )
+    if any(map(is_table, model.parameters())) and (args.fsdp or args.zero_optimizer):
+        raise UserError("--fsdp and --zero-optimizer do not go with an n-gram encoder, which is small; omit them.")
+    if args.freeze_encoder:
+        model.freeze_encoder()
+    elif not is_canine(model.config.encoder):
+        _freeze_unused(model)
+    torch.manual_seed(args.seed + 1 + distributed.rank())
+    return model
+
+
+def _freeze_unused(model: MixerModel) -> None:
+    """Take out of training those weights of an encoder that no output depends on, such as Longformer's for tokens that
+    attend to all others: DDP would wait for their gradients.
+    """
+    trained = {name: p for name, p in model.encoder.named_parameters() if p.requires_grad}
+    tokens = tokenize([UNKNOWN + LANG_SEP], max_len=model.config.max_len, tokenizer=model.tokenizer)
+    ids = torch.from_numpy(tokens.pad(np.arange(1), max_len=model.config.max_len))
+    model.eval()  # so that no layer is left out at random
+    memory, pooled, _ = model.encode(ids)
+    model.train()
+    found = torch.autograd.grad(memory.sum() + pooled.sum(), list(trained.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(trained, found, strict=True) if gradient is None]
+    for name in unused:
+        trained[name].requires_grad_(False)
+    if unused:
+        say(
+            f"Notice: {len(unused)} weights of the encoder, such as {unused[0]}, are not trained: no output needs them."
+        )
+
+
+def choose_tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) -> Tokenizer:
+    """That of the model to go on with or to begin with, else that of `--encoder`."""
+    if checkpoint is not None:
+        found = checkpoint.tokenizer
+    elif args.initial_checkpoint is not None:
+        path = Path(args.initial_checkpoint)
+        found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
+    else:  # on rank 0 first, so that one process alone downloads
+        found = distributed.run_on_primary(lambda: load_tokenizer(args.encoder), doing="loading") or load_tokenizer(
+            args.encoder
+        )
+    if args.save_format == "occcanine" and (not found.reads_characters or args.encoder == "ngram"):
+        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
+    return found
+
+
+def build_model(
+    args: argparse.Namespace, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
+) -> MixerModel:
+    """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
+    config = ModelConfig(
+        encoder={},
+        formatter=files.formatter.to_config(),
+        vocab_size=files.formatter.vocab_size
+        + 1,  # one to spare, as in published models, so that weights can be exchanged
+        codes=key.codes,
+        target_cols=files.target_cols,
+        descriptions=key.descriptions,
+        languages=languages,
+        decoder_num_layers=2 if args.encoder == "ngram" and args.initial_checkpoint is None else 3,
+        decoder_dim_feedforward=args.decoder_dim_feedforward,
+        dropout=args.dropout,
+        max_len=args.max_len,
+        text_normalization=args.text_normalization,
+        pooling=args.pooling,
+        flat_loss=args.flat_loss,
+        decoder_prior=args.flat_loss != "bce-mean" and args.save_format != "occcanine",
+    )
+    if args.initial_checkpoint is None:
+        encoder = _load_encoder(args)
+        check_vocabulary(encoder, tokenizer, name=args.encoder)
+        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
+    return _from_initial_checkpoint(args, config, tokenizer)
+
+
+def _load_encoder(args: argparse.Namespace) -> Encoder:
+    """On rank 0 first, so that one process alone downloads, and shows how far it is."""
+
+    def load() -> Encoder:
+        return load_encoder(args.encoder, max_len=args.max_len, ngram_dropout=args.ngram_dropout)
+
+    if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
+        return encoder
+    if args.encoder not in PRESETS:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+    return load()
+
+
+def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
+    path = Path(args.initial_checkpoint)
+    weights, codes = initial_weights(path)
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
+    if is_own_model(path):
+        own = read_model_config(path)
+        encoder_config = own.encoder
+        config = replace(config, decoder_num_layers=own.decoder_num_layers)
+        if not args.only_encoder:
+            names = ("mask_memory", "pad_to", "decoder_prior")
+            config = replace(config, **{name: getattr(own, name) for name in names})
+    elif args.encoder in PRESETS or Path(args.encoder).exists():
+        encoder_config = _load_encoder(args).config.to_diff_dict()
+    else:
+        encoder_config = {}  # CANINE-s's sizes are the defaults
+    if not args.only_encoder:
+        if not is_own_model(path):
+            config = replace(config, decoder_prior=False)
+        if codes is not None and not set(codes) <= set(config.codes):
+            raise UserError(_describe_other_codes(path, codes, config.codes))
+        if codes is not None and codes != config.codes:
+            weights = _with_classes(weights, codes, config.codes)
+        head = weights.get("decoder.head.weight")
+        others = read_model_config(path).formatter if is_own_model(path) else config.formatter
+        if head is None or len(head) < config.vocab_size - 1 or others != config.formatter:
+            raise UserError(
+                f"--initial-checkpoint: the decoder of {path} writes codes of another form ({others['name']}, "
+                f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
+            )
+        config = replace(config, vocab_size=len(head))
+    with nullcontext() if args.only_encoder else Unfilled():
+        model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
+    check_positions(model.encoder, args.max_len, name=str(path))
+    try:
+        if args.only_encoder:
+            prefix = "encoder."
+            model.encoder.load_state_dict({k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)})
+        else:
+            model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"--initial-checkpoint: the weights in {path} do not fit this model ({misfit(error)}). "
+            "Check --encoder, or take the encoder alone with --only-encoder."
+        ) from error
+    return model
+
+
+def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
+    """Weights whose flat head has the new codes' classes: those of old codes as they were, others improbable."""
+    weight, bias = weights["linear_decoder.weight"], weights["linear_decoder.bias"]
+    index = [new.index(code) for code in old]
+    heads = weight.new_zeros(len(new), weight.shape[1]), bias.new_full((len(new),), -math.log(len(new)))
+    heads[0][index], heads[1][index] = weight, bias
+    return {**weights, "linear_decoder.weight": heads[0], "linear_decoder.bias": heads[1]}
+
+
+def initial_key(args: argparse.Namespace) -> Key | None:
+    """The codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
+    if args.initial_checkpoint is None or args.only_encoder:
+        return None
+    path = Path(args.initial_checkpoint)
+    if is_own_model(path):
+        config = read_model_config(path)
+        return Key(config.codes, config.descriptions)
+    codes = initial_weights(path)[1]
+    return None if codes is None else Key(codes)
+
+
+def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> str:
+    missing, extra = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    parts = [
+        f"{len(codes):,} {what} ({', '.join(codes[:3])}{', …' if len(codes) > 3 else ''})"
+        for codes, what in ((missing, "are only in these data"), (extra, "only in the checkpoint"))
+        if codes
+    ]
+    return (
+        f"--initial-checkpoint: the codes of {path} are others than these data's: "
+        f"{'; '.join(parts)}. Name its key with --key, or "
+        "take the encoder alone with --only-encoder."
+    )

@@ -1,0 +1,236 @@
+"""What shows a run's curves while it trains: Weights & Biases, TensorBoard. A run does not depend on either."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import re
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from histocoder.checkpoints.hub import CARD_FILE
+from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.checkpoints.run_folder import LOG_FILE, TENSORBOARD_FOLDER, WANDB_ID_FILE
+from histocoder.errors import UserError
+from histocoder.files import replacing
+from histocoder.training.tracking import NullRun, Tracker, dashboard_values
+
+UPLOAD_SECONDS = 600.0
+"""How long an upload of the final model may hold up a run's end."""
+_WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
+"""What W&B is told, so that it gives up by itself within `PATIENCE_SECONDS`, which differ by what it does besides."""
+
+
+def check_dashboards(*, wandb: bool, tensorboard: bool) -> None:
+    """Raise a UserError where one that is asked for is not installed."""
+    if wandb and importlib.util.find_spec("wandb") is None:
+        raise UserError("--log-wandb needs wandb: pip install wandb.")
+    if tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UserError("--log-tensorboard needs tensorboard: pip install tensorboard.")
+
+
+def run_name(encoder: str, system: str, *, world_size: int) -> str:
+    """What a run is called in W&B.
+
+    Examples
+    --------
+    >>> run_name("google/canine-s", "hisco", world_size=4)
+    'canine-s_hisco_gpu4'
+    """
+    return f"{Path(encoder).name}_{system}_gpu{world_size}"
+
+
+class WandbRun:
+    """A W&B run whose id is kept in the run's folder, so that a resumed run goes on with its curves.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    project, name : str
+        As W&B shows them.
+    config : dict
+        The run's settings, likewise.
+    uploads_model : bool
+        Whether it will be given the final model, which may take a while.
+    """
+
+    def __init__(
+        self, folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
+    ) -> None:
+        upload = {"WANDB_FINISH_TIMEOUT": f"{UPLOAD_SECONDS:g}"} if uploads_model else {}
+        # models on their way are copied to the run's folder, where there is room for models, not to the user's home
+        for variable, value in {**_WANDB_SECONDS, **upload, "WANDB_DATA_DIR": str(folder / "wandb")}.items():
+            os.environ.setdefault(variable, value)
+        import wandb
+
+        id_file = folder / WANDB_ID_FILE
+        run_id = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else uuid.uuid4().hex[:8]
+        self._name = name
+        self._run = wandb.init(project=project, name=name, id=run_id, resume="allow", dir=str(folder), config=config)
+        with replacing(id_file) as temporary:
+            temporary.write_text(run_id + "\n", encoding="utf-8")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Send numbers."""
+        self._run.log(dashboard_values(values), step=step)
+
+    def keep_model(self, folder: Path) -> None:
+        """Send the final model as an artifact: a new version of that of the run's name."""
+        import wandb
+
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", self._name, flags=re.ASCII), type="model")
+        tokenizer = sorted(path for path in (folder / TOKENIZER_FOLDER).rglob("*") if path.is_file())
+        model = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)]
+        for path in (*model, *tokenizer):
+            artifact.add_file(str(path), name=path.relative_to(folder).as_posix(), skip_cache=True)
+        self._run.log_artifact(artifact)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class TensorBoardRun(NullRun):
+    """Event files in `tensorboard/`; a resumed run goes on in the same curves.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    start_step : int
+        Points beyond it, of a run that went on further than its last checkpoint, are not shown any more.
+    """
+
+    def __init__(self, folder: Path, *, start_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        _hush_writers()
+        self._writer = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start_step + 1)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Write numbers, and see that they are written."""
+        for name, value in dashboard_values(values).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+def _hush_writers() -> None:
+    """TensorBoard writes in threads. They pass errors on, and need not print them as well."""
+    before = threading.excepthook
+
+    def print_error(args: threading.ExceptHookArgs, /) -> None:
+        if not type(args.thread).__module__.startswith("tensorboard."):
+            before(args)
+
+    threading.excepthook = print_error
+
+
+def open_wandb(
+    folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
+) -> Tracker:
+    """A `WandbRun` that training does not depend on."""
+    options: dict[str, Any] = {"project": project, "name": name, "config": config, "uploads_model": uploads_model}
+    return InBackground("W&B", lambda: WandbRun(folder, **options), patience_with_model=UPLOAD_SECONDS)
+
+
+def open_tensorboard(folder: Path, *, start_step: int) -> Tracker:
+    """A `TensorBoardRun` that training does not depend on."""
+    return InBackground("TensorBoard", lambda: TensorBoardRun(folder, start_step=start_step))
+
+
+PATIENCE_SECONDS = 30.0
+"""How long a service may hold up a run's start, and its end."""
+
+
+class InBackground:
+    """A tracker in a thread of its own: where it hangs or fails, there is one warning, and training goes on without it.
+
+    Parameters
+    ----------
+    name : str
+        What the warning calls it.
+    begin : callable
+        Makes the tracker.
+    patience : float
+        Seconds to wait for it at the start, and at the end for what it has not taken in yet.
+    patience_with_model : float, optional
+        At the end, instead, where it has been given the model.
+    room : int
+        Lines that it may lag behind.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[], Tracker],
+        *,
+        patience: float = PATIENCE_SECONDS,
+        patience_with_model: float | None = None,
+        room: int = 10_000,
+    ) -> None:
+        self._name, self._patience = name, patience
+        self._patience_with_model = patience if patience_with_model is None else patience_with_model
+        self._lines: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(room)
+        self._begun = threading.Event()
+        self._given_up = False
+        self._thread = threading.Thread(target=self._work, args=(begin,), daemon=True)
+        self._thread.start()
+        if not self._begun.wait(patience):
+            self._give_up(f"has not answered within {patience:g} s")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Hand numbers over."""
+        self._put(lambda tracker: tracker.log(step, values))
+
+    def keep_model(self, folder: Path) -> None:
+        """Hand the final model over; it has to stay as it is until `close`."""
+        self._patience = self._patience_with_model
+        self._put(lambda tracker: tracker.keep_model(folder))
+
+    def close(self) -> None:
+        """Let the tracker finish."""
+        self._put(None)
+        if not self._given_up:
+            self._thread.join(self._patience)
+        if self._thread.is_alive():
+            self._give_up(f"has not taken in all it was given within {self._patience:g} s")
+
+    def _put(self, line: Callable[[Tracker], None] | None) -> None:
+        try:
+            if not self._given_up:
+                self._lines.put_nowait(line)
+        except queue.Full:
+            self._give_up("takes in no more numbers")
+
+    def _work(self, begin: Callable[[], Tracker]) -> None:
+        try:
+            tracker = begin()
+            self._begun.set()
+            if self._given_up:
+                tracker.close()
+                return
+            while (line := self._lines.get()) is not None:
+                line(tracker)
+            tracker.close()
+        except (Exception, SystemExit) as error:  # a service's client may raise anything
+            self._give_up(f"failed ({' '.join(str(error).split()) or type(error).__name__})")
+        finally:
+            self._begun.set()
+
+    def _give_up(self, why: str) -> None:
+        if not self._given_up:
+            self._given_up = True
+            text = f"warning: {self._name} {why}; the run goes on, with all numbers in {LOG_FILE}."
+            tqdm.write(text, file=sys.stderr)

@@ -1,0 +1,204 @@
+"""What is fitted once a model is trained: the linear expert, and how much each of the model's experts counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from histocoder.checkpoints.hub import CARD_FILE, write_card
+from histocoder.checkpoints.model_files import load_model, save_model
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.examples import Examples
+from histocoder.data.tokens import lower_characters
+from histocoder.evaluation.scores import code_sets, score_sets
+from histocoder.inference.coder import Coder
+from histocoder.model import MixerModel
+from histocoder.model.linear_expert import LinearExpert, ngram_rows
+
+MAX_COST = 12_000_000
+"""Rows times classes that a linear expert is fitted for: about a minute of one core."""
+_ROWS_AT_ONCE = 2048
+_USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
+_TRUST = 20.0
+"""Rows that it takes to doubt the usual weights."""
+
+
+def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExpert | None:
+    """Fit a linear support vector machine to TF-IDF of the n-grams of descriptions.
+
+    A row with several codes counts as one row for each of them.
+
+    Parameters
+    ----------
+    *data : OccupationDataset
+        Its noise is left out.
+    num_classes : int
+
+    Returns
+    -------
+    LinearExpert or None
+        None where there are more rows and classes than it would be fast with (`MAX_COST`), or fewer than two codes.
+    """
+    from scipy.sparse import csr_matrix
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.svm import LinearSVC
+
+    starts = np.cumsum([0, *map(len, data)])
+    labels = [part.labels() for part in data]
+    rows = np.concatenate([start + rows for start, (rows, _) in zip(starts, labels, strict=False)])
+    class_ids = np.concatenate([found for _, found in labels])
+    if len(rows) * num_classes > MAX_COST or len(np.unique(class_ids)) < 2:
+        return None
+    parts = [
+        (start + first + row.numpy(), bucket.numpy())
+        for start, part in zip(starts, data, strict=False)
+        for first, characters in _characters(part)
+        for row, bucket in [ngram_rows(characters)]
+    ]
+    row, bucket = (np.concatenate(part) for part in zip(*parts, strict=True))
+    buckets, column = np.unique(bucket, return_inverse=True)
+    counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
+    tfidf = TfidfTransformer(sublinear_tf=True)
+    machine = LinearSVC(tol=0.1).fit(tfidf.fit_transform(counts)[rows], class_ids)
+    expert = LinearExpert(len(buckets), num_classes)
+    expert.buckets.copy_(torch.from_numpy(buckets))
+    expert.idf.copy_(torch.from_numpy(tfidf.idf_))
+    weight, bias = machine.coef_, machine.intercept_
+    if len(machine.classes_) == 2:  # scikit-learn keeps one of two that mirror each other
+        weight, bias = np.concatenate([-weight, weight]), np.concatenate([-bias, bias])
+    expert.bias.fill_(-1.0)  # of codes that only the key knows
+    expert.weight[:, machine.classes_] = torch.from_numpy(weight.T).half()
+    expert.bias[machine.classes_] = torch.from_numpy(bias).float()
+    return expert
+
+
+def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(data), _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(data)))
+        yield start, torch.from_numpy(lower_characters(data.arrays.characters.decode(rows)))
+
+
+def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -> dict[str, float]:
+    """How much each expert counts: the weights that make the true codes most likely among the candidates.
+
+    Parameters
+    ----------
+    votes : sequence of dict
+        By batch, `Votes.by_expert` for the first code.
+    is_true : sequence of Tensor of bool, of shape (B, K)
+        Which candidates are true; rows without any are left out.
+
+    Returns
+    -------
+    dict
+        Expert -> weight, 0 or more: those of a conditional logit model (McFadden 1974), drawn to the usual ones where
+        there are few rows.
+    """
+    names = list(votes[0])
+    scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).double() for vote in votes])
+    truth = torch.cat(list(is_true))
+    real = truth.any(1)
+    scores, truth = scores[real], truth[real]
+    usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64)
+    if not len(scores):
+        return dict(zip(names, usual.tolist(), strict=True))
+    finite = scores.isfinite().all(-1)
+    scores = scores.masked_fill(~finite[..., None], 0.0)
+    raw = usual.sqrt().requires_grad_()
+    optimizer = torch.optim.LBFGS([raw], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        total = (scores @ raw.square()).masked_fill(~finite, -torch.inf)
+        loss = (total.logsumexp(1) - total.masked_fill(~truth, -torch.inf).logsumexp(1)).mean()
+        loss = loss + _TRUST / len(scores) * (raw - usual.sqrt()).square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
+
+
+def best_mode(right: dict[str, float], *, num_rows: int) -> str:
+    """The mode with the largest share of rows right; "combined" unless another is better by more than chance.
+
+    Examples
+    --------
+    >>> best_mode({"combined": 0.80, "greedy": 0.81, "flat": 0.7}, num_rows=500)
+    'combined'
+    >>> best_mode({"combined": 0.80, "greedy": 0.84, "flat": 0.7}, num_rows=500)
+    'greedy'
+    """
+    best = max(right, key=lambda mode: right[mode])
+    standard_error = math.sqrt(right[best] * (1 - right[best]) / num_rows)
+    return best if right[best] > right["combined"] + standard_error else "combined"
+
+
+def fit_experts(
+    folder: Path, expert: LinearExpert | None, examples: Examples, device: torch.device, precision: str
+) -> str:
+    """Give a model in a folder its linear expert, the weights of its experts, and the mode that is most often right.
+
+    Parameters
+    ----------
+    folder : Path
+        The model's, which is written again.
+    expert : LinearExpert, optional
+    examples : Examples
+        Validation data; each description counts once, or a few that are frequent would decide.
+    device : torch.device
+    precision : str
+        That the model will be used in.
+
+    Returns
+    -------
+    str
+        What to tell.
+    """
+    texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
+    examples = examples.take(np.flatnonzero(~texts.duplicated()))
+    model = load_model(folder)
+    _set_linear_expert(model, expert)
+    coder = Coder(model, str(device), precision=precision)
+    weights = fit_weights(*zip(*coder.votes(examples.texts, examples.langs, examples.codes), strict=True))
+    model.config = replace(model.config, experts=weights)
+    truth, right = code_sets(examples.codes), {}
+    for mode in ("combined", "greedy", "flat"):
+        found = coder.predict(examples.texts, examples.langs, mode=mode, progress=False)
+        codes = found[[f"{coder.system}_{i + 1}" for i in range(sum(c.startswith("prob_") for c in found))]]
+        right[mode] = float(score_sets(truth, code_sets(codes), len(examples))["accuracy"].mean())
+    best = best_mode(right, num_rows=len(examples))
+    model.config = replace(model.config, mode=best)
+    _save(folder, model)
+    shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
+    return f"Exactly right of distinct validation rows, in %: {shares}. Predicting is in mode {best} from now on."
+
+
+def replace_linear_expert(folder: Path, expert: LinearExpert) -> None:
+    """Give a model in a folder a linear expert that was fitted to validation data as well."""
+    model = load_model(folder)
+    _set_linear_expert(model, expert)
+    model.config = replace(model.config, fitted_to_validation=True)
+    _save(folder, model)
+
+
+def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
+    model.linear_expert = expert
+    model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
+
+
+def _save(folder: Path, model: MixerModel) -> None:
+    """Write a model again, with the card that it has."""
+    path = folder / CARD_FILE
+    card = path.read_text(encoding="utf-8") if path.is_file() else None
+    save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
+    if card is not None:
+        write_card(folder, card)

@@ -1,0 +1,115 @@
+"""Training on the outputs of an encoder that is frozen: they never change, so they are computed once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from histocoder import distributed
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.encodings import (
+    ENCODINGS_FILE,
+    DistinctTexts,
+    Encoded,
+    Encodings,
+    distinct_texts,
+    encodings_folder,
+    has_encodings,
+    write_encodings,
+)
+from histocoder.distributed.nodes import on_each_node
+from histocoder.model import MixerModel, NgramEncoder
+
+_VERSION = 1
+_SHARE_OF_DISK = 0.8
+"""Of the free disk at most, so that checkpoints have room."""
+_ROWS_AT_ONCE = {"cpu": 64}
+_ROWS_AT_ONCE_ELSEWHERE = 1024
+
+
+def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, folder: Path) -> None:
+    """Give each dataset whose texts never change the outputs of the model's frozen encoder.
+
+    Rank 0 computes them, each distinct text's once, into files beside the tokenised texts; where an earlier run has,
+    they are found there. Where the disk has no room for them, nothing changes but for a warning.
+
+    Parameters
+    ----------
+    model : MixerModel
+        On its device and with its weights.
+    datasets : sequence of OccupationDataset
+        Those with noise are left alone.
+    folder : Path
+        The run's; what it holds of other encoders is deleted.
+    """
+    if not (model.encoder_is_frozen and model.config.mask_memory) or isinstance(model.encoder, NgramEncoder):
+        return  # of an n-gram encoder, outputs take longer to read than to compute
+    fixed = [data for data in datasets if not data.is_noisy]
+
+    def build() -> list[str]:
+        encoder_id = _encoder_id(model)
+        return [path.name if (path := _built(model, data, encoder_id, folder)) else "" for data in fixed]
+
+    found = distributed.from_primary(distributed.run_on_primary(build, doing="encoding the descriptions"))
+    for data, name in zip(fixed, found, strict=True):
+        if name:
+            path = data.arrays.folder / name
+            if distributed.is_first_here():
+                _delete_others(path, folder)
+            data.encodings = Encodings(on_each_node(path, marker=ENCODINGS_FILE, is_whole=has_encodings))
+
+
+def _encoder_id(model: MixerModel) -> str:
+    """A hash of all that outputs depend on."""
+    config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
+    digest = hashlib.sha256(f"{_VERSION} {model.dtype} {config}".encode())
+    for name, weight in model.encoder.state_dict().items():
+        digest.update(name.encode())
+        digest.update(weight.cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
+    """The folder of a dataset's encodings; None where there is no room for them."""
+    path = encodings_folder(data.arrays, encoder_id)
+    _delete_others(path, folder)
+    if has_encodings(path):
+        return path
+    distinct = distinct_texts(data.arrays.texts)
+    num_vectors = distinct.num_tokens + len(distinct.rows)
+    num_bytes = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
+    free = shutil.disk_usage(path.parent).free
+    what = f"The frozen encoder's outputs of {len(distinct.rows):,} distinct descriptions"
+    if num_bytes > _SHARE_OF_DISK * free:
+        print(
+            f"warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
+            "They are computed anew each time; --cache-dir names a folder with more room.",
+            flush=True,
+        )
+        return None
+    print(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.", flush=True)
+    write_encodings(path, distinct, _encode(model, data, distinct))
+    return path
+
+
+def _delete_others(path: Path, folder: Path) -> None:
+    """Delete the same texts' encodings by other encoders, where they are kept in the run's own folder."""
+    if folder in path.parents:
+        for other in set(path.parent.glob(f"{path.name.partition('-')[0]}-*")) - {path}:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+@torch.no_grad()
+def _encode(model: MixerModel, data: OccupationDataset, distinct: DistinctTexts) -> Iterator[Encoded]:
+    device = next(model.parameters()).device
+    step = _ROWS_AT_ONCE.get(device.type, _ROWS_AT_ONCE_ELSEWHERE)
+    for start in tqdm(range(0, len(distinct.rows), step), unit="batch", disable=None, leave=False):
+        ids = data.arrays.texts.pad(distinct.rows[start : start + step], max_len=model.config.max_len)
+        memory, pooled, _ = model.encode(torch.from_numpy(ids).to(device))
+        yield Encoded(memory, pooled)

@@ -1,0 +1,145 @@
+"""A model in training: where it lies, in what precision it computes, and what an optimizer step does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from histocoder import distributed
+from histocoder.checkpoints.training_state import LearnerState
+from histocoder.config import TrainConfig
+from histocoder.data.dataset import Batch
+from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.ops.memory import keep_freed_memory
+from histocoder.training.optimizer import collect
+from histocoder.training.strategies import Strategy, strategy_of
+
+
+class Learner:
+    """A model with its optimizer, schedule and loss scale, spread over processes.
+
+    Parameters
+    ----------
+    model : MixerModel
+        Already frozen as far as it is to be; on the CPU. It is moved.
+    config : TrainConfig
+    device : torch.device
+    total_steps : int
+        Of the whole run.
+    strategy : Strategy, optional
+        In place of the configuration's.
+    """
+
+    def __init__(
+        self,
+        model: MixerModel,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        total_steps: int,
+        strategy: Strategy | None = None,
+    ) -> None:
+        self.model, self.device = model, device
+        self.strategy = strategy or strategy_of(config.strategy)
+        _place(model, config, device)
+        self.wrapped = self.strategy.wrap(model, device)
+        self.optimizer = self.strategy.optimizer(model, config)
+        warmup = round(config.warmup_pct * total_steps)
+        schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
+        self.scheduler = LambdaLR(self.optimizer, schedule)
+        # of fp16; in other precisions it does nothing
+        self.scaler = torch.amp.GradScaler(device.type, enabled=model.dtype == torch.float16)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step, of the flat head."""
+        return float(self.scheduler.get_last_lr()[-1])
+
+    def forward(self, batch: Batch) -> MixerOutput:
+        """Outputs for a batch, with which `backward` can do."""
+        return self.wrapped(batch.input_ids, batch.targets[:, :-2], batch.encoded)
+
+    @contextmanager
+    def accumulating(self, *, more: bool) -> Iterator[None]:
+        """Around a forward and a backward pass; with `more` of them to come before the step."""
+        with self.strategy.accumulating(self.wrapped) if more else nullcontext():
+            yield
+        if more:
+            collect(self.model.parameters())
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of this process's part of a loss; the loss is the sum of all processes' parts."""
+        # gradients are averaged over ranks; 0 * loss makes them NaN on all ranks where one's loss is so
+        self.scaler.scale(loss * (distributed.world_size() + 0 * loss.detach())).backward()
+
+    def step(self) -> Tensor:
+        """Take a step, skipped by all processes where gradients are not finite; return the norm of all gradients."""
+        self.strategy.unscale(self.scaler, self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return self.optimizer.grad_norm
+
+    def whole(self) -> AbstractContextManager[Any]:
+        """Within it, each process can use all of the model by itself."""
+        return self.strategy.whole(self.model)
+
+    def is_finite(self) -> bool:
+        """Whether all weights are; all processes call this."""
+        own = self.strategy.own_parameters(self.model)
+        found = torch.stack([p.detach().isfinite().all() for p in own]).all()
+        return int(distributed.reduce_sum((~found).int())) == 0
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's state dict, whole on rank 0; all processes call this."""
+        return self.strategy.weights(self.model)
+
+    def state(self, *, into: Path | None = None) -> LearnerState:
+        """What training has made of the model, whole on rank 0; all processes call this.
+
+        Parameters
+        ----------
+        into : Path, optional
+            A checkpoint's folder: where the strategy has processes write their shares, these lie in it afterwards, and
+            are left out of what is returned.
+        """
+        weights, optimizer = self.strategy.state(self.model, self.optimizer, into=into)
+        return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
+
+    def restore(self, state: LearnerState) -> None:
+        """Go back to a state, whole on every process."""
+        self.strategy.load(self.model, state.weights)
+        self.strategy.load_optimizer(self.optimizer, state.optimizer)
+        self.scheduler.load_state_dict(state.scheduler)
+        if state.scaler:
+            self.scaler.load_state_dict(state.scaler)
+
+
+def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
+    """The share of the peak learning rate: up over the warm-up, then down to 0 at the end."""
+    if step < warmup_steps:
+        return step / warmup_steps
+    return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
+
+
+def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None:
+    """Put a model on its device, in the precision of the run, without what is not trained."""
+    trim_positions(model.encoder, model.config.max_len)
+    if device.type == "cpu":
+        keep_freed_memory()
+    model.to(device)
+    model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
+    choose_tf32(model.dtype, device)
+    if config.compile:
+        model.compile_layers()
+    if config.gradient_checkpointing:
+        model.checkpoint_layers()

@@ -1,0 +1,88 @@
+"""What a run says that is out of memory: what it asked for, and what to try."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from histocoder import distributed
+from histocoder.config import TrainConfig
+from histocoder.errors import UserError
+from histocoder.ops.memory import is_out_of_memory
+
+_MIN_MAX_LEN = 32
+
+
+@contextmanager
+def explaining_out_of_memory(config: TrainConfig, device: torch.device, *, max_len: int) -> Iterator[None]:
+    """End with a sentence on what to try where memory runs out.
+
+    Raises
+    ------
+    UserError
+        In place of what torch raises then.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(advice(config, device, max_len=max_len, asked_for=_asked_for(str(error)))) from error
+
+
+def advice(config: TrainConfig, device: torch.device, *, max_len: int, asked_for: str = "") -> str:
+    """What to try where memory has run out, in order, but what is in use already."""
+    size = f"{config.batch_size} rows" if config.tokens_per_batch is None else f"{config.tokens_per_batch} positions"
+    asked = f": {asked_for} more were asked for" if asked_for else ""
+    tries = [*_smaller_batches(config, max_len), *_other_ways(config, device, max_len)]
+    numbered = "".join(f"\n  {i}. {what}" for i, what in enumerate(tries, 1))
+    what = " Try in this order, each on top of the ones before:" if tries else " There is no flag left that saves any."
+    return (
+        f"Out of memory ({device}){asked}, with batches of {size} of up to {max_len} characters each.{what}{numbered}"
+    )
+
+
+def that_a_gpu_is_full(error: torch.OutOfMemoryError) -> str:
+    """What to say where no flag is known to save any."""
+    asked = f": {size} more were asked for" if (size := _asked_for(str(error))) else ""
+    return f"The GPU's memory is full{asked}. End other programs that use it, or compute on the CPU, with --device cpu."
+
+
+def _smaller_batches(config: TrainConfig, max_len: int) -> Iterator[str]:
+    flag, size, least = "--batch-size", config.batch_size, 1
+    if config.tokens_per_batch is not None:
+        flag, size, least = "--tokens-per-batch", config.tokens_per_batch, max_len
+    if size // 2 >= least:
+        num_parts = 2 * config.gradient_accumulation_steps
+        same = "; the steps stay the same" if size % 2 == 0 and flag == "--batch-size" else ""
+        yield f"{flag} {size // 2} with --gradient-accumulation-steps {num_parts}{same}"
+
+
+def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iterator[str]:
+    fsdp, is_alone = config.strategy.fsdp, distributed.world_size() == 1
+    if not config.gradient_checkpointing:
+        yield "--gradient-checkpointing; the same results in more time"
+    if max_len > _MIN_MAX_LEN:
+        yield f"--max-len {max(max_len // 8 * 4, _MIN_MAX_LEN)}, which cuts longer descriptions, in a run begun anew"
+    if is_alone and fsdp is None and device.type == "cuda":
+        yield "--fsdp full_shard --fsdp-cpu-offload, which keep weights and optimizer state in the machine's memory"
+    if is_alone:
+        yield "several processes with --fsdp full_shard, which share the model out among them"
+    elif fsdp is None:
+        yield "--fsdp full_shard, which shares the model out among the processes"
+    elif fsdp == "shard_grad_op":
+        yield "--fsdp full_shard in place of shard_grad_op"
+    if fsdp is not None and not config.strategy.fsdp_cpu_offload and device.type == "cuda":
+        yield "--fsdp-cpu-offload"
+
+
+def _asked_for(message: str) -> str:
+    """The size in an error of torch's, if it says one."""
+    found = re.search(r"tried to allocate ([\d.]+) (bytes|[KMG]i?B)", message, re.IGNORECASE)
+    if found is None:
+        return ""
+    number, unit = found.groups()
+    return f"{float(number) / 2**30:,.2f} GiB" if unit == "bytes" else f"{number} {unit}"

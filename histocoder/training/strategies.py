@@ -1,0 +1,176 @@
+"""How a model is spread over processes while it is trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from histocoder import distributed
+from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.errors import UserError
+from histocoder.model import MixerModel, keep_copies, used_together
+from histocoder.training.comm_hook import fp16_hook
+from histocoder.training.optimizer import AdamW, is_table, parameter_groups
+
+Optimizer: TypeAlias = Any
+"""`AdamW`, or a strategy's own; it has a `grad_norm`, the norm of all gradients at the last step."""
+
+
+class Strategy(Protocol):
+    """What `Learner` leaves to the way in which processes work together. All of them call each method."""
+
+    name: str
+    """For people."""
+
+    def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
+        """The model as training calls it; gradients are means over processes."""
+
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
+        """Of the parameters that are trained, once the model is wrapped."""
+
+    def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """Within it, forward and backward passes add to gradients that processes do not exchange yet."""
+
+    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Before each step: gradients are divided by the loss scale, if there is one."""
+
+    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
+        """What this process holds of the parameters."""
+
+    def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
+        """Within it, each process can use all of the model, as often as it likes, whatever the others do."""
+
+    def weights(self, model: MixerModel) -> dict[str, Tensor]:
+        """The model's state dict, whole on rank 0."""
+
+    def state(
+        self, model: MixerModel, optimizer: Optimizer, *, into: Path | None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """`weights`, and the optimizer's state dict as one process would have it, whole on rank 0.
+
+        With a folder, what is left of them when processes have written their shares there, where they do.
+        """
+
+    def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
+        """Set the weights from a state dict, whole on every process."""
+
+    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Set the optimizer's state from a dict as one process has it, whole on every process."""
+
+
+def strategy_of(config: StrategyConfig) -> Strategy:
+    """The strategy that is asked for; of one process FSDP, or none."""
+    if config.fsdp is None:
+        return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
+    from histocoder.training.fsdp import Sharded  # here, since it takes a while to import
+
+    return Sharded(config)
+
+
+def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise a UserError where a device can't do what is asked for, or not in the precision of the run."""
+    if config.fsdp is not None and device.type == "mps":
+        raise UserError("--fsdp is for NVIDIA GPUs and CPUs; leave it away, or add --device cpu.")
+    if config.fsdp_cpu_offload and device.type != "cuda":
+        raise UserError("--fsdp-cpu-offload keeps shares out of a GPU's memory, and there is no GPU; leave it away.")
+    if config.fsdp_cpu_offload and dtype == torch.float16:  # torch's GradScaler does not wait for copies from the GPU
+        raise UserError(
+            "--fsdp-cpu-offload does not go with fp16; take --precision bf16, or fp32 where the GPU has no bf16."
+        )
+    if config.ddp_comm_hook == "bf16" and device.type != "cuda":
+        raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; take fp16 on a CPU, or none.")
+
+
+class Replicated:
+    """Each process holds all of the model; DDP exchanges gradients."""
+
+    def __init__(self, config: StrategyConfig) -> None:
+        self._config = config
+        parts = ["DDP"]
+        if config.ddp_comm_hook != "none":
+            parts.append(f"{config.ddp_comm_hook} gradients")
+        if config.zero_optimizer:
+            parts.append("ZeRO-1")
+        self.name = ", ".join(parts) if distributed.world_size() > 1 else "one process"
+
+    def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
+        """See `Strategy`, likewise below."""
+        if distributed.backend() is None:
+            return model
+        ids = [device.index] if device.type == "cuda" else None
+        # rows of tables are exchanged by the optimizer: DDP would send the whole table
+        tables = [name for name, p in model.named_parameters() if is_table(p)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, tables)
+        with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped = DistributedDataParallel(
+                model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
+        if self._config.ddp_comm_hook == "fp16":
+            wrapped.register_comm_hook(torch.cuda.Stream(device) if device.type == "cuda" else None, fp16_hook)
+        elif self._config.ddp_comm_hook == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
+
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
+        """With copies of weights in the precision of the run where that pays."""
+        trained = parameter_groups(model.named_parameters(), config)
+        if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
+            keep_copies(model, together=used_together(model.encoder))
+        options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
+        if not self._config.zero_optimizer:
+            return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
+        from histocoder.training.zero import ZeroAdamW
+
+        num_trained = sum(len(group["params"]) for group in trained)
+        if num_trained < distributed.world_size():
+            raise UserError(
+                f"--zero-optimizer can't share {num_trained} parameters among {distributed.world_size()} processes; "
+                "leave it away."
+            )
+        return ZeroAdamW(trained, lr=config.learning_rate, norm_of_all=distributed.norm_of_all, **options)
+
+    def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """DDP's `no_sync`."""
+        return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
+
+    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Gradients are the same on all processes."""
+        scaler.unscale_(optimizer)
+
+    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
+        """All of them."""
+        return list(model.parameters())
+
+    def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
+        """It is so always."""
+        return nullcontext()
+
+    def weights(self, model: MixerModel) -> dict[str, Tensor]:
+        """Not copied."""
+        return model.state_dict()
+
+    def state(
+        self, model: MixerModel, optimizer: Optimizer, *, into: Path | None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Not written, and not copied but for what other processes hold."""
+        state = optimizer.state_dict() if isinstance(optimizer, AdamW) else optimizer.whole_state()
+        return self.weights(model), state
+
+    def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
+        """In place."""
+        model.load_state_dict(weights)
+
+    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """In place."""
+        optimizer.load_state_dict(state)

@@ -1,0 +1,357 @@
+"""From arguments and examples to a fitted model: what both scripts do once their data are read."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from histocoder import distributed
+from histocoder.checkpoints.model_files import CONFIG_FILE
+from histocoder.checkpoints.resume import (
+    BATCH_SETTINGS,
+    mark_begun,
+    open_checkpoint,
+    refuse_other_settings,
+    stay_interrupted,
+)
+from histocoder.checkpoints.run_folder import ARGS_FILE, CACHE_FOLDER, LOG_FILE, clear_run
+from histocoder.checkpoints.training_state import (
+    BEST_FOLDER,
+    CHECKPOINTS_FOLDER,
+    Checkpoint,
+    checkpoint_bytes,
+    drop_checkpoints_after,
+)
+from histocoder.config import NUM_GREEDY, LoaderConfig, TrainConfig, config_of
+from histocoder.data.cache import ExampleArrays
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import Key, write_key
+from histocoder.data.languages import is_language
+from histocoder.distributed.launch import node_name
+from histocoder.distributed.nodes import refuse_differences
+from histocoder.errors import UserError
+from histocoder.files import is_same_file, remove_leftovers, replacing
+from histocoder.formatters import MISSING
+from histocoder.inference.descriptions import not_in_table
+from histocoder.model import MixerModel
+from histocoder.model.devices import compute_deterministically, device_name
+from histocoder.model.precision import computing_dtype, precision_name
+from histocoder.training.batch_size import find_batch_size
+from histocoder.training.building import choose_tokenizer, seeded_model
+from histocoder.training.console import RunFacts, banner, say
+from histocoder.training.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
+from histocoder.training.data import augmenter_of, open_data
+from histocoder.training.out_of_memory import explaining_out_of_memory
+from histocoder.training.settings import check_arguments, settings_of, train_config_of
+from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker
+from histocoder.training.trainer import Trainer, check_batch_size
+
+REPORT_ROWS = 5_000
+"""Validation rows that the report at the end of a run is about, at most."""
+
+
+def start(args: argparse.Namespace) -> torch.device:
+    """Join the other processes, if any, and choose a device; mistakes in flags are named before any work."""
+    if args.deterministic:
+        compute_deterministically()
+    device = distributed.start(
+        device=args.device,
+        required=args.distributed,
+        grouped=args.fsdp is not None,
+        local_rank=args.local_rank,
+        rank_timeout=args.rank_timeout,
+    )
+    check_arguments(args, device)
+    check_dashboards(wandb=args.log_wandb, tensorboard=args.log_tensorboard)
+    if args.wandb_artifact and not args.log_wandb:
+        raise UserError("--wandb-artifact sends the model to Weights & Biases; add --log-wandb.")
+    return device
+
+
+def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step: int) -> None:
+    """Rank 0's part, once nothing stands in a run's way: take away an earlier run that is not gone on with, or what one
+    left beyond the checkpoint that is; write `args.yaml` and `key.csv`.
+    """
+    if start_step == 0 and (folder / ARGS_FILE).is_file():
+        clear_run(folder)
+    drop_checkpoints_after(folder, start_step)
+    for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
+        remove_leftovers(part)
+    mark_begun(folder)
+    once = ("config", "local_rank", "world_size", "overwrite", "resume")  # of this start, not of the run
+    with replacing(folder / ARGS_FILE) as temporary:
+        values = {name: value for name, value in vars(args).items() if name not in once}
+        temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    if args.key is None or not is_same_file(args.key, folder / "key.csv"):
+        write_key(folder / "key.csv", key)
+
+
+def train(
+    args: argparse.Namespace,
+    train_files: ExampleFiles,
+    val_files: ExampleFiles,
+    *,
+    folder: Path,
+    device: torch.device,
+) -> None:
+    """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
+    stay_interrupted(folder)
+    train_config = train_config_of(args)
+    _check_together(args, folder)
+    anew = args.overwrite and args.resume == "auto"
+    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
+    tokenizer = choose_tokenizer(args, checkpoint)
+    train_arrays, val_arrays = open_data(args, [train_files, val_files], folder, tokenizer)
+    for notice in train_arrays.notices + val_arrays.notices:
+        say(notice)
+    key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
+    languages = _languages_of(train_arrays)
+    config = None if checkpoint is None else checkpoint.model_config
+    build = partial(seeded_model, args, train_files, config, tokenizer=tokenizer, key=key, languages=languages)
+    if args.auto_batch_size:
+        args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
+        args.auto_batch_size = False  # in args.yaml stands what was found
+        train_config = train_config_of(args)
+    if train_config.tokens_per_batch is None:
+        check_batch_size(train_config, len(train_arrays))
+    settings = settings_of(args, train_config, train_files, train_arrays, val_arrays, key)
+    _check_settings(settings, train_config, checkpoint, folder)
+
+    model = build()
+    common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
+    common["pad_to"] = model.config.pad_to
+    noise = augmenter_of(args, train_arrays)
+    train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
+    val_data = OccupationDataset(val_arrays, **common)
+    explaining = partial(explaining_out_of_memory, train_config, device, max_len=args.max_len)
+    with explaining():
+        trainer = Trainer(
+            model,
+            train_data,
+            val_data,
+            train_config,
+            loader=config_of(LoaderConfig, args),
+            device=device,
+            folder=folder,
+            settings=settings,
+        )
+
+    start_step = checkpoint.state.step if checkpoint is not None else 0
+    distributed.run_on_primary(
+        lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
+    )
+    warn_of_a_small_disk(folder, model)
+    if checkpoint is not None:
+        _say_resumed(args, checkpoint)
+    for line in banner(_facts(args, trainer)):
+        say(line)
+    tracker = _tracker(args, folder, start_step, model.config.system)
+    try:
+        with explaining():
+            if checkpoint is not None:
+                trainer.restore(checkpoint)
+            del checkpoint  # or all that was read would stay in memory while the run trains
+            trainer.fit(tracker)
+        if args.wandb_artifact:
+            tracker.keep_model(folder)
+    finally:
+        tracker.close()
+    _finish(args, trainer, train_files, val_files, folder=folder, device=device)
+
+
+def _finish(
+    args: argparse.Namespace,
+    trainer: Trainer,
+    train_files: ExampleFiles,
+    val_files: ExampleFiles,
+    *,
+    folder: Path,
+    device: torch.device,
+) -> None:
+    """Fit the experts of a trained model, and report on it."""
+    if not args.no_experts:
+        distributed.run_on_primary(
+            lambda: experts(folder, trainer, val_files, device, args.precision), doing="fitting the experts"
+        )
+    if not args.no_report:
+        distributed.run_on_primary(
+            lambda: report(folder, train_files, val_files, len(trainer.val_data), device, args.precision),
+            doing="writing the report",
+        )
+    if not args.no_experts:
+        distributed.run_on_primary(lambda: refit(folder, trainer), doing="fitting the linear expert to all rows")
+    say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
+
+
+def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
+    """Those of the data, and "unk"; a user is told of the ones that histocoder does not know."""
+    languages = tuple(sorted({*arrays.languages, "unk"}))
+    if strange := [lang for lang in languages if not is_language(lang)]:
+        say(not_in_table(strange))
+    return languages
+
+
+def _check_together(args: argparse.Namespace, folder: Path) -> None:
+    """Raise a UserError where processes can't do together what they do before all settings are known, and after."""
+    refuse_differences({"--auto-batch-size": args.auto_batch_size, "--fsdp-state-dict": args.fsdp_state_dict})
+    if args.fsdp_state_dict == "sharded" and distributed.world_size() > 1:
+        from histocoder.checkpoints.sharded import check_folder  # here, since it takes a while to import
+
+        check_folder(folder)
+
+
+def _check_settings(settings: dict[str, Any], config: TrainConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
+    """Raise a UserError where processes have other settings than each other, or than the checkpoint to go on from."""
+    shared = asdict(config)
+    shared |= shared.pop("strategy")
+    refuse_differences(settings | {f"--{name.replace('_', '-')}": value for name, value in shared.items()})
+    if checkpoint is not None:
+        refuse_other_settings(
+            checkpoint, settings, folder, gradient_accumulation_steps=config.gradient_accumulation_steps
+        )
+
+
+def _say_resumed(args: argparse.Namespace, checkpoint: Checkpoint) -> None:
+    say(f"Going on from step {checkpoint.state.step} ({checkpoint.path}).")
+    if args.initial_checkpoint is not None:
+        flags = "--initial-checkpoint and --only-encoder have" if args.only_encoder else "--initial-checkpoint has"
+        say(f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights.")
+
+
+def _fitting_batch_size(
+    args: argparse.Namespace,
+    checkpoint: Checkpoint | None,
+    build: Callable[[], MixerModel],
+    device: torch.device,
+    *,
+    num_rows: int,
+) -> int:
+    """The batch size of the run that is gone on with, else the largest that fits."""
+    if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
+        return max(rows // (args.gradient_accumulation_steps * distributed.world_size()), 1)
+    config = train_config_of(args)
+    with explaining_out_of_memory(config, device, max_len=args.max_len):
+        size, used = find_batch_size(build, config, device, num_rows=num_rows)
+    say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
+    return size
+
+
+def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: torch.device, precision: str) -> None:
+    """Fit what is fitted once a model is trained, for the last one and the best; rank 0's part."""
+    from histocoder.training.experts import (  # here, since scikit-learn takes a second to import
+        fit_experts,
+        fit_linear_expert,
+    )
+
+    expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
+    examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
+    fit_experts(folder, expert, examples, device, precision)
+    say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, device, precision)}")
+
+
+def refit(folder: Path, trainer: Trainer) -> None:
+    """Fit the linear expert once more, to the validation data as well, now that these have served; rank 0's part."""
+    from histocoder.training.experts import fit_linear_expert, replace_linear_expert
+
+    data = trainer.train_data, trainer.val_data
+    expert = fit_linear_expert(*data, num_classes=trainer.model.config.num_classes)
+    if expert is None:
+        return
+    for model in (folder, folder / BEST_FOLDER):
+        replace_linear_expert(model, expert)
+    say(f"The linear expert is fitted to all {sum(map(len, data)):,} rows now, validation rows included.")
+
+
+def report(
+    folder: Path,
+    train_files: ExampleFiles,
+    val_files: ExampleFiles,
+    num_val: int,
+    device: torch.device,
+    precision: str,
+) -> None:
+    """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
+    from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
+    from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.evaluation.report import write_report
+    from histocoder.evaluation.summary import comparison, summary
+    from histocoder.inference.coder import Coder
+    from histocoder.inference.known import Known
+
+    coder = Coder.from_pretrained(folder, str(device), precision=precision)
+    examples = val_files.sample(REPORT_ROWS, of=num_val, seed=0)
+    baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
+    texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
+    found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
+    found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
+    path = write_report(folder, found, coder, title=folder.resolve().name, logs=folder / LOG_FILE)
+    for line in [*summary(found.metrics)[:2], *comparison(found.metrics)]:
+        say(line)
+    say(f"The report is {path}.")
+
+
+def _tracker(args: argparse.Namespace, folder: Path, start_step: int, system: str) -> Tracker:
+    if not distributed.is_primary():
+        return NullRun()
+    trackers: list[Tracker] = [CsvLog(folder, start_step=start_step)]
+    if args.log_wandb:
+        name = args.run_name or run_name(args.encoder, system, world_size=distributed.world_size())
+        trackers.append(
+            open_wandb(
+                folder,
+                project=args.wandb_project_name,
+                name=name,
+                config=vars(args),
+                uploads_model=args.wandb_artifact,
+            )
+        )
+    if args.log_tensorboard:
+        trackers.append(open_tensorboard(folder, start_step=start_step))
+    return Tee(*trackers)
+
+
+def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
+    """Two checkpoints must fit: the last one, and the one that is being written."""
+    needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
+    if free < needed:
+        say(
+            f"Warning: two checkpoints take {needed / 1e9:,.1f} GB, and {folder} has room for {free / 1e9:,.1f} GB. "
+            "Saving may fail."
+        )
+
+
+def _facts(args: argparse.Namespace, trainer: Trainer) -> RunFacts:
+    """What the banner tells; all ranks ask for it together."""
+    model, device = trainer.model, trainer.device
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    by_tokens = args.tokens_per_batch is not None
+    return RunFacts(
+        script=Path(sys.argv[0]).name,
+        encoder=args.encoder,
+        num_trained=trained,
+        num_frozen=sum(p.numel() for p in model.parameters()) - trained,
+        num_train=len(trainer.train_data),
+        num_distinct=trainer.train_data.arrays.num_distinct,
+        num_val=len(trainer.val_data),
+        num_codes=model.config.num_classes,
+        devices=tuple(distributed.gather_texts(device_name(device))),
+        num_nodes=len(set(distributed.gather_texts(node_name()))),
+        backend=distributed.backend(),
+        strategy=trainer.learner.strategy.name,
+        precision=precision_name(computing_dtype(args.precision, device, use_amp=args.use_amp)),
+        batch_size=args.tokens_per_batch if by_tokens else args.batch_size,
+        batch_unit="positions" if by_tokens else "rows",
+        accumulation=args.gradient_accumulation_steps,
+        num_steps=trainer.total_steps,
+        num_epochs=args.num_epochs if args.max_steps is None else None,
+    )

@@ -1,0 +1,385 @@
+"""Fits a model: epochs, steps, validation, saves; readable from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from histocoder import distributed
+from histocoder.checkpoints.hub import model_card, write_card
+from histocoder.checkpoints.model_files import save_model
+from histocoder.checkpoints.resume import mark_interrupted
+from histocoder.checkpoints.training_state import (
+    BEST_FOLDER,
+    Checkpoint,
+    TrainState,
+    checkpoint_path,
+    list_checkpoints,
+    save_checkpoint,
+    save_last_bin,
+    unfinished,
+)
+from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.loading import BatchLoader
+from histocoder.data.samplers import BucketSampler, TokenBudget
+from histocoder.distributed.signals import StopSignals
+from histocoder.errors import Interrupted, UserError
+from histocoder.model import MixerModel, MixerOutput
+from histocoder.ops.memory import peak_gpu_memory
+from histocoder.training import losses
+from histocoder.training.console import Progress, say
+from histocoder.training.frozen import use_encodings
+from histocoder.training.learner import Learner
+from histocoder.training.meter import Meter
+from histocoder.training.profiling import Profiler
+from histocoder.training.tracking import NullRun, Tracker
+from histocoder.training.validation import validate
+
+
+class Trainer:
+    """What fits a model, on this process or together with others, and saves it.
+
+    Parameters
+    ----------
+    model : MixerModel
+        Already frozen as far as it is to be; on the CPU. It is moved.
+    train_data, val_data : OccupationDataset
+        All rows, on every rank.
+    config : TrainConfig
+    loader : LoaderConfig
+    device : torch.device
+    folder : Path
+        The run's; rank 0 writes there, from `fit` on.
+    settings : dict
+        What a resumed run must agree on; kept in each checkpoint.
+
+    Attributes
+    ----------
+    total_steps : int
+        Of the whole run.
+    learner : Learner
+    state : TrainState
+    """
+
+    def __init__(
+        self,
+        model: MixerModel,
+        train_data: OccupationDataset,
+        val_data: OccupationDataset,
+        config: TrainConfig,
+        *,
+        loader: LoaderConfig,
+        device: torch.device,
+        folder: Path,
+        settings: dict[str, Any],
+    ) -> None:
+        self.model, self.config, self.device = model, config, device
+        self.train_data, self.val_data = train_data, val_data
+        self.folder, self.settings = folder, settings
+        self.num_blocks = model.config.formatter["num_blocks"]
+        self.sampler = BucketSampler(
+            train_data.lengths,
+            train_data.num_target_blocks,
+            batch_size=_global_batch(config, model),
+            seed=config.seed,
+            num_replicas=distributed.world_size(),
+            rank=distributed.rank(),
+            num_parts=config.gradient_accumulation_steps,
+        )
+        epoch_steps = list(map(self.sampler.num_batches, range(config.num_epochs)))
+        self.total_steps = config.max_steps or max(sum(epoch_steps), config.min_steps)
+        self.eval_interval = config.eval_interval or min(max(epoch_steps[0], 100), 1000)
+        pin_memory = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
+        self.train_loader = BatchLoader(train_data, self.sampler, loader, pin_memory=pin_memory)
+        self.learner = Learner(model, config, device, total_steps=self.total_steps)
+        self.state, self.meter, self.ballot = TrainState(), Meter(), distributed.Ballot()
+        self.saved_step: int | None = None
+        self.tracker: Tracker = NullRun()  # these two until `fit`
+        self.progress = Progress(self.total_steps, show=False)
+
+    def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
+        """Train, from the beginning or from where `restore` has gone back to, and save the model.
+
+        Parameters
+        ----------
+        tracker : Tracker, optional
+
+        Returns
+        -------
+        dict
+            The last validation's numbers.
+
+        Raises
+        ------
+        Interrupted
+            Where the run was asked to stop; its state is saved.
+        UserError
+            Where a file can't be written.
+        MachineError
+            Where a loader worker is killed, or hangs.
+        """
+        self.tracker = tracker or self.tracker
+        with self.learner.whole():
+            use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
+        self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
+        profiler = Profiler(
+            self.config.profile_steps, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
+        )
+        with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
+            while self.state.step < self.total_steps and not self.is_over:
+                self.train_epoch(signals, profiler)
+        self.progress.close()
+        results = self.state.results or self.validate()
+        self.save_result()
+        return results
+
+    def train_epoch(self, signals: StopSignals, profiler: Profiler) -> None:
+        """Go through what is left of the epoch at hand."""
+        state, config = self.state, self.config
+        self.model.train()
+        self.sampler.set_position(state.epoch, state.samples)
+        for parts in zip(*[iter(self.train_loader)] * config.gradient_accumulation_steps, strict=True):
+            loss, grad_norm = self.train_step(parts)
+            profiler.step()
+            state.step += 1
+            state.samples += parts[0].num_rows
+            self.meter.add(loss, grad_norm, rows=parts[0].num_rows)
+            state.results = None
+            is_last = state.step == self.total_steps
+            if state.step % config.log_interval == 0 or is_last:
+                self.log_training()
+            self.advance(loss)
+            if state.step % self.eval_interval == 0 or is_last:
+                self.validate()
+                is_last = is_last or self.is_over
+            end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data)
+            if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
+                self.save()
+            if is_last:
+                break
+            if signum := self.ballot.cast(signals.signum):
+                self.interrupt(signum)
+        else:
+            state.epoch, state.samples = state.epoch + 1, 0
+        if (signum := self.ballot.close()) and state.step < self.total_steps:
+            self.interrupt(signum)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether validations have found nothing better for as long as `early_stopping` says."""
+        return self.config.early_stopping is not None and self.state.num_worse >= self.config.early_stopping
+
+    def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.
+
+        Returns this rank's part of the loss, and the norm of all gradients.
+        """
+        loss = torch.zeros((), device=self.device)
+        for i, part in enumerate(parts, 1):
+            batch = part.to(self.device)
+            with self.learner.accumulating(more=i < len(parts)):
+                output = self.learner.forward(batch)
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, self.config.seq2seq_weight)
+                self.learner.backward(part_loss)
+            loss += part_loss.detach()
+        return loss, self.learner.step()
+
+    def advance(self, loss: Tensor) -> None:
+        """Move the bar; the loss is read from a CPU only, where that makes no one wait."""
+        self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
+
+    def log_training(self) -> None:
+        """Read the losses since the last time, and pass them on."""
+        values: dict[str, float] = {
+            **self.meter.read(),
+            **peak_gpu_memory(self.device),
+            "lr": self.learner.learning_rate,
+            "epoch": float(self.state.epoch + 1),
+        }
+        self.tracker.log(self.state.step, values)
+        line = {"loss": values["train_loss"], "rows/s": values["samples_per_sec"], "lr": values["lr"]}
+        skipped = {"skipped": values["skipped_steps"]} if values["skipped_steps"] else {}
+        memory = {"GPU GB": values["gpu_memory_gb"]} if "gpu_memory_gb" in values else {}
+        self.progress.line(self.state.step, line | memory | skipped)
+        self.check_skipped()
+
+    def check_skipped(self) -> None:
+        """Raise a UserError, on all ranks, where too many steps in a row up to now were skipped."""
+        if (in_a_row := int(self.meter.skipped_in_a_row)) >= self.config.max_skipped_steps:
+            raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
+
+    def not_finite(self, what: str) -> UserError:
+        """The error of a run that has come to nothing: what is not finite, and where there is something good."""
+        last, best = next(reversed(list_checkpoints(self.folder)), None), self.folder / BEST_FOLDER
+        kept = f" {best} holds the best model so far." if best.is_dir() else ""
+        if last is None:
+            return UserError(
+                f"{what}, and there is no checkpoint from before.{kept} Lower --learning-rate and start a new run."
+            )
+        return UserError(
+            f"{what}; the last good checkpoint is {last}.{kept} Started again, the run resumes from that checkpoint; "
+            "if it ends like this, lower --learning-rate in another folder, with --initial-checkpoint "
+            f"{best if kept else last}."
+        )
+
+    def validate(self) -> dict[str, float]:
+        """Validate, pass the numbers on, and keep the model if it is the best so far."""
+        started = time.monotonic()
+        with self.learner.whole():
+            results = validate(
+                self.model,
+                self.val_data,
+                num_blocks=self.num_blocks,
+                batch_size=self.config.batch_size,
+                seq2seq_weight=self.config.seq2seq_weight,
+                device=self.device,
+            )
+        self.state.results = results
+        self.tracker.log(self.state.step, results)
+        self.progress.say(
+            f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
+            f"decoded {_by_codes(results, 'greedy_seq_acc')}, flat {_by_codes(results, 'flat_acc')}, "
+            f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"
+        )
+        if not math.isfinite(results["val_loss"]):
+            raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
+        if self.state.improves(results):
+            self.save_model(self.folder / BEST_FOLDER, doing="saving the best model")
+        self.pause(started)
+        return results
+
+    def pause(self, started: float) -> None:
+        """Leave the time since then out of rows/s, and of what steps take."""
+        seconds = time.monotonic() - started
+        self.meter.started += seconds
+        self.progress.pause(seconds)
+
+    def save_model(self, folder: Path, *, doing: str) -> None:
+        """Write the model with its card."""
+        weights = self.learner.weights()
+
+        def save() -> None:
+            save_model(folder, self.model.config, weights, tokenizer=self.model.tokenizer)
+            write_card(folder, self.card())
+
+        distributed.run_on_primary(save, doing=doing)
+
+    def save(self) -> None:
+        """Write a checkpoint, unless this step has one."""
+        if self.saved_step == self.state.step:
+            return
+        self.check_skipped()
+        if not self.learner.is_finite():
+            raise self.not_finite("The model's weights are not finite, and are not saved")
+        self.saved_step = self.state.step
+        started = time.monotonic()
+        mine = {"rng": torch.get_rng_state(), "meter": self.meter.state()}
+        if self.device.type == "cuda":
+            mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
+        path = checkpoint_path(self.folder, self.state.step)
+        checkpoint = Checkpoint(
+            path=path,
+            state=self.state,
+            learner=self.learner.state(into=unfinished(path)),
+            ranks=ranks,
+            settings=self.settings,
+            model_config=self.model.config,
+            tokenizer=self.model.tokenizer,
+        )
+        distributed.run_on_primary(
+            lambda: save_checkpoint(checkpoint, keep=self.config.keep_checkpoints), doing="saving a checkpoint"
+        )
+        self.pause(started)
+
+    def save_result(self) -> None:
+        """Write what a finished run leaves."""
+        self.save_model(self.folder, doing="saving the model")
+        if self.config.save_format == "occcanine":
+            learner, model = self.learner.state(), self.model
+            trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+            distributed.run_on_primary(
+                lambda: save_last_bin(self.folder, model.config, learner, step=self.state.step, trained=trained),
+                doing="saving last.bin",
+            )
+
+    def card(self) -> str:
+        """The model card of what has been trained so far."""
+        return model_card(
+            self.model.config, num_train=len(self.train_data), num_val=len(self.val_data), metrics=self.state.results
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to where a checkpoint was saved, right before `fit`; what was read of it may be let go then."""
+        self.learner.restore(checkpoint.learner)
+        self.state = checkpoint.state
+        self.saved_step = self.state.step
+        self.meter.restore(checkpoint.ranks["meter"])
+        rank = distributed.rank()
+        if rank < len(checkpoint.ranks["rng"]):  # with more processes than before, the new ones keep their seeds
+            torch.set_rng_state(checkpoint.ranks["rng"][rank].clone())  # a view would be read beyond its end
+        if self.device.type == "cuda" and rank < len(checkpoint.ranks.get("rng.cuda", ())):
+            torch.cuda.set_rng_state(checkpoint.ranks["rng.cuda"][rank].clone(), self.device)
+
+    def interrupt(self, signum: int) -> None:
+        """Save and leave, all ranks in the same step."""
+        self.ballot.close()
+        self.save()
+        self.progress.close()
+        step = self.state.step
+        distributed.run_on_primary(
+            lambda: mark_interrupted(self.folder, step=step, signum=signum), doing="marking the interruption"
+        )
+        raise Interrupted(
+            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Started "
+            "again, without --overwrite and --resume, it goes on from there.",
+            signum,
+        )
+
+
+def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float) -> Tensor:
+    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`."""
+    block = losses.block_order_invariant(
+        output.seq2seq_logits,
+        batch.targets,
+        num_blocks=config.formatter["num_blocks"],
+        num_rows=batch.num_rows,
+        num_target_blocks=batch.num_target_blocks,
+        counts=batch.counts,
+    )
+    flat = losses.flat_loss(
+        output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
+    )
+    return seq2seq_weight * block + (1 - seq2seq_weight) * flat
+
+
+def _by_codes(results: dict[str, float], name: str) -> str:
+    """An accuracy, and those of rows with one code, two, three or more."""
+    parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
+    return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
+
+
+def check_batch_size(config: TrainConfig, num_rows: int) -> None:
+    """Say so where a step of all processes together takes more rows than there are to train on."""
+    num_parts = distributed.world_size() * config.gradient_accumulation_steps
+    if config.batch_size * num_parts > num_rows:
+        times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
+        say(
+            f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
+            "an epoch is one small step. A smaller --batch-size takes more of them."
+        )
+
+
+def _global_batch(config: TrainConfig, model: MixerModel) -> int | TokenBudget:
+    num_parts = distributed.world_size() * config.gradient_accumulation_steps
+    if config.tokens_per_batch is None:
+        return config.batch_size * num_parts
+    return TokenBudget(config.tokens_per_batch * num_parts, model.config.max_len, model.tokenizer)

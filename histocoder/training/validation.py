@@ -1,0 +1,116 @@
+"""Losses and accuracies over validation data, the same for every number of processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocoder import distributed
+from histocoder.config import NUM_GREEDY
+from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.samplers import SequentialSampler
+from histocoder.inference.greedy import greedy
+from histocoder.model import MixerModel
+from histocoder.training import losses, metrics
+
+_MOST_CODES = 3
+"""Rows with so many codes or more are told together."""
+
+
+@torch.no_grad()
+def validate(
+    model: MixerModel,
+    data: OccupationDataset,
+    *,
+    num_blocks: int,
+    batch_size: int,
+    seq2seq_weight: float,
+    device: torch.device,
+) -> dict[str, float]:
+    """Losses and accuracies over all rows, each counted once, whatever the number of processes.
+
+    Parameters
+    ----------
+    model : MixerModel
+        Unwrapped.
+    data : OccupationDataset
+    num_blocks, batch_size : int
+    seq2seq_weight : float
+    device : torch.device
+
+    Returns
+    -------
+    dict
+        `val_loss`, `val_loss_linear`, `val_loss_seq2seq`: as if all rows were one batch. In percent: `seq_acc` (exact
+        set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and
+        those above the default threshold); and `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY`
+        rows, the same ones each time. Where rows have several codes, `flat_acc_{k}` and `greedy_seq_acc_{k}` are those
+        of rows with k codes; k = 3 stands for 3 or more.
+    """
+    model.eval()
+    rank, world_size = distributed.rank(), distributed.world_size()
+    sampler = SequentialSampler(data.lengths(), batch_size=batch_size, num_replicas=world_size, rank=rank)
+    in_sample = np.zeros(len(data), dtype=bool)
+    in_sample[np.random.default_rng(0).permutation(len(data))[:NUM_GREEDY]] = True
+    sums, by_codes = torch.zeros(6, dtype=torch.float64), torch.zeros(4, _MOST_CODES + 1, dtype=torch.float64)
+    for share in sampler:
+        freely = torch.from_numpy(in_sample[share.rows]).to(device)
+        of_batch, of_batch_by_codes = _batch_sums(model, data[share].to(device), freely, num_blocks=num_blocks)
+        sums += of_batch
+        by_codes += of_batch_by_codes
+    model.train()
+    target, unused, flat, forced_right, correct, real = distributed.reduce_sum(sums).tolist()
+    by_codes = distributed.reduce_sum(by_codes)
+    n = len(data)
+    seq2seq = target / (n * max(int(data.num_target_blocks.max()), 1)) + unused / (n * num_blocks)
+    results = {
+        "val_loss": seq2seq_weight * seq2seq + (1 - seq2seq_weight) * flat / n,
+        "val_loss_linear": flat / n,
+        "val_loss_seq2seq": seq2seq,
+        "seq_acc": 100 * forced_right / n,
+        "token_acc": 100 * correct / max(real, 1),
+    }
+    several = bool(by_codes[1, 2:].sum())
+    for name, right, rows in (("flat_acc", *by_codes[:2]), ("greedy_seq_acc", *by_codes[2:])):
+        results[name] = 100 * float(right.sum() / rows.sum().clamp(min=1))
+        if several:
+            shares = 100 * right / rows
+            results |= {f"{name}_{k}": float(shares[k]) for k in range(1, _MOST_CODES + 1) if rows[k]}
+    return results
+
+
+def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """What a batch adds to each of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
+    memory, pooled, memory_mask = model.encode(batch.input_ids, batch.encoded)
+    flat_logits = model.classify(pooled)
+    prior = model.prior(flat_logits)
+    logits = model.decoder(batch.targets[:, :-2], memory, memory_mask, prior)
+    target_loss, unused_loss = losses.block_losses(logits, batch.targets, num_blocks=num_blocks)
+    true, forced = batch.targets[:, 1:-1], logits.argmax(-1)
+    correct, real = metrics.token_matches(true, forced, num_blocks=num_blocks)
+    right = torch.zeros_like(freely)
+    if freely.any():
+        mask = None if memory_mask is None else memory_mask[freely]
+        memory = memory.to(model.decoder.head.weight.dtype)
+        prior = None if prior is None else prior.rows(freely)
+        length = true.shape[1]
+        tokens, _ = greedy(
+            model.decoder, memory[freely], mask, prior, num_tokens=length, block_size=length // num_blocks
+        )
+        right[freely] = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks)
+    flat_right = metrics.flat_exact_set(
+        model.class_probabilities(pooled), batch.class_ids, threshold=model.config.default_threshold
+    )
+    parts = (
+        target_loss.sum(),
+        unused_loss.sum(),
+        losses.flat_loss(flat_logits, batch.class_ids, kind=model.config.flat_loss, num_rows=1),
+        metrics.exact_set(true, forced, num_blocks=num_blocks).sum(),
+        correct.sum(),
+        real.sum(),
+    )
+    num_codes = losses.target_blocks(batch.targets, num_blocks=num_blocks).clamp(max=_MOST_CODES)
+    groups = [num_codes[flat_right], num_codes, num_codes[right], num_codes[freely]]
+    by_codes = torch.stack([torch.bincount(group.cpu(), minlength=_MOST_CODES + 1) for group in groups])
+    return torch.stack([part.float() for part in parts]).cpu(), by_codes

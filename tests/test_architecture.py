@@ -1,0 +1,71 @@
+"""The package is a few parts, each of which imports from those below it alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PACKAGE = ROOT / "histocoder"
+PARTS = (
+    *("errors", "files", "config", "distributed", "formatters", "ops", "model"),
+    *("data", "checkpoints", "inference", "evaluation", "training", "cli"),
+)
+"""From the lowest to the highest."""
+ENTRANCES = ("__init__", "__main__")
+"""What may import from all parts."""
+OF_TORCH_DISTRIBUTED = {
+    "checkpoints/sharded.py": "torch.distributed.checkpoint is the form of its files",
+    "training/comm_hook.py": "a hook of DDP's takes and returns what torch.distributed exchanges",
+    "training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over",
+    "training/strategies.py": "torch's own hook that exchanges gradients in bf16",
+    "training/zero.py": "ZeRO's own optimizer",
+}
+"""Besides distributed/, the modules that import torch.distributed, and why."""
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def part_of(module: str) -> str:
+    """The part of a module's full name."""
+    return module.split(".")[1]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The full names of all that a module imports, in functions too, and for type checking alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)} imports relatively"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_package_has_these_parts_and_no_others():
+    found = {
+        path.name.removesuffix(".py")
+        for path in PACKAGE.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found == {*PARTS, *ENTRANCES}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_import_only_from_parts_below(path: Path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    allowed = PARTS if part in ENTRANCES else PARTS[: PARTS.index(part) + 1]
+    used = {part_of(name) for name in imported(path) if name.startswith("histocoder.")} - {"__version__"}
+    assert used <= set(allowed)
+
+
+def test_torch_distributed_is_imported_in_one_part():
+    found = {
+        name_of(path) for path in MODULES if any(f"{name}.".startswith("torch.distributed.") for name in imported(path))
+    }
+    assert {name for name in found if not name.startswith("distributed/")} == set(OF_TORCH_DISTRIBUTED)

@@ -1,0 +1,36 @@
+"""What an earlier histocoder wrote is read: see tests/fixtures/make.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import run
+from fixtures.make import RUN_FLAGS, predictions
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.mark.parametrize("name", ["run", "ngram"])
+def test_an_earlier_model_predicts_the_same(name: str):
+    recorded = json.loads((FIXTURES / name / "predictions.json").read_text())
+    found = predictions(FIXTURES / name)
+    assert set(found) == set(recorded)
+    for mode, then in recorded.items():
+        assert found[mode]["codes"] == then["codes"]
+        assert found[mode]["confidence"] == pytest.approx(then["confidence"], abs=1e-4)
+
+
+def test_an_earlier_run_resumes_and_ends_as_it_did(tmp_path: Path):
+    shutil.copytree(FIXTURES / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
+    shutil.copy2(FIXTURES / "run" / "args.yaml", tmp_path / "run")
+    result = run("finetune.py", "--save-path", tmp_path / "run", *RUN_FLAGS)
+    assert "step 4 (" in result.stdout
+    then, now = (pd.read_csv(folder / "logs.csv").set_index("step") for folder in (FIXTURES / "run", tmp_path / "run"))
+    losses = ["train_loss", "val_loss"]
+    assert set(now.index) == {5, 6, 7, 8}
+    np.testing.assert_allclose(now[losses], then.loc[then.index > 4, losses], rtol=1e-3)
