@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from histocoder import distributed
 from histocoder.cli.model_flags import (
@@ -20,6 +23,9 @@ from histocoder.cli.model_flags import (
 from histocoder.data import languages
 from histocoder.errors import UserError
 from histocoder.training.console import say
+
+if TYPE_CHECKING:
+    from histocoder.data.examples import ExampleFiles, Examples
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -59,7 +65,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate the model, and write the report."""
     device = distributed.start(device=args.device)
 
     from histocoder.checkpoints.hub import local_folder
@@ -67,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     from histocoder.checkpoints.run_folder import LOG_FILE
     from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
-    from histocoder.data.prepare import TRAIN_FILE
+    from histocoder.data.prepare import TRAIN_FILE, VAL_FILE
     from histocoder.evaluation.baselines import RIGHT_COL, Baselines
     from histocoder.evaluation.evaluate import evaluate, times_seen
     from histocoder.evaluation.report import write_report
@@ -107,19 +112,39 @@ def run(args: argparse.Namespace) -> None:
         trained, has_languages = training_files(train_data, coder, args, rules if args.train_data else own)
         known = Known(languages=coder.model.config.languages, any_language=not has_languages)
         baselines = Baselines(examples, known, max_size=math.inf if args.baselines else 0)
-        counts = times_seen(baselines.watch(trained.chunks()), examples.texts)
+        chunks = baselines.watch(trained.chunks())
+        if coder.model.config.fitted_to_validation and (run / VAL_FILE).is_file():
+            validation = training_files(run / VAL_FILE, coder, args, own)[0]
+            chunks = itertools.chain(chunks, _validation_rows(validation, examples, run))
+        counts = times_seen(chunks, examples.texts)
         seen = dict(zip(("texts_seen", "codes_seen"), counts, strict=True))
     found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
     if has_train_data:
         found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
-    title = f"{Path(args.model).name} on {Path(args.data).name}"
-    report = write_report(Path(args.output), found, coder, title=title, logs=run / LOG_FILE)
+    report = write_report(
+        Path(args.output), found, coder, title=f"{Path(args.model).name} on {Path(args.data).name}", logs=run / LOG_FILE
+    )
     for line in summary(found.metrics):
         say(line)
     if args.save_thresholds:
         change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
         say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
     say(f"The report is {report}.")
+
+
+def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iterator[Examples]:
+    """A run's validation data; a user is told where they are among what is evaluated."""
+    from histocoder.checkpoints.run_folder import REPORT_FILE
+    from histocoder.data.normalize import folded
+
+    validation = files.read()
+    num_seen = sum(map(set(folded(validation.texts)).__contains__, folded(examples.texts)))
+    if num_seen:
+        say(
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are among the run's validation data, which "
+            f"the linear expert has learned since they were measured. Accuracy on them is in {run / REPORT_FILE}."
+        )
+    yield validation
 
 
 def _check_report_folder(output: Path, *, overwrite: bool) -> None:

@@ -16,6 +16,7 @@ from histocoder.model.encoder import (
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
+from histocoder.model.prior import Prior
 from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "MixerOutput",
     "NgramEncoder",
     "PretrainedTokenizer",
+    "Prior",
     "Tokenizer",
     "Unfilled",
     "check_positions",
