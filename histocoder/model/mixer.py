@@ -80,6 +80,9 @@ class MixerModel(nn.Module):
         # a new head starts from "one class in num_classes", not from even odds on each
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
         blocks = class_blocks(config.codes, config.formatter) if config.decoder_prior else None
+        if config.decoder_prior:  # it begins by answering what the flat head does
+            nn.init.zeros_(self.decoder.head.weight)
+            nn.init.zeros_(self.decoder.head.bias)
         self.register_buffer("class_blocks", blocks, persistent=False)
         self.linear_expert = (
             LinearExpert(config.num_linear_features, config.num_classes) if config.num_linear_features else None
