@@ -56,9 +56,14 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The tables of flags in docs/configuration.md.
-docs: $(VENV)/.installed
+# The tables of flags in docs/configuration.md, then the site in site/, which opens from site/index.html.
+docs: $(VENV)/.docs
 	$(BIN)/python -m docs.flags
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
 
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
@@ -78,4 +83,4 @@ finetune-ddp: $(VENV)/.installed
 	$(BIN)/torchrun --standalone --nproc_per_node=auto finetune.py --distributed --dataset $(DATA) --save-path $(SAVE) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest demo
+	rm -rf $(VENV) $(VENV)-lowest demo site
