@@ -25,8 +25,8 @@ code is ignored (en-GB). Prepared data, models and reports use the code, with th
 Swedish as `se`, German as `ge` and Greek as `gr`, so histocoder's models are trained with these codes too. `sv` and
 `se`, `de` and `ge`, `el` and `gr` are synonyms everywhere, and a model receives the one it was trained with. Northern
 Sami, whose ISO code is `se`, therefore has no code here. `unk` means unknown; blank cells and NA are read as unknown.
-Training keeps any other word as a language of its own. A model that was not trained with a language treats it as unknown.
-A notice reports both cases.
+Training keeps any other word as a language of its own, and a model treats a language that it was not trained with as
+unknown. A notice reports both cases.
 
 {}.
 """
@@ -80,10 +80,11 @@ def _recipes() -> Iterator[str]:
     """The defaults that depend on what a run starts from."""
     yield "### Recipes\n"
     yield (
-        'Where the tables above say "by the recipe", the default depends on what a run starts from. A flag that is set\n'
-        "overrides the recipe: `--learning-rate` alone applies to all weights, and with `--num-epochs` or `--max-steps`\n"
-        "there is no minimum number of steps. A run that continues a trained model keeps its flat loss, pooling and text\n"
-        "normalization. `train_mixer.py` has its own batch sizes and numbers of epochs.\n"
+        'Where the tables above say "by the recipe", the default depends on what a run starts from.\n'
+        "A flag that is set overrides the recipe: `--learning-rate` alone applies to all weights, and with\n"
+        "`--num-epochs` or `--max-steps` there is no minimum number of steps. A run that continues a trained model\n"
+        "keeps its flat loss, pooling and text normalization. `train_mixer.py` has its own batch sizes and numbers\n"
+        "of epochs.\n"
     )
     names = [field.name for field in dataclasses.fields(Recipe)]
     yield "| start | " + " | ".join(f"`--{name.replace('_', '-')}`" for name in names) + " |"
