@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import shutil
@@ -24,7 +25,7 @@ from histocoder.precision import PRECISIONS
 from histocoder.script import run_script
 
 if TYPE_CHECKING:
-    from histocoder.data.examples import ExampleFiles
+    from histocoder.data.examples import ExampleFiles, Examples
     from histocoder.data.labels import LabelRules
     from histocoder.inference.known import Known
     from histocoder.predict import Coder
@@ -306,7 +307,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     from histocoder.data.examples import ExampleFiles
     from histocoder.data.labels import LabelRules
-    from histocoder.data.prepare import TRAIN_FILE
+    from histocoder.data.prepare import TRAIN_FILE, VAL_FILE
     from histocoder.evaluate import evaluate, times_seen
     from histocoder.evaluation.baselines import RIGHT_COL, Baselines
     from histocoder.hub import local_folder
@@ -349,19 +350,43 @@ def _evaluate(args: argparse.Namespace) -> None:
         trained, has_languages = _training_files(train_data, coder, args, rules if args.train_data else own)
         known = Known(languages=coder.model.config.languages, any_language=not has_languages)
         baselines = Baselines(examples, known, max_size=math.inf if args.baselines else 0)
-        counts = times_seen(baselines.watch(trained.chunks()), examples.texts)
+        chunks = baselines.watch(trained.chunks())
+        if coder.model.config.fitted_to_validation and (run / VAL_FILE).is_file():
+            validation = _training_files(run / VAL_FILE, coder, args, own)[0]
+            chunks = itertools.chain(chunks, _validation_rows(validation, examples, run))
+        counts = times_seen(chunks, examples.texts)
         seen = dict(zip(("texts_seen", "codes_seen"), counts, strict=True))
     found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
     if has_train_data:
         found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
-    title = f"{Path(args.model).name} on {Path(args.data).name}"
-    report = write_report(Path(args.output), found, coder, title=title, logs=run / LOG_FILE)
+    report = write_report(
+        Path(args.output),
+        found,
+        coder,
+        title=f"{Path(args.model).name} on {Path(args.data).name}",
+        logs=run / LOG_FILE,
+    )
     for line in summary(found.metrics):
         _say(line)
     if args.save_thresholds:
         change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
         _say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
     _say(f"The report is {report}.")
+
+
+def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iterator[Examples]:
+    """A run's validation data; a user is told where they are among what is evaluated."""
+    from histocoder.data.normalize import folded
+    from histocoder.report import REPORT_FILE
+
+    validation = files.read()
+    num_seen = sum(map(set(folded(validation.texts)).__contains__, folded(examples.texts)))
+    if num_seen:
+        _say(
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are among the run's validation data, which "
+            f"the linear expert has learned since they were measured. Accuracy on them is in {run / REPORT_FILE}."
+        )
+    yield validation
 
 
 def _check_report_folder(output: Path, *, overwrite: bool) -> None:

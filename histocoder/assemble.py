@@ -184,6 +184,8 @@ def _finish(
             lambda: report(folder, train_files, val_files, len(trainer.val_data), device, args.precision),
             doing="writing the report",
         )
+    if not args.no_experts:
+        distributed.run_on_primary(lambda: refit(folder, trainer), doing="fitting the linear expert to all rows")
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
 
 
@@ -248,6 +250,19 @@ def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: tor
     examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
     fit_experts(folder, expert, examples, device, precision)
     say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, device, precision)}")
+
+
+def refit(folder: Path, trainer: Trainer) -> None:
+    """Fit the linear expert once more, to the validation data as well, now that these have served; rank 0's part."""
+    from histocoder.experts import fit_linear_expert, replace_linear_expert
+
+    data = trainer.train_data, trainer.val_data
+    expert = fit_linear_expert(*data, num_classes=trainer.model.config.num_classes)
+    if expert is None:
+        return
+    for model in (folder, folder / BEST_FOLDER):
+        replace_linear_expert(model, expert)
+    say(f"The linear expert is fitted to all {sum(map(len, data)):,} rows now, validation rows included.")
 
 
 def report(

@@ -125,6 +125,7 @@ def build_model(
         text_normalization=args.text_normalization,
         pooling=args.pooling,
         flat_loss=args.flat_loss,
+        decoder_prior=args.flat_loss != "bce-mean" and args.save_format != "occcanine",
     )
     if args.initial_checkpoint is None:
         encoder = _load_encoder(args)
@@ -157,12 +158,15 @@ def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, toke
         encoder_config = own.encoder
         config = replace(config, decoder_num_layers=own.decoder_num_layers)
         if not args.only_encoder:
-            config = replace(config, mask_memory=own.mask_memory, pad_to=own.pad_to)
+            names = ("mask_memory", "pad_to", "decoder_prior")
+            config = replace(config, **{name: getattr(own, name) for name in names})
     elif args.encoder in PRESETS or Path(args.encoder).exists():
         encoder_config = _load_encoder(args).config.to_diff_dict()
     else:
         encoder_config = {}  # CANINE-s's sizes are the defaults
     if not args.only_encoder:
+        if not is_own_model(path):
+            config = replace(config, decoder_prior=False)
         if codes is not None and not set(codes) <= set(config.codes):
             raise UserError(_describe_other_codes(path, codes, config.codes))
         if codes is not None and codes != config.codes:

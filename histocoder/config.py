@@ -172,10 +172,14 @@ class ModelConfig:
     """What the flat head was trained with, and so what its logits mean; see `losses.flat_loss`."""
     mode: str = "greedy"
     """The mode that validated best: what `Coder.predict` does unless told otherwise."""
+    decoder_prior: bool = False
+    """Whether the decoder starts from what the flat head expects; see `model.prior`."""
     experts: dict[str, float] = field(default_factory=dict)
     """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `decoding.combined`."""
     num_linear_features: int = 0
     """N-grams of the linear expert; 0: there is none."""
+    fitted_to_validation: bool = False
+    """Whether the linear expert has learned from the validation data as well, as it does once all is measured."""
     thresholds: dict[str, float] = field(default_factory=dict)
     """By language, the probability from which the flat head's classes count; `ALL_LANGUAGES` for all others."""
 

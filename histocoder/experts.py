@@ -15,6 +15,7 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters
 from histocoder.hub import CARD_FILE, write_card
+from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert, ngram_rows
 from histocoder.predict import Coder
 from histocoder.saved_model import load_model, save_model
@@ -23,17 +24,20 @@ from histocoder.scores import code_sets, score_sets
 MAX_COST = 12_000_000
 """Rows times classes that a linear expert is fitted for: about a minute of one core."""
 _ROWS_AT_ONCE = 2048
+_USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
+_TRUST = 20.0
+"""Rows that it takes to doubt the usual weights."""
 
 
-def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExpert | None:
-    """Fit a linear support vector machine to TF-IDF of the n-grams of training data.
+def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExpert | None:
+    """Fit a linear support vector machine to TF-IDF of the n-grams of descriptions.
 
     A row with several codes counts as one row for each of them.
 
     Parameters
     ----------
-    data : OccupationDataset
-        What the model is trained on; without its noise.
+    *data : OccupationDataset
+        Its noise is left out.
     num_classes : int
 
     Returns
@@ -45,17 +49,21 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.svm import LinearSVC
 
-    rows, class_ids = data.labels()
+    starts = np.cumsum([0, *map(len, data)])
+    labels = [part.labels() for part in data]
+    rows = np.concatenate([start + rows for start, (rows, _) in zip(starts, labels, strict=False)])
+    class_ids = np.concatenate([found for _, found in labels])
     if len(rows) * num_classes > MAX_COST or len(np.unique(class_ids)) < 2:
         return None
     parts = [
-        (first + row.numpy(), bucket.numpy())
-        for first, characters in _characters(data)
+        (start + first + row.numpy(), bucket.numpy())
+        for start, part in zip(starts, data, strict=False)
+        for first, characters in _characters(part)
         for row, bucket in [ngram_rows(characters)]
     ]
     row, bucket = (np.concatenate(part) for part in zip(*parts, strict=True))
     buckets, column = np.unique(bucket, return_inverse=True)
-    counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(len(data), len(buckets)))
+    counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
     tfidf = TfidfTransformer(sublinear_tf=True)
     machine = LinearSVC(tol=0.1).fit(tfidf.fit_transform(counts)[rows], class_ids)
     expert = LinearExpert(len(buckets), num_classes)
@@ -89,25 +97,27 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     Returns
     -------
     dict
-        Expert -> weight, 0 or more: those of a conditional logit model (McFadden 1974).
+        Expert -> weight, 0 or more: those of a conditional logit model (McFadden 1974), drawn to the usual ones where
+        there are few rows.
     """
     names = list(votes[0])
     scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).double() for vote in votes])
     truth = torch.cat(list(is_true))
     real = truth.any(1)
     scores, truth = scores[real], truth[real]
+    usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64)
     if not len(scores):
-        return dict.fromkeys(names, 1.0 / len(names))
+        return dict(zip(names, usual.tolist(), strict=True))
     finite = scores.isfinite().all(-1)
     scores = scores.masked_fill(~finite[..., None], 0.0)
-    raw = torch.full((len(names),), 0.5, dtype=torch.float64, requires_grad=True)
+    raw = usual.sqrt().requires_grad_()
     optimizer = torch.optim.LBFGS([raw], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
         total = (scores @ raw.square()).masked_fill(~finite, -torch.inf)
         loss = (total.logsumexp(1) - total.masked_fill(~truth, -torch.inf).logsumexp(1)).mean()
-        loss = loss + 1e-3 * raw.square().sum()
+        loss = loss + _TRUST / len(scores) * (raw - usual.sqrt()).square().sum()
         loss.backward()
         return loss
 
@@ -153,9 +163,7 @@ def fit_experts(
         What to tell.
     """
     model = load_model(folder)
-    model.linear_expert = expert
-    num_features = 0 if expert is None else len(expert.buckets)
-    model.config = replace(model.config, num_linear_features=num_features)
+    _set_linear_expert(model, expert)
     coder = Coder(model, str(device), precision=precision)
     weights = fit_weights(*zip(*coder.votes(examples.texts, examples.langs, examples.codes), strict=True))
     model.config = replace(model.config, experts=weights)
@@ -166,8 +174,28 @@ def fit_experts(
         right[mode] = float(score_sets(truth, code_sets(codes), len(examples))["accuracy"].mean())
     best = best_mode(right, num_rows=len(examples))
     model.config = replace(model.config, mode=best)
-    card = coder.card if not (folder / CARD_FILE).is_file() else (folder / CARD_FILE).read_text(encoding="utf-8")
-    save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
-    write_card(folder, card)
+    _save(folder, model)
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
     return f"Exactly right on validation data, in %: {shares}. Predicting is in mode {best} from now on."
+
+
+def replace_linear_expert(folder: Path, expert: LinearExpert) -> None:
+    """Give a model in a folder a linear expert that was fitted to validation data as well."""
+    model = load_model(folder)
+    _set_linear_expert(model, expert)
+    model.config = replace(model.config, fitted_to_validation=True)
+    _save(folder, model)
+
+
+def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
+    model.linear_expert = expert
+    model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
+
+
+def _save(folder: Path, model: MixerModel) -> None:
+    """Write a model again, with the card that it has."""
+    path = folder / CARD_FILE
+    card = path.read_text(encoding="utf-8") if path.is_file() else None
+    save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
+    if card is not None:
+        write_card(folder, card)

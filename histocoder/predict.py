@@ -285,23 +285,25 @@ class Coder:
         decoder = self._computing.decoder
         if mode == "flat":
             return self._flat(pooled, thresholds, most=self.formatter.num_blocks)
+        prior = self._computing.prior(self._computing.classify(pooled))
         if mode == "combined":
             search = self._combined_search(memory, pooled, memory_mask, characters)
             found = search.decode(self._weights())
             codes = np.array([*self.codes, None], dtype=object)[found.codes.cpu().numpy()]
             return Prediction(codes, _numpy(found.probabilities), _numpy(found.conf))
         if mode == "topk":
-            places, best = self._trie_search().top_k(memory, memory_mask, k=k)
+            places, best = self._trie_search().top_k(memory, memory_mask, prior, k=k)
             codes = np.array(self.codes, dtype=object)[places.cpu().numpy()]
             return Prediction(codes, _numpy(best), _numpy(best[:, 0]))
         if mode == "full":
-            full = _numpy(self._trie_search().full(memory, memory_mask))
+            full = _numpy(self._trie_search().full(memory, memory_mask, prior))
             return Prediction(np.empty((len(full), 0), dtype=object), full, full.max(1))
         num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
         tokens, token_probs = greedy(
             decoder,
             memory,
             memory_mask,
+            prior,
             num_tokens=num_blocks * block_size,
             block_size=block_size,
             trie=self._code_trie() if constrain else None,
@@ -309,7 +311,7 @@ class Coder:
         codes = self.formatter.decode(tokens.cpu().numpy())
         probs = _numpy(token_probs.unflatten(1, (num_blocks, -1)).prod(-1))
         is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
-        conf = set_probability(decoder, memory, memory_mask, tokens[:, 1:], token_probs, is_code=is_code)
+        conf = set_probability(decoder, memory, memory_mask, tokens[:, 1:], token_probs, prior, is_code=is_code)
         return Prediction(codes, np.where(pd.isna(codes), np.nan, probs), _numpy(conf))
 
     @torch.inference_mode()
@@ -371,7 +373,8 @@ class Coder:
             shares["linear"] = self._real_classes(self.model.linear_expert(characters))
         num_blocks = self.formatter.num_blocks
         trie = self._code_trie()
-        return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, shares, num_blocks=num_blocks)
+        prior = self._computing.prior(self._computing.classify(pooled))
+        return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, prior, shares, num_blocks=num_blocks)
 
     @torch.inference_mode()
     def votes(

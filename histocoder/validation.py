@@ -82,7 +82,9 @@ def validate(
 def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
     """What a batch adds to each of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
     memory, pooled, memory_mask = model.encode(batch.input_ids, batch.encoded)
-    logits = model.decoder(batch.targets[:, :-2], memory, memory_mask)
+    flat_logits = model.classify(pooled)
+    prior = model.prior(flat_logits)
+    logits = model.decoder(batch.targets[:, :-2], memory, memory_mask, prior)
     target_loss, unused_loss = losses.block_losses(logits, batch.targets, num_blocks=num_blocks)
     true, forced = batch.targets[:, 1:-1], logits.argmax(-1)
     correct, real = metrics.token_matches(true, forced, num_blocks=num_blocks)
@@ -90,8 +92,11 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
     if freely.any():
         mask = None if memory_mask is None else memory_mask[freely]
         memory = memory.to(model.decoder.head.weight.dtype)
+        prior = None if prior is None else prior.rows(freely)
         length = true.shape[1]
-        tokens, _ = greedy(model.decoder, memory[freely], mask, num_tokens=length, block_size=length // num_blocks)
+        tokens, _ = greedy(
+            model.decoder, memory[freely], mask, prior, num_tokens=length, block_size=length // num_blocks
+        )
         right[freely] = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks)
     flat_right = metrics.flat_exact_set(
         model.class_probabilities(pooled), batch.class_ids, threshold=model.config.default_threshold
@@ -99,7 +104,7 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
     parts = (
         target_loss.sum(),
         unused_loss.sum(),
-        losses.flat_loss(model.classify(pooled), batch.class_ids, kind=model.config.flat_loss, num_rows=1),
+        losses.flat_loss(flat_logits, batch.class_ids, kind=model.config.flat_loss, num_rows=1),
         metrics.exact_set(true, forced, num_blocks=num_blocks).sum(),
         correct.sum(),
         real.sum(),

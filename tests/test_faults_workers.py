@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from conftest import run
 from jobs import finetune, is_alive
+
+from histocoder.config import LoaderConfig
+from histocoder.data.cache import build_cache, open_cache
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.loading import BatchLoader
+from histocoder.data.prepare import PREPARED_RULES
+from histocoder.data.samplers import BucketSampler
+from histocoder.errors import MachineError
+from histocoder.formatters import build_formatter
 
 EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-timeout", 3)
 
@@ -22,13 +34,13 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("worker", "signal", "what"),
+    ("worker", "sent", "what"),
     [(1, "SIGKILL", "was killed, perhaps for want of memory"), (1, "SIGSTOP", "has given no batch for 3 s")],
 )
 @pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.thorough), ("--persistent-workers",)])
-def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, signal: str, what: str, persistent):
+def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, sent: str, what: str, persistent):
     started = time.monotonic()
-    fault = f"worker:{worker}:{signal}"
+    fault = f"worker:{worker}:{sent}"
     result = run(
         "tests/faulty.py", fault, "--", *finetune(table, tmp_path / "out", *EXTRA, *persistent), check=False, fresh=True
     )
@@ -36,3 +48,21 @@ def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, 
     found = re.search(rf"error: Loader worker {worker} \(process (\d+)\) {what}\. Started again, .*\n", result.stderr)
     assert found is not None, result.stderr
     assert not is_alive(int(found[1]))
+
+
+def test_a_worker_that_is_stopped_behind_its_message_is_named(table: Path, tmp_path: Path):
+    """Its batch is announced, but lies in its memory: whoever fetches it from there would wait forever."""
+    files = ExampleFiles(
+        (table,), ("hisco_1",), build_formatter("hisco", num_blocks=1), language="en", rules=PREPARED_RULES
+    )
+    arrays = open_cache(build_cache(files, tmp_path / "cache", max_len=64, text_normalization="none"))
+    data = OccupationDataset(arrays, formatter=files.formatter, classes=tuple(arrays.code_table), max_len=64)
+    sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
+    loader = BatchLoader(data, sampler, LoaderConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
+    late = r"Loader worker 0 \(process \d+\) has given no batch for 1 s"
+    with pytest.raises(MachineError, match=late), loader.naming_workers():
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.5)  # the next batch is in the queue
+        os.kill(loader._workers[0].pid, signal.SIGSTOP)
+        next(batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from histocoder.errors import MachineError
 from histocoder.signals import leave_signals_to_the_parent
 
 _END_SECONDS = 0.3  # from the end of a process' pipes to its own
+_GRACE_SECONDS = 1.0  # in which torch notices by itself that a batch is late
 
 
 class BatchLoader:
@@ -39,6 +41,7 @@ class BatchLoader:
         self._timeout = config.worker_timeout
         self._num_received = 0
         self._workers: list[BaseProcess] = []
+        self._late: int | None = None
         self._loader = DataLoader(
             data,
             sampler=sampler,
@@ -57,9 +60,29 @@ class BatchLoader:
         self._num_received = 0
         batches = iter(self._loader)
         self._workers = getattr(batches, "_workers", [])  # torch says nowhere else which processes are its
-        for batch in batches:
+        while (batch := self._next(batches)) is not None:
             self._num_received += 1
             yield batch
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """The next batch, or None. Workers that keep this process waiting for too long are killed.
+
+        torch's own timeout ends only the wait for a message: its tensors are fetched from the worker, which may be
+        stopped by then.
+        """
+        if not self._workers:
+            return next(batches, None)
+        timer = threading.Timer(self._timeout + _GRACE_SECONDS, self._end_late_worker)
+        timer.daemon = True
+        timer.start()
+        try:
+            return next(batches, None)
+        finally:
+            timer.cancel()
+
+    def _end_late_worker(self) -> None:
+        self._late = self._num_received % len(self._workers)  # they take turns
+        self._workers[self._late].kill()
 
     @contextmanager
     def naming_workers(self) -> Iterator[None]:
@@ -92,13 +115,14 @@ class BatchLoader:
     def _failure(self, error: str) -> str | None:
         """What has happened to which worker, if anything."""
         time.sleep(_END_SECONDS)
+        if error.startswith("DataLoader timed out"):
+            self._late = self._num_received % len(self._workers)
+        if (i := self._late) is not None:
+            return f"Loader worker {i} (process {self._workers[i].pid}) has given no batch for {self._timeout:g} s."
         for i, worker in enumerate(self._workers):
             if worker.exitcode:  # the others are ended by torch, with 0
                 return f"Loader worker {i} (process {worker.pid}) was killed, perhaps for want of memory."
-        if not error.startswith("DataLoader timed out"):
-            return None
-        i = self._num_received % len(self._workers)  # they take turns
-        return f"Loader worker {i} (process {self._workers[i].pid}) has given no batch for {self._timeout:g} s."
+        return None
 
 
 def _expect_ends() -> None:

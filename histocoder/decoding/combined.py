@@ -11,7 +11,7 @@ from torch import Tensor
 from histocoder.decoding.greedy import greedy
 from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder, Stepper
+from histocoder.model import Decoder, Prior, Stepper
 
 _NUM_CANDIDATES = 8
 """Codes of a row that the other experts propose; the decoder adds its own."""
@@ -55,6 +55,8 @@ class CombinedSearch:
         Of the key.
     memory : Tensor of shape (B, S, dim)
     memory_mask : Tensor of bool, of shape (B, S), or None
+    prior : Prior or None
+        What the decoder starts from.
     shares : mapping of str to Tensor of shape (B, num_classes)
         The probabilities of the experts beside the decoder.
     num_blocks : int
@@ -67,6 +69,7 @@ class CombinedSearch:
         trie: CodeTrie,
         memory: Tensor,
         memory_mask: Tensor | None,
+        prior: Prior | None,
         shares: Mapping[str, Tensor],
         *,
         num_blocks: int,
@@ -74,7 +77,8 @@ class CombinedSearch:
         self._shares, self._num_blocks = shares, num_blocks
         self._blocks = trie.blocks  # (num_codes, block_size)
         size = self._blocks.shape[1]
-        tokens, _ = greedy(decoder, memory, memory_mask, num_tokens=num_blocks * size, block_size=size, trie=trie)
+        length = num_blocks * size
+        tokens, _ = greedy(decoder, memory, memory_mask, prior, num_tokens=length, block_size=size, trie=trie)
         written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
         same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
         by_others = torch.stack([p.clamp(min=_LEAST).log() for p in shares.values()]).sum(0)
@@ -83,7 +87,7 @@ class CombinedSearch:
         self._candidates = torch.cat([proposed, own], dim=1)  # (B, K)
         twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
         self._taken = twice  # candidates that are chosen already, or there before
-        self._stepper = Stepper(decoder, memory, memory_mask)
+        self._stepper = Stepper(decoder, memory, memory_mask, prior)
         self._newest = torch.full_like(self._candidates[:, :1], BOS)
         self._parents = torch.zeros_like(self._newest)
         self._going_on = torch.ones(len(memory), dtype=torch.bool, device=memory.device)

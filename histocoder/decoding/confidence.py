@@ -9,7 +9,7 @@ from torch import Tensor
 
 from histocoder.decoding.branches import branches_above
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder, Stepper
+from histocoder.model import Decoder, Prior, Stepper
 
 _NEGLIGIBLE = 1e-8
 """Orders that begin in a less probable way are left out: an order is never more probable than its beginning."""
@@ -22,6 +22,7 @@ def set_probability(
     memory_mask: Tensor | None,
     tokens: Tensor,
     probabilities: Tensor,
+    prior: Prior | None = None,
     *,
     is_code: Tensor,
 ) -> Tensor:
@@ -36,6 +37,8 @@ def set_probability(
         Decoded codes as blocks, without BOS and EOS; unused blocks are PAD, and come last.
     probabilities : Tensor of shape (B, num_blocks * block_size)
         Of each of these tokens, as they were decoded.
+    prior : Prior, optional
+        What the decoder starts from.
     is_code : Tensor of bool, of shape (B, num_blocks)
         Which blocks are codes. Where a used block is none, there is no set, and the sequence itself is what counts.
 
@@ -53,7 +56,8 @@ def set_probability(
     total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
     rows = ((is_code | ~used).all(1) & counts.gt(1)).nonzero()[:, 0]
     if len(rows):
-        stepper = Stepper(decoder, memory[rows], None if memory_mask is None else memory_mask[rows])
+        mask = None if memory_mask is None else memory_mask[rows]
+        stepper = Stepper(decoder, memory[rows], mask, None if prior is None else prior.rows(rows))
         total[rows] += _other_orders(stepper, _Orders(blocks[rows], counts[rows]))
     return total.clamp(max=1.0)
 

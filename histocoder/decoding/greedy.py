@@ -7,7 +7,7 @@ from torch import Tensor
 
 from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.model import Decoder, Stepper
+from histocoder.model import Decoder, Prior, Stepper
 
 _WORTH_COPYING = 0.75
 """Rows that have ended are dropped where no more than this share goes on: copying the others then costs less."""
@@ -18,6 +18,7 @@ def greedy(
     decoder: Decoder,
     memory: Tensor,
     memory_mask: Tensor | None,
+    prior: Prior | None = None,
     *,
     num_tokens: int,
     block_size: int | None = None,
@@ -32,6 +33,8 @@ def greedy(
         The encoder's output.
     memory_mask : Tensor of bool, of shape (B, S), or None
         True where memory may be attended to.
+    prior : Prior, optional
+        What the decoder starts from.
     num_tokens : int
         Tokens to decode behind BOS.
     block_size : int, optional
@@ -48,7 +51,7 @@ def greedy(
         Of each decoded token, among all tokens.
     """
     batch, device = len(memory), memory.device
-    stepper = Stepper(decoder, memory, memory_mask, room=num_tokens)
+    stepper = Stepper(decoder, memory, memory_mask, prior, room=num_tokens)
     tokens = torch.full((batch, 1 + num_tokens), PAD, device=device)
     tokens[:, 0] = BOS
     probabilities = torch.ones(batch, num_tokens, device=device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from histocoder.decoding.branches import Branches, branches_above
 from histocoder.decoding.trie import CodeTrie
 from histocoder.formatters.tokens import BOS
-from histocoder.model import Decoder, Stepper, TreeDecoder
+from histocoder.model import Decoder, Prior, Stepper, TreeDecoder
 
 _SLACK = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Of log-probabilities that are computed once more in batches of another shape, by the precision of the decoder."""
@@ -42,14 +42,23 @@ class TrieSearch:
         layout = self._trie.layout
         return TreeDecoder(self._decoder, layout.tokens, layout.depths, layout.visible)
 
+    @cached_property
+    def _node_of_place(self) -> Tensor:
+        """The trie's node at each place of the layout; the root where nothing stands."""
+        places = torch.zeros(self._tree.num_nodes, dtype=torch.long, device=self._trie.nodes.device)
+        places[self._trie.layout.places.flatten()] = self._trie.nodes.flatten()
+        return places
+
     @torch.no_grad()
-    def full(self, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
+    def full(self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None = None) -> Tensor:
         """The probability of every code of the key.
 
         Parameters
         ----------
         memory : Tensor of shape (B, S, dim)
         memory_mask : Tensor of bool, of shape (B, S), or None
+        prior : Prior, optional
+            What the decoder starts from.
 
         Returns
         -------
@@ -62,6 +71,9 @@ class TrieSearch:
             rows = slice(start, start + step)
             mask = None if memory_mask is None else memory_mask[rows]
             logits = self._tree(memory[rows], mask, nodes_at_once=self._nodes_at_once)
+            if prior is not None:
+                of_nodes = prior.rows(rows).of_nodes(self._trie.nodes, self._trie.num_nodes)
+                logits = logits.float() + of_nodes[:, self._node_of_place]
             following = logits.float().log_softmax(-1)  # (rows, nodes, vocab_size)
             steps = self._trie.layout.places * following.shape[2] + self._trie.blocks  # (num_codes, depth)
             log_probs = following.flatten(1)[:, steps.flatten()].unflatten(1, steps.shape).sum(-1)
@@ -69,7 +81,9 @@ class TrieSearch:
         return probs
 
     @torch.no_grad()
-    def top_k(self, memory: Tensor, memory_mask: Tensor | None, *, k: int) -> tuple[Tensor, Tensor]:
+    def top_k(
+        self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None = None, *, k: int
+    ) -> tuple[Tensor, Tensor]:
         """The k most probable codes of the key, exactly: `full`'s, mostly without most of its work.
 
         A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
@@ -91,6 +105,7 @@ class TrieSearch:
             self._top_k(
                 memory[start : start + step],
                 None if memory_mask is None else memory_mask[start : start + step],
+                None if prior is None else prior.rows(slice(start, start + step)),
                 min(k, self._trie.num_codes),
             )
             for start in range(0, len(memory), step)
@@ -98,24 +113,31 @@ class TrieSearch:
         codes, probabilities = zip(*parts, strict=True)
         return torch.cat(codes), torch.cat(probabilities)
 
-    def _top_k(self, memory: Tensor, memory_mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    def _top_k(self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None, k: int) -> tuple[Tensor, Tensor]:
         floor = torch.full((len(memory), 1), -torch.inf, device=memory.device)
-        beam, crowded = self._descend(memory, memory_mask, floor=floor, width=k)
+        beam, crowded = self._descend(memory, memory_mask, prior, floor=floor, width=k)
         floor = beam.scores[:, -1:] - _SLACK[memory.dtype]  # of k codes, since every node of the trie leads to one
         floor = floor.masked_fill(crowded[:, None], torch.inf)
-        leaves, also_crowded = self._descend(memory, memory_mask, floor=floor, width=None)
+        leaves, also_crowded = self._descend(memory, memory_mask, prior, floor=floor, width=None)
         rest = crowded | also_crowded | (leaves.real.sum(1) < k)  # too few: scores differ by more than the slack
         codes = torch.empty(len(memory), k, dtype=torch.long, device=memory.device)
         probs = torch.empty(len(memory), k, device=memory.device)
         if bool(rest.any()):
-            best = self.full(memory[rest], None if memory_mask is None else memory_mask[rest]).topk(k)
+            mask = None if memory_mask is None else memory_mask[rest]
+            best = self.full(memory[rest], mask, None if prior is None else prior.rows(rest)).topk(k)
             codes[rest], probs[rest] = best.indices, best.values
         if not bool(rest.all()):
             codes[~rest], probs[~rest] = leaves.places[~rest, :k], leaves.scores[~rest, :k].exp()
         return codes, probs
 
     def _descend(
-        self, memory: Tensor, memory_mask: Tensor | None, *, floor: Tensor, width: int | None
+        self,
+        memory: Tensor,
+        memory_mask: Tensor | None,
+        prior: Prior | None,
+        *,
+        floor: Tensor,
+        width: int | None,
     ) -> tuple[Branches, Tensor]:
         """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
 
@@ -127,7 +149,7 @@ class TrieSearch:
             Where there are so many nodes that the row was given up.
         """
         batch, device = len(memory), memory.device
-        stepper = Stepper(self._decoder, memory, memory_mask)
+        stepper = Stepper(self._decoder, memory, memory_mask, prior)
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
         level = Branches(nodes, torch.zeros(batch, 1, device=device))
         tokens, seen = torch.full_like(nodes, BOS), torch.zeros(batch, dtype=torch.long, device=device)

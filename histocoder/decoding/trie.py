@@ -47,10 +47,15 @@ class CodeTrie:
         self.depth = formatter.block_size
         self.blocks = torch.from_numpy(blocks)
         """The tokens of each code, of shape (num_codes, depth)."""
+        self.nodes = torch.empty_like(self.blocks)
+        """The inner nodes on each code's path, the root first, of shape (num_codes, depth)."""
+        self.num_nodes = 0
         self.children: list[Tensor] = []
         self.tokens: list[Tensor] = []
         parents = np.zeros(self.num_codes, dtype=np.int64)  # of each code, its node on the level at hand
         for level in range(self.depth):
+            self.nodes[:, level] = torch.from_numpy(self.num_nodes + parents)
+            self.num_nodes += int(parents.max()) + 1
             edges = np.stack([parents, blocks[:, level]], axis=1)
             distinct, nodes = np.unique(edges, axis=0, return_inverse=True)
             nodes = nodes.ravel()
@@ -82,7 +87,7 @@ class CodeTrie:
 
     def to(self, device: torch.device) -> CodeTrie:
         """Move the tables to a device, in place."""
-        self.blocks = self.blocks.to(device)
+        self.blocks, self.nodes = self.blocks.to(device), self.nodes.to(device)
         self.children = [table.to(device) for table in self.children]
         self.tokens = [table.to(device) for table in self.tokens]
         return self

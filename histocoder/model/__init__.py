@@ -16,6 +16,7 @@ from histocoder.model.encoder import (
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.positions import trim_positions
+from histocoder.model.prior import Prior
 from histocoder.model.stepper import Stepper
 from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
 from histocoder.model.tree import TreeDecoder
@@ -30,6 +31,7 @@ __all__ = [
     "MixerOutput",
     "NgramEncoder",
     "PretrainedTokenizer",
+    "Prior",
     "Stepper",
     "Tokenizer",
     "TreeDecoder",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from histocoder.config import MAX_TARGET_LEN
 from histocoder.model.copies import in_precision
 from histocoder.model.layers import add_norm, affine, attention, branch, branch_of, dropout, linear
+from histocoder.model.prior import Prior
 
 
 class Attention(nn.Module):
@@ -190,7 +191,9 @@ class Decoder(nn.Module):
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
 
-    def forward(self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None, prior: Prior | None = None
+    ) -> Tensor:
         """Predict all positions at once (teacher forcing).
 
         Parameters
@@ -201,6 +204,8 @@ class Decoder(nn.Module):
             The encoder's output.
         memory_mask : Tensor of bool, of shape (B, S), optional
             True where memory may be attended to; everywhere by default.
+        prior : Prior, optional
+            What the logits are added to.
 
         Returns
         -------
@@ -211,4 +216,5 @@ class Decoder(nn.Module):
         mask = None if memory_mask is None else memory_mask[:, None, None, :]
         for layer in self.decoder.layers:
             x = self.layer_function(layer, x, memory, mask)
-        return linear(x.float(), self.head)
+        logits = linear(x.float(), self.head)
+        return logits if prior is None else logits + prior.following(tokens)

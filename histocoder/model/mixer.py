@@ -20,6 +20,7 @@ from histocoder.model.layers import linear
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained, transformer_layers
+from histocoder.model.prior import Prior, class_blocks
 from histocoder.model.tokenizer import CHARACTERS, Tokenizer
 
 _MAX_GRAPHS = 32
@@ -55,6 +56,9 @@ class MixerModel(nn.Module):
         See `freeze_encoder`.
     """
 
+    class_blocks: Tensor | None
+    """Of int, of shape (num_classes, block_size): the tokens of each class; None without `config.decoder_prior`."""
+
     def __init__(
         self, config: ModelConfig, encoder: Encoder | None = None, *, tokenizer: Tokenizer = CHARACTERS
     ) -> None:
@@ -75,6 +79,8 @@ class MixerModel(nn.Module):
         self.linear_decoder = nn.Linear(dim, config.num_classes)
         # a new head starts from "one class in num_classes", not from even odds on each
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
+        blocks = class_blocks(config.codes, config.formatter) if config.decoder_prior else None
+        self.register_buffer("class_blocks", blocks, persistent=False)
         self.linear_expert = (
             LinearExpert(config.num_linear_features, config.num_classes) if config.num_linear_features else None
         )
@@ -196,6 +202,15 @@ class MixerModel(nn.Module):
         logits = self.classify(pooled)
         return logits.softmax(-1) if self.config.flat_loss == "softmax" else logits.sigmoid()
 
+    def prior(self, flat_logits: Tensor) -> Prior | None:
+        """What the decoder starts from, by the flat head's logits (B, num_classes); None where it starts from nothing.
+
+        No gradients flow through it.
+        """
+        if self.class_blocks is None:
+            return None
+        return Prior.of(flat_logits.detach(), self.class_blocks, self.config.vocab_size)
+
     def forward(
         self, input_ids: Tensor, target_tokens: Tensor, encoded: tuple[Tensor, Tensor] | None = None
     ) -> MixerOutput:
@@ -209,8 +224,9 @@ class MixerModel(nn.Module):
             Target sequences, BOS first, without EOS.
         """
         memory, pooled, memory_mask = self.encode(input_ids, encoded)
-        seq2seq_logits = self.decoder(target_tokens, memory, memory_mask)
-        return MixerOutput(seq2seq_logits, self.classify(pooled))
+        flat_logits = self.classify(pooled)
+        seq2seq_logits = self.decoder(target_tokens, memory, memory_mask, self.prior(flat_logits))
+        return MixerOutput(seq2seq_logits, flat_logits)
 
 
 def _checkpointed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

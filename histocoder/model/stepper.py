@@ -7,6 +7,7 @@ from torch import Tensor
 
 from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
 from histocoder.model.packed import PackedLayer
+from histocoder.model.prior import Prior
 
 
 class Stepper:
@@ -22,6 +23,8 @@ class Stepper:
         The encoder's output.
     memory_mask : Tensor of bool, of shape (B, S), optional
         True where memory may be attended to; everywhere by default.
+    prior : Prior, optional
+        What the logits are added to.
     room : int
         Nodes of a row that can be kept without making room for more.
 
@@ -40,17 +43,27 @@ class Stepper:
     1
     """
 
-    def __init__(self, decoder: Decoder, memory: Tensor, memory_mask: Tensor | None = None, *, room: int = 8) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        prior: Prior | None = None,
+        *,
+        room: int = 8,
+    ) -> None:
         self._decoder = decoder
         memory, memory_mask = seen_memory(memory, memory_mask)
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
         self._layers = [_Layer(layer, memory, room) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
         self._visible = torch.empty(len(memory), 1, 0, dtype=torch.bool, device=memory.device)  # (B, W, nodes)
+        self._prior = None if prior is None else prior.steps()
         self.depth = 0
 
     def step(self, tokens: Tensor) -> Tensor:
         """Predict what follows `tokens` (B,), each row's newest; return logits of shape (B, vocab_size)."""
-        return self._logits(tokens, _Nodes(len(tokens), 1), None)
+        logits = self._logits(tokens, _Nodes(len(tokens), 1), None)
+        return logits if self._prior is None else logits.float() + self._prior.step(tokens)
 
     def step_tree(self, tokens: Tensor, parents: Tensor, real: Tensor) -> Tensor:
         """Predict what follows each node of the next level.
@@ -67,19 +80,22 @@ class Stepper:
         Returns
         -------
         Tensor of shape (B, W, vocab_size)
-            Logits; 0 where there is no node.
+            Logits; of no meaning where there is no node.
         """
         batch, width = tokens.shape
         inherited = self._visible.gather(1, parents[..., None].expand(-1, -1, self._visible.shape[2]))
         itself = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
         self._visible = torch.cat([inherited, itself], dim=2)
         nodes = _Nodes(batch, width, real)
-        return nodes.spread(self._logits(nodes.collect(tokens), nodes, self._visible[:, None]))
+        logits = nodes.spread(self._logits(nodes.collect(tokens), nodes, self._visible[:, None]))
+        return logits if self._prior is None else logits.float() + self._prior.step_tree(tokens, parents)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with some rows of the batch only, by their places."""
         self._mask = None if self._mask is None else self._mask[rows]
         self._visible = self._visible[rows]
+        if self._prior is not None:
+            self._prior.keep(rows)
         for layer in self._layers:
             layer.keep(rows)
 
