@@ -13,7 +13,7 @@ PYTEST := -n logical --maxprocesses 4 --dist worksteal
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/_kernels.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 demo: $(VENV)/.installed
@@ -57,13 +57,9 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 
 # The tables of flags in docs/configuration.md, then the site in site/, which opens from site/index.html.
-docs: $(VENV)/.docs
+docs: $(VENV)/.installed
 	$(BIN)/python -m docs.flags
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-
-$(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	touch $@
 
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
