@@ -13,7 +13,7 @@ PYTEST := -n logical --maxprocesses 4 --dist worksteal
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 demo: $(VENV)/.installed
@@ -56,9 +56,10 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The tables of flags in docs/configuration.md.
+# The tables of flags in docs/configuration.md, then the site in site/, which opens from site/index.html.
 docs: $(VENV)/.installed
 	$(BIN)/python -m docs.flags
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
@@ -78,4 +79,4 @@ finetune-ddp: $(VENV)/.installed
 	$(BIN)/torchrun --standalone --nproc_per_node=auto finetune.py --distributed --dataset $(DATA) --save-path $(SAVE) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest demo
+	rm -rf $(VENV) $(VENV)-lowest demo site

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md from the programs' own parsers: make docs, or python -m docs.flags."""
+"""Write the tables of docs/configuration.md from the programs' own parsers: make docs, or python -m docs.flags."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from histocoder.data.languages import NAMES
 from histocoder.training.recipes import RECIPES, Recipe
 
 PAGE = Path(__file__).with_name("configuration.md")
-_MADE = re.compile(r"(?<=<!-- made by make docs, likewise all below -->\n).*", re.DOTALL)
+_MADE = re.compile(r"(?<=<!-- make docs writes everything below -->\n).*", re.DOTALL)
 _LANGUAGES = """## Languages
 
-Flags and columns name a language by its ISO 639-1 code or its English name, in upper or lower case; a region behind the
-code is passed over (en-GB). Prepared data, models and reports have the code, but for three languages: OccCANINE's
-models know Swedish as `se`, German as `ge` and Greek as `gr`, so histocoder's are trained with these as well. `sv` and
-`se`, `de` and `ge`, `el` and `gr` mean the same everywhere, and a model is given the one that it was trained with;
-Northern Sami, whose code is `se`, has none here. `unk` is unknown; blank cells and NA are read as such. Any other word
-is kept as a language of its own in training, and taken as unknown by models that were not trained with it, both with a
-notice.
+Flags and columns name a language by its ISO 639-1 code or its English name, in upper or lower case. A region after the
+code is ignored (en-GB). Prepared data, models and reports use the code, with three exceptions: OccCANINE's models know
+Swedish as `se`, German as `ge` and Greek as `gr`, so histocoder's models are trained with these codes too. `sv` and
+`se`, `de` and `ge`, `el` and `gr` are synonyms everywhere, and a model receives the one it was trained with. Northern
+Sami, whose ISO code is `se`, therefore has no code here. `unk` means unknown; blank cells and NA are read as unknown.
+Training keeps any other word as a language of its own, and a model treats a language that it was not trained with as
+unknown. A notice reports both cases.
 
 {}.
 """
@@ -42,7 +42,7 @@ class Flag(NamedTuple):
 
 
 def with_tables(page: str) -> str:
-    """A page with its tables made anew."""
+    """Return a page with new tables."""
     return _MADE.sub(lambda _: "\n" + "\n".join(_lines()), page)
 
 
@@ -80,10 +80,11 @@ def _recipes() -> Iterator[str]:
     """The defaults that depend on what a run starts from."""
     yield "### Recipes\n"
     yield (
-        'Where the table above says "by the recipe", what a run starts from decides.\n'
-        "A flag that is given means what it says: `--learning-rate` alone is that of all weights, and with\n"
-        "`--num-epochs` or `--max-steps` there is no least number of steps. A model that is continued keeps its flat\n"
-        "loss, pooling and text normalization. `train_mixer.py` has batches and epochs of its own.\n"
+        'Where the tables above say "by the recipe", the default depends on what a run starts from.\n'
+        "A flag that is set overrides the recipe: `--learning-rate` alone applies to all weights, and with\n"
+        "`--num-epochs` or `--max-steps` there is no minimum number of steps. A run that continues a trained model\n"
+        "keeps its flat loss, pooling and text normalization. `train_mixer.py` has its own batch sizes and numbers\n"
+        "of epochs.\n"
     )
     names = [field.name for field in dataclasses.fields(Recipe)]
     yield "| start | " + " | ".join(f"`--{name.replace('_', '-')}`" for name in names) + " |"

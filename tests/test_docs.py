@@ -4,6 +4,13 @@ from conftest import ROOT
 
 from docs.flags import PAGE, with_tables
 
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+OF_LAUNCHERS = "standalone nproc_per_node nnodes node_rank master_addr master_port max-restarts multi_gpu num_processes"
+OF_SLURM = "nodes ntasks-per-node gpus-per-node kill-on-bad-exit"
+OTHERS = {
+    f"--{name}" for name in f"{OF_LAUNCHERS} {OF_SLURM} help help-all logdir no- fsdp-".split()
+}  # and names with … behind
+
 
 def test_what_is_promised_has_its_tests():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")))
@@ -20,10 +27,27 @@ def test_the_tables_of_flags_are_those_of_the_programs():
 def test_what_takes_long_is_run_by_the_target_that_is_named():
     (target,) = re.findall(r"thorough: takes long; make (\S+) runs it", (ROOT / "pyproject.toml").read_text())
     (command,) = re.findall(rf"^{target}:.*\n\t(.*)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert command.endswith("-m thorough") and f"`make {target}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert command.endswith("-m thorough") and f"`make {target}`" in (ROOT / "docs" / "how-it-is-built.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_srun_ends_all_processes_with_the_first():
     text = "".join((ROOT / path).read_text(encoding="utf-8") for path in ("docs/multi-gpu.md", "scripts/slurm.sbatch"))
     commands = re.findall(r"^(?:.*`)?srun (-.*)", text, flags=re.MULTILINE)
     assert len(commands) == 2 and all(command.startswith("--kill-on-bad-exit=1 ") for command in commands)
+
+
+def test_flags_that_pages_name_are_those_of_the_programs():
+    flags = set(
+        re.findall(r"`(--[\w-]+)", "".join(re.findall(r"^\| `--.*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)))
+    )
+    named = {
+        flag for page in PAGES for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 100 and named - flags <= OTHERS, named - flags - OTHERS
+
+
+def test_links_of_the_readme_lead_to_files():
+    links = re.findall(r"\]\((?!http)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 10 and all((ROOT / link).exists() for link in links)
