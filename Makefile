@@ -31,7 +31,7 @@ test-thorough: $(VENV)/.installed
 
 # All that may happen to a run, each in many places: some twenty minutes.
 test-faults: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST) tests/test_faults*.py tests/test_nodes.py tests/test_launchers.py
+	$(BIN)/python -m pytest $(PYTEST) tests/faults tests/distributed/test_nodes.py tests/scripts/test_launchers.py
 
 # What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
 test-lowest:
@@ -43,7 +43,7 @@ test-lowest:
 # What only a GPU can show, without a network: tests, then speed and memory. The Python has what `make test` installs,
 # and a torch that is built for the GPU.
 gpu:
-	$(GPU_PYTHON) -m pytest -m gpu -rs tests/test_real_gpu.py
+	$(GPU_PYTHON) -m pytest -m gpu -rs tests/scripts/test_real_gpu.py
 	$(GPU_PYTHON) benchmarks/train_step.py
 	$(GPU_PYTHON) benchmarks/predict.py
 

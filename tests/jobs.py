@@ -172,6 +172,31 @@ def logs(out: Path) -> list[dict[str, str]]:
         return [{name: cell for name, cell in row.items() if name not in MEASURED} for row in csv.DictReader(file)]
 
 
+def logged(out: Path, column: str) -> list[float]:
+    """The numbers of one column."""
+    with (out / "logs.csv").open(newline="") as file:
+        return [float(row[column]) for row in csv.DictReader(file) if row[column]]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(
+            weights(other)[name], tensor, atol=tolerance, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def assert_complete(result: subprocess.CompletedProcess[str], out: Path, service: str, why: str) -> None:
+    """One warning; everything else as in a run without the service."""
+    warnings = [line for line in result.stderr.splitlines() if f"warning: {service}" in line]
+    assert len(warnings) == 1 and why in warnings[0], result.stderr
+    assert "Traceback" not in result.stderr and (out / "model.safetensors").exists()
+    assert logged(out, "step") == [1, 2, 3, 4, 4] and len(logged(out, "train_loss")) == 4
+
+
 def assert_same_end(one: Path, other: Path) -> None:
     """Weights, the last checkpoint's optimizer and random states, and the log, are equal to the last bit."""
     last = (list_checkpoints(one)[-1], list_checkpoints(other)[-1])

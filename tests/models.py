@@ -1,13 +1,17 @@
 """Tiny models with random weights, as files, for tests of what is done with a trained one."""
 
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 from histocoder.checkpoints.model_files import save_model
 from histocoder.config import ModelConfig
+from histocoder.data.examples import Examples
 from histocoder.formatters import build_formatter
+from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, load_encoder
 from histocoder.model.precision import has_bf16
 
@@ -43,3 +47,30 @@ def save_tiny_model(folder: Path) -> Path:
     model = tiny_model()
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
     return folder
+
+
+SIX_CODES = ("-1", "61110", "61115", "80110", "77610", "95410")
+
+
+def tiny_coder(**changes: Any) -> Coder:
+    """An untrained model of six codes, which have descriptions."""
+    torch.manual_seed(1)
+    encoder, formatter = load_encoder("tiny", max_len=64), build_formatter("hisco", num_blocks=2)
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size,
+        codes=SIX_CODES,
+        target_cols=("hisco_1", "hisco_2"),
+        max_len=64,
+        descriptions={"61110": "General <b>Farmer</b>"},
+        **changes,
+    )
+    return Coder(MixerModel(config, encoder), device="cpu")
+
+
+def few_examples() -> Examples:
+    texts = ["farmer", "husmand & væver", "farmer", "<script>alert('baker')</script>", "cobbler", "none given"]
+    first = ["61110", "61115", "61110", "77610", "80110", "?"]
+    codes = pd.DataFrame({"hisco_1": first, "hisco_2": [None, "80110", None, None, None, None]}, dtype=object)
+    return Examples(texts, ["en", "da", "en", "en", "en", "da"], codes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -18,27 +17,10 @@ import pytest
 import torch
 import yaml
 from conftest import DEADLINE, ROOT, environment, free_port, run, shared, write_table
-from jobs import TINY, change_state, finetune, two_ranks
-from safetensors.torch import load_file
+from jobs import TINY, assert_same_weights, change_state, finetune, logged, two_ranks, weights
 
 from histocoder.checkpoints.model_files import load_model, read_model_config
 from histocoder.cli.main import main
-
-
-def logs(out: Path, column: str) -> list[float]:
-    with (out / "logs.csv").open(newline="") as file:
-        return [float(row[column]) for row in csv.DictReader(file) if row[column]]
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    return load_file(out / "model.safetensors")
-
-
-def assert_same_weights(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
-    for name, tensor in weights(one).items():
-        torch.testing.assert_close(
-            weights(other)[name], tensor, atol=tolerance, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
-        )
 
 
 def test_a_run_and_its_files(table: Path, tmp_path: Path):
@@ -52,8 +34,8 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
         *("config.json", "model.safetensors", "manifest.json", "README.md", "checkpoints", "best", "logs.csv", "cache"),
     }
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]
-    assert logs(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
-    assert len(logs(out, "val_loss")) == 3 and logs(out, "lr")[-1] == 0
+    assert logged(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
+    assert len(logged(out, "val_loss")) == 3 and logged(out, "lr")[-1] == 0
     config = json.loads((out / "config.json").read_text())
     assert config["formatter"] == {"name": "general", "num_blocks": 1, "block_size": 5, "use_within_block_sep": False}
     assert config["languages"] == ["en", "unk"] and len(config["codes"]) == 8
@@ -77,7 +59,7 @@ def test_the_report_of_a_run(table: Path, tmp_path: Path):
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert (
         metrics["num_rows"] == 6
-        and 100 * metrics["answer"]["overall"]["accuracy"] == logs(tmp_path / "out", "greedy_seq_acc")[-1]
+        and 100 * metrics["answer"]["overall"]["accuracy"] == logged(tmp_path / "out", "greedy_seq_acc")[-1]
     )
     again = run(
         *("-m", "histocoder", "evaluate", "--model", tmp_path / "out" / "best", "--save-thresholds"),
@@ -101,7 +83,7 @@ def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "one", *extra, "--batch-size", 8, "--max-steps", 6))
     first, other = two_ranks(finetune(table, tmp_path / "two", *extra, "--batch-size", 4, "--max-steps", 6))
     assert (first.stdout + other.stdout).count("are computed once") == 2  # of training and validation data, by rank 0
-    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    assert logged(tmp_path / "two", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=1e-5)
     start = tmp_path / "start"
     run(*finetune(table, start, "--batch-size", 8, "--max-steps", 1, "--warmup-pct", 1))  # a first step at rate 0
     for name, tensor in weights(tmp_path / "two").items():
@@ -145,7 +127,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Pat
     assert f"Going on from step {saved}" in rest.stdout and f"step {saved + 1}/40" in rest.stdout
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     for column in ("step", "train_loss", "val_loss", "lr", "grad_norm"):
-        assert logs(tmp_path / "whole", column) == logs(tmp_path / "parts", column), column
+        assert logged(tmp_path / "whole", column) == logged(tmp_path / "parts", column), column
 
 
 def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
@@ -217,7 +199,7 @@ def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
     mistaken = run(*finetune(table, tmp_path / "out", "--fn-word-freq", "none", "--resume", "never"), check=False)
     assert mistaken.returncode == 2 and (tmp_path / "out" / "checkpoints" / "step-0000002").exists()  # nothing is lost
     anew = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
-    assert "Going on" not in anew.stdout and logs(tmp_path / "out", "step")[0] == 1
+    assert "Going on" not in anew.stdout and logged(tmp_path / "out", "step")[0] == 1
 
 
 def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path):
@@ -246,7 +228,7 @@ def test_train_mixer_under_two_ranks(tmp_path: Path):
     common = ("train_mixer.py", "--train-data", train, train, "--val-data", val, *TINY, "--max-steps", 6)
     run(*common, "--save-dir", tmp_path / "one", "--batch-size", 8)
     two_ranks([*common, "--save-dir", tmp_path / "two", "--batch-size", 4])
-    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=3e-5)
+    assert logged(tmp_path / "two", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=3e-5)
     config = json.loads((tmp_path / "two" / "config.json").read_text())
     assert config["formatter"]["name"] == "hisco" and config["formatter"]["num_blocks"] == 5
 
@@ -423,7 +405,7 @@ def test_a_token_budget_under_two_ranks(table: Path, tmp_path: Path):
     extra = ("--num-epochs", 2, "--eval-interval", 10)
     run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 400))
     two_ranks(finetune(table, tmp_path / "two", *extra, "--tokens-per-batch", 200))
-    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
-    assert logs(tmp_path / "one", "epoch")[-1] == 2 and logs(tmp_path / "one", "lr")[-1] == 0
+    assert logged(tmp_path / "two", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=1e-5)
+    assert logged(tmp_path / "one", "epoch")[-1] == 2 and logged(tmp_path / "one", "lr")[-1] == 0
     other = run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 300), check=False)
     assert other.returncode == 2 and "positions a step" in other.stderr

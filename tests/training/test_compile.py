@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import environment, run, write_table
-from jobs import finetune
+from jobs import finetune, logged
 from models import save_tiny_model, tiny_model
-from test_scripts import logs
-from test_speed import begin, dataset, losses
 from torch._dynamo.utils import counters
+from trainers import begin, dataset, losses
 
 from histocoder import Coder
 from histocoder.data.dataset import OccupationDataset
@@ -93,7 +92,7 @@ def test_a_run_that_is_compiled_takes_the_steps_of_one_that_is_not(table: Path, 
     run(*finetune(table, tmp_path / "one", *extra))
     run(*finetune(table, tmp_path / "two", *extra, "--compile"))
     for column in ("train_loss", "val_loss"):
-        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=1e-4)
+        assert logged(tmp_path / "two", column) == pytest.approx(logged(tmp_path / "one", column), abs=1e-4)
 
 
 def test_without_a_compiler_a_sentence_says_so(tmp_path: Path):

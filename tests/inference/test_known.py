@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from archives import config, read, write_archive
 from jobs import two_ranks
 from models import save_tiny_model
-from test_predict_file import config, read, write_archive
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main

@@ -12,7 +12,7 @@ from conftest import ROOT, environment, run, write_table
 from jobs import finetune
 from models import save_tiny_model
 
-ENVIRONMENT = environment(PYTHONPATH=f"{Path(__file__).with_name('like_windows')}{os.pathsep}{ROOT}")
+ENVIRONMENT = environment(PYTHONPATH=f"{ROOT / 'tests' / 'like_windows'}{os.pathsep}{ROOT}")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is made of what Linux has")
 

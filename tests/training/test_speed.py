@@ -1,7 +1,6 @@
 """What makes training fast, counted instead of timed; and that it learns as fast as what it replaces."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,67 +8,16 @@ import torch
 from conftest import ROOT, environment, run, write_table
 from models import slow_in_bf16
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainers import CPU, MAX_LEN, begin, dataset, losses
 
-from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
-from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import build_cache, open_cache
-from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
-from histocoder.data.key import Key
 from histocoder.data.samplers import Share
 from histocoder.errors import UserError
-from histocoder.formatters import build_formatter
-from histocoder.model import MixerModel, load_encoder, trimmed_length
+from histocoder.model import trimmed_length
 from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops import kernels
-from histocoder.training.trainer import Trainer, mixed_loss
-
-MAX_LEN = 64
-CPU = torch.device("cpu")
-
-
-def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: bool = False) -> OccupationDataset:
-    formatter = build_formatter("hisco", num_blocks=len(target_cols))
-    files = ExampleFiles((source,), target_cols, formatter)
-    arrays = open_cache(build_cache(files, folder, max_len=MAX_LEN, text_normalization="none"))
-    key = Key.from_codes(code for code in arrays.code_table)
-    words = WordList({"journeyman": 1.0, "of": 2.0})
-    augmenter = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25) if noise else None
-    return OccupationDataset(arrays, formatter=formatter, classes=key.codes, max_len=MAX_LEN, augmenter=augmenter)
-
-
-def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes: int, **options: Any) -> Trainer:
-    torch.manual_seed(0)
-    encoder, formatter = load_encoder("tiny", max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size + 1,
-        codes=tuple(map(str, range(num_classes))),
-        target_cols=("hisco_1",),
-        max_len=MAX_LEN,
-    )
-    defaults = {"batch_size": 16, "num_epochs": 100, "learning_rate": 3e-4, "seq2seq_weight": 0.1}
-    train = TrainConfig(**{**defaults, "precision": precision, **options})
-    rest: dict[str, Any] = {"loader": LoaderConfig(), "device": CPU, "folder": folder, "settings": {}}
-    return Trainer(MixerModel(config, encoder), data, data, train, **rest)
-
-
-def losses(trainer: Trainer, steps: int, *, pad: bool) -> list[float]:
-    trainer.model.train()
-    found: list[float] = []
-    for epoch in range(100):
-        trainer.sampler.set_position(epoch, 0)
-        for batch in trainer.train_loader:
-            if pad:
-                width = MAX_LEN - batch.input_ids.shape[1]
-                batch.input_ids = torch.nn.functional.pad(batch.input_ids, (0, width))
-            found.append(trainer.train_step([batch])[0].item())
-            if len(found) == steps:
-                return found
-    raise AssertionError
+from histocoder.training.trainer import mixed_loss
 
 
 @slow_in_bf16

@@ -12,7 +12,6 @@ import pytest
 from conftest import environment, run, write_table
 from jobs import Torchrun, training, two_ranks
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import finetune
 import train_mixer
 from histocoder.cli.script import run_script

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run, write_table
-from jobs import faulty, finetune, two_ranks
+from jobs import assert_same_weights, faulty, finetune, logged, two_ranks
 from safetensors.torch import load_file
-from test_scripts import assert_same_weights, logs
-from test_speed import begin, dataset
+from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.errors import UserError
@@ -100,10 +99,10 @@ def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(table: Path, tmp_pa
     two_ranks(faulty(finetune(table, tmp_path / "two", *extra, "--batch-size", 4), "nan:1:3-4"))
     assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
     for out in (tmp_path / "one", tmp_path / "two"):
-        assert logs(out, "skipped_steps") == [0, 0, 1, 1, 0, 0, 0, 0]
-        assert len(logs(out, "train_loss")) == 6 and all(map(math.isfinite, logs(out, "train_loss")))
+        assert logged(out, "skipped_steps") == [0, 0, 1, 1, 0, 0, 0, 0]
+        assert len(logged(out, "train_loss")) == 6 and all(map(math.isfinite, logged(out, "train_loss")))
     # each rank validates its share of the rows with its own weights
-    assert logs(tmp_path / "two", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    assert logged(tmp_path / "two", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=1e-5)
 
 
 def test_too_many_skipped_steps_end_the_run_at_its_last_good_checkpoint(table: Path, tmp_path: Path):

@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from archives import config, read, write_archive
 from conftest import DEADLINE, ROOT, environment, run
 from jobs import two_ranks
 from models import save_tiny_model
@@ -29,10 +30,8 @@ from histocoder.cli.main import main
 from histocoder.errors import Interrupted, UserError
 from histocoder.evaluation.review import review
 from histocoder.inference.coder import Coder
-from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.predict_file import predict_file
 from histocoder.inference.predictions import Prediction
-
-TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +39,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def write_archive(path: Path, rows: int) -> pd.DataFrame:
-    """A file of `rows` rows, most of their descriptions distinct, every seventh missing."""
-    frame = pd.DataFrame(
-        {
-            "id": [f"{i:05}" for i in range(rows)],
-            "occ1": [TEXTS[i % 7] and f"{TEXTS[i % 7]} {i % (rows // 3 + 1)}" for i in range(rows)],
-            "lang": ["en" if i % 2 else "da" for i in range(rows)],
-            "prob_note": ["", "x"] * (rows // 2) + [""] * (rows % 2),
-        }
-    )
-    frame.to_csv(path, index=False)
-    return frame
-
-
-def config(source: Path, output: Path, **changes) -> PredictConfig:
-    return PredictConfig(**{"input": str(source), "output": str(output), "language_col": "lang", **changes})
-
-
 def code(model: Path, source: Path, output: Path, *, chunk_rows: int = 40, overwrite: bool = False, **changes) -> None:
     coder = Coder(load_model(model), "cpu")
     settings = config(source, output, **changes)
     predict_file(coder, settings, model_id="m", chunk_rows=chunk_rows, overwrite=overwrite, say=lambda _: None)
-
-
-def read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment, free_port, run
-from jobs import finetune
-from test_scripts import logs
+from jobs import assert_complete, finetune
 
 from histocoder.training.dashboards import InBackground
 from histocoder.training.tracking import NullRun
@@ -110,14 +109,6 @@ def test_what_waits_for_a_service_is_bounded(capsys):
     background.close()
     assert time.monotonic() - started < 3
     assert capsys.readouterr().err.count("takes in no more numbers") == 1
-
-
-def assert_complete(result, out: Path, service: str, why: str) -> None:
-    """One warning; everything else as in a run without the service."""
-    warnings = [line for line in result.stderr.splitlines() if f"warning: {service}" in line]
-    assert len(warnings) == 1 and why in warnings[0], result.stderr
-    assert "Traceback" not in result.stderr and (out / "model.safetensors").exists()
-    assert logs(out, "step") == [1, 2, 3, 4, 4] and len(logs(out, "train_loss")) == 4
 
 
 EXTRA = ("--batch-size", 8, "--max-steps", 4, "--log-wandb")

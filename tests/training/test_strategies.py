@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import run, write_table
-from jobs import finetune, two_ranks
-from test_scripts import assert_same_weights, logs
+from jobs import assert_same_weights, finetune, logged, two_ranks
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 10, "--eval-interval", 5)
 
@@ -36,7 +35,7 @@ def test_batches_that_accumulate_are_one_large_batch(
     assert f"= {size * accumulated * processes} rows a step" in output
     for column in ("train_loss", "val_loss", "grad_norm"):
         # the log has six digits
-        assert logs(tmp_path / "out", column) == pytest.approx(logs(large, column), abs=3e-6, rel=1.5e-5)
+        assert logged(tmp_path / "out", column) == pytest.approx(logged(large, column), abs=3e-6, rel=1.5e-5)
     assert_same_weights(tmp_path / "out", large, tolerance=1e-4)
 
 
@@ -48,14 +47,14 @@ def test_a_run_goes_on_with_other_batches_that_make_up_the_same_steps(large: Pat
         for step in (8, 10):
             shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{step:07d}")
     assert "Going on from step 4" in output
-    assert logs(tmp_path / "out", "train_loss") == pytest.approx(logs(large, "train_loss"), abs=1e-6)
+    assert logged(tmp_path / "out", "train_loss") == pytest.approx(logged(large, "train_loss"), abs=1e-6)
 
 
 def test_the_learning_rate_is_scaled_by_the_rows_of_a_step(data: Path, tmp_path: Path):
     sizes = ("--batch-size", 6, "--gradient-accumulation-steps", 2, "--base-batch-size", 8, "--scale-lr")
     args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 2, *sizes, "--warmup-pct", 0)
     two_ranks(args)
-    assert logs(tmp_path / "out", "lr")[0] == pytest.approx(
+    assert logged(tmp_path / "out", "lr")[0] == pytest.approx(
         1e-3 * 24 / 8 / 2
     )  # half of it is left after the first step
     assert yaml.safe_load((tmp_path / "out" / "args.yaml").read_text())["learning_rate"] == 1e-3

@@ -12,7 +12,7 @@ import pytest
 from conftest import run
 from fixtures.make import RUN_FLAGS, predictions
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.mark.parametrize("name", ["run", "ngram"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import write_table
 from models import slow_in_bf16, tiny_model
-from test_speed import dataset
+from trainers import dataset
 
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.encodings import distinct_texts

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import run, write_table
-from jobs import end_of, faulty, finetune, leftovers, ranks, two_ranks
+from jobs import assert_same_weights, end_of, faulty, finetune, leftovers, logged, ranks, two_ranks
 from models import slow_in_bf16
 from pretrained import save_pretrained
 from safetensors.torch import load_file
-from test_scripts import assert_same_weights, logs
-from test_speed import begin, dataset, losses
+from trainers import begin, dataset, losses
 
 from histocoder.checkpoints.model_files import load_tensors
 from histocoder.checkpoints.sharded import read_shards
@@ -124,7 +123,9 @@ def test_two_ranks_come_to_what_one_does(
 ):
     two_ranks(finetune(data, tmp_path / "out", *STEPS, "--batch-size", 6, *flags))
     for column in ("train_loss", "val_loss", "grad_norm"):
-        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=tolerance, rel=tolerance * 10)
+        assert logged(tmp_path / "out", column) == pytest.approx(
+            logged(alone, column), abs=tolerance, rel=tolerance * 10
+        )
     assert_same_weights(tmp_path / "out", alone, tolerance=100 * tolerance)
 
 
@@ -168,7 +169,7 @@ def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
     ended = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags))
     assert "FSDP full_shard, gloo, fp32" in ended.stdout and "without effect" not in ended.stdout
     for column in ("train_loss", "val_loss", "grad_norm"):
-        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=2e-6)
+        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-6)
     assert_same_weights(tmp_path / "out", alone, tolerance=1e-5)
     refused = run(*finetune(data, tmp_path / "bad", "--fsdp", "full_shard", "--input-col", "nosuch"), check=False)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
@@ -180,7 +181,7 @@ def test_shares_in_bf16_come_near_what_one_process_does_in_bf16(alone: Path, dat
     run(*finetune(data, tmp_path / "one", *args, "--batch-size", 12))
     two_ranks(finetune(data, tmp_path / "two", *args, "--batch-size", 6, "--fsdp", "full_shard"))
     for column in ("train_loss", "val_loss"):
-        one, two, exact = (logs(out, column) for out in (tmp_path / "one", tmp_path / "two", alone))
+        one, two, exact = (logged(out, column) for out in (tmp_path / "one", tmp_path / "two", alone))
         assert two == pytest.approx(one, abs=1e-3) and two != pytest.approx(exact, abs=1e-6)
 
 
@@ -202,7 +203,7 @@ def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
     ended = two_ranks(["-c", COMPILED, *args])
     assert all(" 0\n" in one.stdout.split("graphs")[1] for one in ended)
     for column in ("train_loss", "val_loss"):
-        assert logs(tmp_path / "out", column) == pytest.approx(logs(alone, column), abs=1e-5)
+        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: st
     assert all("deprecated" not in one.stderr for one in ended) and "Loading" not in ended[1].stderr
     for column in ("train_loss", "val_loss"):
         tolerance = 1e-5 if precision == "fp32" else 1e-3
-        assert logs(tmp_path / "two", column) == pytest.approx(logs(tmp_path / "one", column), abs=tolerance)
+        assert logged(tmp_path / "two", column) == pytest.approx(logged(tmp_path / "one", column), abs=tolerance)
     run("-m", "histocoder", "predict", "--model", tmp_path / "two", "farmer")
 
 
@@ -289,7 +290,7 @@ def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
         assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
         assert start == 0 or f"Going on from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
-            assert logs(out, column) == pytest.approx(logs(alone, column), abs=1e-5)
+            assert logged(out, column) == pytest.approx(logged(alone, column), abs=1e-5)
         assert (out / "checkpoints" / f"step-{start + 1:07d}" / "shards").is_dir() == (flags == SHARDED)
         assert groups_of(out, start + 1).keys() == groups_of(out, 8).keys() == groups.keys()
 
@@ -397,7 +398,7 @@ def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(data: Path, tmp_pat
     args = (*STEPS, "--max-steps", 6)
     run(*faulty(finetune(data, tmp_path / "one", *args, "--batch-size", 12), "nan:0:3-4"))
     two_ranks(faulty(finetune(data, tmp_path / "two", *args, "--batch-size", 6, *flags), "nan:1:3-4"))
-    assert logs(tmp_path / "two", "skipped_steps") == [0, 0, 1, 1, 0, 0]
+    assert logged(tmp_path / "two", "skipped_steps") == [0, 0, 1, 1, 0, 0]
     assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
 
 
@@ -430,7 +431,7 @@ def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: 
     for one in two_ranks(["-c", OVERFLOWING, *args]):
         found = [line.split()[1:] for line in one.stdout.splitlines() if line.startswith("scale")]
         assert found == [["65536.0", "True"]] * 2 + [["32768.0", "False"], ["32768.0", "True"]]
-    assert logs(tmp_path / "out", "skipped_steps") == [0, 0, 1, 0]
+    assert logged(tmp_path / "out", "skipped_steps") == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(

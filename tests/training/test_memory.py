@@ -12,9 +12,8 @@ import pytest
 import torch
 import yaml
 from conftest import run
-from jobs import faulty, finetune, leftovers, two_ranks
+from jobs import assert_same_weights, faulty, finetune, leftovers, two_ranks
 from models import tiny_model
-from test_scripts import assert_same_weights
 
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.config import StrategyConfig, TrainConfig

@@ -3,14 +3,13 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from models import SIX_CODES, few_examples, tiny_coder
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import precision_recall_fscore_support
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from histocoder.config import ModelConfig
 from histocoder.data.examples import Examples
 from histocoder.errors import UserError
 from histocoder.evaluation.evaluate import evaluate, times_seen
@@ -28,11 +27,7 @@ from histocoder.evaluation.scores import (
     seen_groups,
     top_k_accuracy,
 )
-from histocoder.formatters import build_formatter
-from histocoder.inference.coder import Coder
-from histocoder.model import MixerModel, load_encoder
 
-CODES = ("-1", "61110", "61115", "80110", "77610", "95410")
 CELLS = st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])
 TABLES = st.integers(1, 12).flatmap(
     lambda n: st.tuples(*[st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=n, max_size=n)] * 2)
@@ -48,30 +43,6 @@ def array(rows) -> np.ndarray:
 
 def as_sets(rows) -> list[set[str]]:
     return [{code for code in row if code not in (None, "?")} for row in rows]
-
-
-def tiny_coder(**changes) -> Coder:
-    """An untrained model of six codes, which have descriptions."""
-    torch.manual_seed(1)
-    encoder, formatter = load_encoder("tiny", max_len=64), build_formatter("hisco", num_blocks=2)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size,
-        codes=CODES,
-        target_cols=("hisco_1", "hisco_2"),
-        max_len=64,
-        descriptions={"61110": "General <b>Farmer</b>"},
-        **changes,
-    )
-    return Coder(MixerModel(config, encoder), device="cpu")
-
-
-def few_examples() -> Examples:
-    texts = ["farmer", "husmand & væver", "farmer", "<script>alert('baker')</script>", "cobbler", "none given"]
-    first = ["61110", "61115", "61110", "77610", "80110", "?"]
-    codes = pd.DataFrame({"hisco_1": first, "hisco_2": [None, "80110", None, None, None, None]}, dtype=object)
-    return Examples(texts, ["en", "da", "en", "en", "en", "da"], codes)
 
 
 def test_scores_by_hand():
@@ -93,7 +64,7 @@ def test_scores_agree_with_scikit_learn(tables):
     assert scores["accuracy"].tolist() == [a == b for a, b in zip(as_sets(truth), as_sets(guess), strict=True)]
     some = [i for i in range(len(truth)) if as_sets(truth)[i] or as_sets(guess)[i]]  # scikit-learn has no such row
     if some:
-        binarizer = MultiLabelBinarizer(classes=sorted(CODES))
+        binarizer = MultiLabelBinarizer(classes=sorted(SIX_CODES))
         y_true, y_pred = (binarizer.fit_transform([as_sets(rows)[i] for i in some]) for rows in (truth, guess))
         expected = precision_recall_fscore_support(y_true, y_pred, average="samples", zero_division=0)[:3]
         found = scores.iloc[some][["precision", "recall", "f1"]].mean()
@@ -222,7 +193,7 @@ def test_evaluation_of_a_model():
     decoded = coder.predict(examples.texts, examples.langs, progress=False)
     assert rows["predicted_hisco_1"].isna().equals(decoded["hisco_1"].isna())
     np.testing.assert_allclose(rows["conf"], decoded["conf"])
-    written = decoded[["hisco_1", "hisco_2"]].apply(lambda row: any(c not in (*CODES, None) for c in row), axis=1)
+    written = decoded[["hisco_1", "hisco_2"]].apply(lambda row: any(c not in (*SIX_CODES, None) for c in row), axis=1)
     assert metrics["num_outside_key"] == written.sum()
     assert rows["right"].mean() == metrics["answer"]["overall"]["accuracy"]
 

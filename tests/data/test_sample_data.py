@@ -11,9 +11,9 @@ import pytest
 
 from histocoder.data.key import read_key
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data"
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "hisco_codes.csv"
+REFERENCE = ROOT.parent / "shared" / "reference" / "hisco_codes.csv"
 
 CODE = re.compile(r"\d{5}|-[123]")
 CODE_COLUMNS = [f"hisco_{i}" for i in range(1, 6)]

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from conftest import run
-from jobs import finetune, two_ranks
+from jobs import assert_complete, finetune, logged, two_ranks
 from pretrained import save_pretrained
-from test_faults_services import assert_complete
-from test_scripts import logs
 
 from histocoder.ops.memory import peak_gpu_memory
 from histocoder.training.dashboards import run_name
@@ -70,7 +68,7 @@ def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     shown = curves(out)
     assert set(shown) == ON_A_CPU
     for column, name in (("train_loss", "train/loss"), ("lr", "hyperparams/lr"), ("seq_acc", "val/seq_acc")):
-        assert [value for _, value in shown[name]] == pytest.approx(logs(out, column), rel=1e-5)
+        assert [value for _, value in shown[name]] == pytest.approx(logged(out, column), rel=1e-5)
     assert [step for step, _ in shown["train/loss"]] == [1, 2, 3] and len(shown["val/loss"]) == 1
 
     records = wandb_records(out)

@@ -133,7 +133,7 @@ sys.path.insert(0, "tests")
 from conftest import write_table
 from sitecustomize import gpu
 import test_speed
-from test_speed import begin, dataset
+from trainers import begin, dataset
 
 class Casts(TorchDispatchMode):
     of_weights = 0

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from test_evaluate import few_examples, tiny_coder
+from models import few_examples, tiny_coder
 
 import histocoder
 from histocoder.errors import UserError

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import DEADLINE, ROOT, environment, free_port, run, write_table
 from forked import Forked
-from jobs import TINY, assert_same_end, end_of, finetune, training, wait_until
-from test_scripts import assert_same_weights, logs
+from jobs import TINY, assert_same_end, assert_same_weights, end_of, finetune, logged, training, wait_until
 
 LAUNCH = ROOT / "scripts" / "launch_training.sh"
 SBATCH = ROOT / "scripts" / "slurm.sbatch"
@@ -40,9 +39,9 @@ def job(folder: Path) -> tuple[str, ...]:
 
 def assert_same_course(one: Path, two: Path) -> None:
     for column in ("train_loss", "val_loss", "val_loss_linear", "val_loss_seq2seq"):
-        assert logs(two, column) == pytest.approx(logs(one, column), abs=1e-5)
+        assert logged(two, column) == pytest.approx(logged(one, column), abs=1e-5)
     for column in ("token_acc", "seq_acc", "flat_acc", "greedy_seq_acc"):
-        assert logs(two, column) == pytest.approx(logs(one, column), abs=1e-3)
+        assert logged(two, column) == pytest.approx(logged(one, column), abs=1e-3)
     assert json.loads((one / "prepared.json").read_text())["rows"]["val"] % 2 == 1
     assert_same_weights(one, two, tolerance=1e-4)
 
@@ -190,7 +189,7 @@ def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
     args = finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 3)
     assert [status for status, _ in as_slurm_tasks(args)] == [0, 0]
     run(*finetune(table, tmp_path / "one", "--batch-size", 8, "--max-steps", 3))
-    assert logs(tmp_path / "out", "val_loss") == pytest.approx(logs(tmp_path / "one", "val_loss"), abs=1e-5)
+    assert logged(tmp_path / "out", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=1e-5)
     ended = as_slurm_tasks(finetune(table, tmp_path / "bad", "--input-col", "occ"))
     assert [status for status, _ in ended] == [2, 2]
     assert ["no column 'occ'" in stderr for _, stderr in ended] == [True, False]  # said once

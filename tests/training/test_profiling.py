@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run
-from jobs import assert_same_end, finetune, training, two_ranks
-from test_scripts import assert_same_weights
+from jobs import assert_same_end, assert_same_weights, finetune, training, two_ranks
 
 
 def traced(out: Path) -> list[str]:

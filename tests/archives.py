@@ -1,0 +1,34 @@
+"""Files of descriptions that are to be coded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from histocoder.inference.predict_file import PredictConfig
+
+TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
+
+
+def write_archive(path: Path, rows: int) -> pd.DataFrame:
+    """A file of `rows` rows, most of their descriptions distinct, every seventh missing."""
+    frame = pd.DataFrame(
+        {
+            "id": [f"{i:05}" for i in range(rows)],
+            "occ1": [TEXTS[i % 7] and f"{TEXTS[i % 7]} {i % (rows // 3 + 1)}" for i in range(rows)],
+            "lang": ["en" if i % 2 else "da" for i in range(rows)],
+            "prob_note": ["", "x"] * (rows // 2) + [""] * (rows % 2),
+        }
+    )
+    frame.to_csv(path, index=False)
+    return frame
+
+
+def config(source: Path, output: Path, **changes: Any) -> PredictConfig:
+    return PredictConfig(**{"input": str(source), "output": str(output), "language_col": "lang", **changes})
+
+
+def read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
