@@ -43,7 +43,7 @@ test-lowest:
 # What only a GPU can show, without a network: tests, then speed and memory. The Python has what `make test` installs,
 # and a torch that is built for the GPU.
 gpu:
-	$(GPU_PYTHON) -m pytest -m gpu -rs tests/scripts/test_real_gpu.py
+	$(GPU_PYTHON) -m pytest -m gpu -rs tests/scripts/test_gpu.py
 	$(GPU_PYTHON) benchmarks/train_step.py
 	$(GPU_PYTHON) benchmarks/predict.py
 

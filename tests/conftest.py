@@ -18,7 +18,7 @@ from hypothesis import settings
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tests")
 
-collect_ignore = ["simulated_gpu", "like_windows"]  # programs', not pytest's
+collect_ignore = ["like_windows"]  # programs', not pytest's
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

@@ -31,7 +31,15 @@ def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: 
     return OccupationDataset(arrays, formatter=formatter, classes=key.codes, max_len=MAX_LEN, augmenter=augmenter)
 
 
-def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes: int, **options: Any) -> Trainer:
+def begin(
+    folder: Path,
+    data: OccupationDataset,
+    *,
+    precision: str,
+    num_classes: int,
+    device: torch.device = CPU,
+    **options: Any,
+) -> Trainer:
     torch.manual_seed(0)
     encoder, formatter = load_encoder("tiny", max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
     config = ModelConfig(
@@ -44,7 +52,7 @@ def begin(folder: Path, data: OccupationDataset, *, precision: str, num_classes:
     )
     defaults = {"batch_size": 16, "num_epochs": 100, "learning_rate": 3e-4, "seq2seq_weight": 0.1}
     train = TrainConfig(**{**defaults, "precision": precision, **options})
-    rest: dict[str, Any] = {"loader": LoaderConfig(), "device": CPU, "folder": folder, "settings": {}}
+    rest: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "folder": folder, "settings": {}}
     return Trainer(MixerModel(config, encoder), data, data, train, **rest)
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 import warnings
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from histocoder import Coder, load_occcanine
 from histocoder.checkpoints.model_files import published_weights, save_published
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
-from histocoder.errors import UserError
+from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.flat import threshold_of
 from histocoder.inference.occcanine import save_occcanine
@@ -81,6 +82,30 @@ def test_descriptions_are_encoded_in_small_batches_and_decoded_in_large_ones(
         np.testing.assert_allclose(after[numbers], before[numbers], atol=1e-6)
         assert after.drop(columns=numbers).equals(before.drop(columns=numbers))
     assert len(decoded) <= 10 and decoded[0] == 48
+
+
+@pytest.mark.parametrize("mode", ["combined", "topk"])
+def test_prediction_that_does_not_fit_goes_on_with_less_at_once(
+    coder: Coder, mode: str, monkeypatch: pytest.MonkeyPatch
+):
+    texts = [f"{a}{b}r" for a in "abcdefgh" for b in "klmnop"]
+    easily = coder.predict(texts, "en", mode=mode)
+    encode, room = MixerModel.encode, 20
+
+    def encode_what_fits(model: MixerModel, ids: torch.Tensor) -> object:
+        if len(ids) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return encode(model, ids)
+
+    monkeypatch.setattr(MixerModel, "encode", encode_what_fits)
+    monkeypatch.setattr(coder, "_encoded_at_once", 64)
+    with pytest.warns(Notice) as notices:
+        pd.testing.assert_frame_equal(coder.predict(texts, "en", mode=mode), easily, atol=1e-6, rtol=0)
+    sizes = [re.findall(r"with (\d+) descriptions at once; going on with (\d+)", str(one.message)) for one in notices]
+    assert sizes == [[("48", "24")], [("24", "12")]]
+    room = 0
+    with pytest.warns(Notice), pytest.raises(UserError, match="one description at once"):
+        coder.predict(texts, "en", mode=mode)
 
 
 @pytest.mark.parametrize(
