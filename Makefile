@@ -7,7 +7,7 @@ ARGS :=
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-thorough test-faults test-lowest gpu lint format docs bench finetune-ddp clean
+.PHONY: demo test test-all test-lowest gpu lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -22,23 +22,20 @@ demo: $(VENV)/.installed
 	$(BIN)/histocoder predict --model demo/best --language en "boot and shoe maker" "retired schoolmaster" "dairy farmer"
 	$(BIN)/histocoder predict --model demo/best --language da "smedemester" "skrædersvend"
 
+# Unit tests, and of whole programs one of each kind: minutes.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough'
+	$(BIN)/python -m pytest $(PYTEST) -m 'not slow'
 
-# What make test leaves out since it takes long.
-test-thorough: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST) -m thorough
-
-# All that may happen to a run, each in many places: some twenty minutes.
-test-faults: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST) tests/faults tests/distributed/test_nodes.py tests/scripts/test_launchers.py
+# All tests, also those that kill, stop or starve runs in many places and start each launcher.
+test-all: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PYTEST)
 
 # What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
 test-lowest:
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/pip install --quiet --disable-pip-version-check -c lowest.txt torch
 	$(VENV)-lowest/bin/pip install --quiet --disable-pip-version-check -c lowest.txt -e '.[dev]'
-	$(VENV)-lowest/bin/python -m pytest $(PYTEST) -m 'not thorough'
+	$(VENV)-lowest/bin/python -m pytest $(PYTEST) -m 'not slow'
 
 # What only a GPU can show, without a network: tests, then speed and memory. The Python has what `make test` installs,
 # and a torch that is built for the GPU.

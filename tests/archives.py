@@ -7,7 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from histocoder.inference.predict_file import PredictConfig
+from histocoder.checkpoints.model_files import load_model
+from histocoder.inference.coder import Coder
+from histocoder.inference.predict_file import PredictConfig, predict_file
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 
@@ -32,3 +34,11 @@ def config(source: Path, output: Path, **changes: Any) -> PredictConfig:
 
 def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def code(
+    model: Path, source: Path, output: Path, *, chunk_rows: int = 40, overwrite: bool = False, **changes: Any
+) -> None:
+    coder = Coder(load_model(model), "cpu")
+    settings = config(source, output, **changes)
+    predict_file(coder, settings, model_id="m", chunk_rows=chunk_rows, overwrite=overwrite, say=lambda _: None)

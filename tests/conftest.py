@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # before torch and transformers are imported, here and in what is forked
@@ -22,8 +24,8 @@ collect_ignore = ["like_windows"]  # programs', not pytest's
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
-DEADLINE = 120.0
-"""Seconds that any process of a test may take."""
+DEADLINE = 240.0
+"""Seconds that any process of a test may take: far more than on a busy machine, less than a silent rank is given."""
 
 TITLES = {
     "farmer": "61110",
@@ -58,6 +60,23 @@ def write_table(path: Path, *, two_codes: bool = False, copies: int = 1) -> Path
             lines.append(f"{text},en,{code},{second}" if two_codes else f"{text},{code}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture(autouse=True)
+def deadline() -> Iterator[None]:
+    """A test that waits for what never comes fails."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"the test has taken more than {5 * DEADLINE:.0f} s")
+
+    if not hasattr(signal, "SIGALRM"):  # on Windows
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 5 * DEADLINE)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

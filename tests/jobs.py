@@ -57,8 +57,8 @@ def faulty(args: list[str], *faults: str) -> list[str]:
     return [str(FAULTY), *faults, "--", *args]
 
 
-def end_of(process: Forked, within: float = DEADLINE) -> subprocess.CompletedProcess[str]:
-    return process.result(within)
+def end_of(process: Forked) -> subprocess.CompletedProcess[str]:
+    return process.result(DEADLINE)
 
 
 @contextmanager
@@ -89,13 +89,11 @@ def two_ranks(args: Sequence[object], *, check: bool = True) -> list[subprocess.
     return ended
 
 
-def wait_until(happened: Callable[[], bool], *, within: float = DEADLINE) -> float:
-    """Wait; how long it took."""
+def wait_until(happened: Callable[[], bool]) -> None:
     started = time.monotonic()
     while not happened():
-        assert time.monotonic() - started < within, "it has not happened in time"
+        assert time.monotonic() - started < DEADLINE, "it has not happened in time"
         time.sleep(0.02)
-    return time.monotonic() - started
 
 
 def wait_for_step(process: Forked, step: int) -> None:
@@ -133,9 +131,9 @@ class Torchrun:
         pids = [pid for pid in children_of(self.process.pid) if "RANK" in variables(pid)]
         return sorted(pids, key=lambda pid: int(variables(pid)["RANK"]))
 
-    def end(self, within: float = DEADLINE) -> int:
+    def end(self) -> int:
         """How it ended."""
-        return self.process.result(within).returncode
+        return self.process.result(DEADLINE).returncode
 
     @property
     def output(self) -> str:

@@ -17,7 +17,7 @@ from histocoder.model.precision import has_bf16
 
 CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
 
-slow_in_bf16 = pytest.mark.skipif(False, reason="") if has_bf16(torch.device("cpu")) else pytest.mark.thorough
+slow_in_bf16 = pytest.mark.skipif(False, reason="") if has_bf16(torch.device("cpu")) else pytest.mark.slow
 """Of tests that train in it: a CPU without it, where `auto` is fp32, takes a minute for what others do in seconds."""
 
 

@@ -102,13 +102,13 @@ def test_examples_are_read_by_their_scripts(path: Path, monkeypatch: pytest.Monk
     assert len(CONFIGS) == 7
 
 
-THOROUGH = pytest.mark.thorough
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=THOROUGH) for name in ("laptop", "one-gpu", "eight-gpus")),
+        *(pytest.param(name, marks=SLOW) for name in ("laptop", "one-gpu", "eight-gpus")),
         *("cluster", "frozen-encoder", "psti", "occ1950"),
     ],
 )

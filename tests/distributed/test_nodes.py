@@ -106,7 +106,7 @@ def end_together(outs: list[Path], *extra: object, steps: int, each_a_node: bool
     return [one.stdout for one in ended]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", [STATIC, NAMED])
 def test_two_nodes_that_share_a_folder_do_what_one_node_does(
     nodes: list[str], one_node: Path, tmp_path: Path, rendezvous: tuple[str, ...]
@@ -282,6 +282,6 @@ def test_sending_joins_no_collective_of_nccl(tmp_path: Path):
     folders[0].mkdir()
     (folders[0] / "mark").write_text("whole")
     with ranks(*(("-c", JOINING, folder) for folder in folders), each_a_node=True) as started:
-        ended = [end_of(process, within=30) for process in started]
+        ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [0, 0, 0], [one.stderr for one in ended]
     assert (folders[1] / "mark").read_text() == "whole"

@@ -97,7 +97,7 @@ def test_preparing_killed_at_any_point_is_begun_anew(tmp_path: Path):
     assert number > 7
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["kill:os.replace", "kill:os.fsync", "cut:torch.save"])
 def test_a_run_killed_at_any_point_of_its_saves_ends_as_if_nothing_had_been(alone: Path, tmp_path: Path, call: str):
     for number in range(1, 100):
@@ -239,7 +239,7 @@ def test_a_full_disk_ends_all_ranks_and_keeps_the_last_checkpoint(together: Path
     before = {path: path.read_bytes() for path in list_checkpoints(out)[0].iterdir()}
     args = training(out)
     with ranks(faulty(args, f"room:{room}"), args) as started:
-        ended = [end_of(process, within=60) for process in started]
+        ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
     assert "Could not save the checkpoint" in ended[0].stderr and "Traceback" not in ended[0].stderr
     assert before == {path: path.read_bytes() for path in list_checkpoints(out)[-1].iterdir()}
@@ -264,11 +264,11 @@ def test_a_folder_that_can_no_longer_be_written_to(tmp_path: Path, kind: str):
 
 
 def test_a_folder_that_is_removed_ends_the_run_in_a_sentence(tmp_path: Path):
-    args = training(tmp_path / "out", steps=5000)
+    args = training(tmp_path / "out", steps=10**6)
     with ranks(args, args) as started:
         wait_for_step(started[0], 3)
         (tmp_path / "out").rename(tmp_path / "gone")
-        ended = [end_of(process, within=60) for process in started]
+        ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2] and "Traceback" not in ended[0].stderr
     assert "Could not" in ended[0].stderr and str(tmp_path / "out") in ended[0].stderr
 

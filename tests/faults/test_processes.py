@@ -52,7 +52,7 @@ def test_a_killed_rank_ends_the_other_and_the_rerun_ends_as_if_nothing_had_been(
     with ranks(args, args) as (first, second):
         wait_for_step(first, 9 + 4 * victim)
         (first, second)[victim].send(signal.SIGKILL)
-        ended = end_of((second, first)[victim], within=20)
+        ended = end_of((second, first)[victim])
     assert ended.returncode == 1 and "another process has ended" in ended.stderr
     assert "Traceback" not in ended.stderr
     again = two_ranks(args)[0]
@@ -60,7 +60,7 @@ def test_a_killed_rank_ends_the_other_and_the_rerun_ends_as_if_nothing_had_been(
     assert_same_end(together, tmp_path / "out")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_rank_of_torchrun_killed_at_random_steps(together: Path, tmp_path: Path):
     draw = random.Random(1)
     for trial in range(10):
@@ -71,7 +71,7 @@ def test_a_rank_of_torchrun_killed_at_random_steps(together: Path, tmp_path: Pat
             job.wait_for_step(draw.randrange(1, STEPS - 4))
             workers = job.workers()
             os.kill(workers[draw.randrange(2)], signal.SIGKILL)
-            assert job.end(within=20) != 0
+            assert job.end() != 0
             assert not any(map(is_alive, workers))
         with Torchrun(args) as job:
             assert job.end() == 0, job.output
@@ -192,7 +192,7 @@ def test_a_signal_stops_a_run_of_one_step_an_epoch(tmp_path: Path):
     with ranks(args, args) as started:
         wait_for_step(started[0], 3)
         started[1].send(signal.SIGTERM)
-        ended = [end_of(process, within=60) for process in started]
+        ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [128 + signal.SIGTERM] * 2
     step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
     assert marker(tmp_path / "out")["step"] == step < 2000
@@ -214,7 +214,7 @@ def test_a_signal_before_training_is_marked_as_well(tmp_path: Path, rank: int):
     assert not (tmp_path / "out" / "interrupted.json").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--max-restarts=3",)])
 def test_sigterm_to_torchrun_stops_all_at_one_step(together: Path, tmp_path: Path, options: tuple[str, ...]):
     args = training(tmp_path / "out")
@@ -222,14 +222,14 @@ def test_sigterm_to_torchrun_stops_all_at_one_step(together: Path, tmp_path: Pat
         job.wait_for_step(9)
         workers = job.workers()
         job.process.send(signal.SIGTERM)
-        assert job.end(within=25) != 0
+        assert job.end() != 0
         assert not any(map(is_alive, workers))
     assert marker(tmp_path / "out")["reason"] == "SIGTERM"
     two_ranks(args)
     assert_same_end(together, tmp_path / "out")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_rank_that_was_asked_to_stop_is_not_restarted_to_go_on(tmp_path: Path):
     with Torchrun(training(tmp_path / "out", steps=2000), "--max-restarts=2") as job:
         job.wait_for_step(9)
@@ -241,13 +241,13 @@ def test_a_rank_that_was_asked_to_stop_is_not_restarted_to_go_on(tmp_path: Path)
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
     args = training(tmp_path / "out", batch_size=8)
-    with ranks(faulty(args, "sleep:torch.save:1:60")) as (process,):
+    with ranks(faulty(args, "sleep:torch.save:1:3600")) as (process,):
         wait_for_step(process, 3)
         process.send(signal.SIGINT)
         wait_until(lambda: bool(leftovers(tmp_path / "out" / "checkpoints")))
         time.sleep(1.2)  # within a second it counts as the same Ctrl-C
         process.send(signal.SIGINT)
-        assert end_of(process, within=5).returncode == 130
+        assert end_of(process).returncode == 130
     assert not (tmp_path / "out" / "interrupted.json").exists()
 
 
@@ -255,17 +255,17 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
 
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path):
-    args = training(tmp_path / "out", "--rank-timeout", 5, steps=5000)
+    args = training(tmp_path / "out", "--rank-timeout", 5, steps=10**6)
     with ranks(args, args) as (first, second):
         wait_for_step(first, 3)
         second.send(signal.SIGSTOP)
-        ended = end_of(first, within=15)
+        ended = end_of(first)
     assert ended.returncode == 1 and "rank 1 has given no sign of life for 5 s" in ended.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_ranks_that_are_all_stopped_for_long_go_on(tmp_path: Path):
-    args = training(tmp_path / "out", "--rank-timeout", 5, steps=5000)
+    args = training(tmp_path / "out", "--rank-timeout", 5, steps=10**6)
     with ranks(args, args) as (first, second):
         step = 3
         for _ in range(2):
@@ -280,27 +280,27 @@ def test_ranks_that_are_all_stopped_for_long_go_on(tmp_path: Path):
         assert second.is_running()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_rank_0_of_torchrun_that_hangs_is_named(tmp_path: Path):
-    with Torchrun(training(tmp_path / "out", "--rank-timeout", 5, steps=5000)) as job:
+    with Torchrun(training(tmp_path / "out", "--rank-timeout", 5, steps=10**6)) as job:
         job.wait_for_step(3)
         workers = job.workers()
         os.kill(workers[0], signal.SIGSTOP)
-        assert job.end(within=60) != 0  # torchrun gives a stopped process half a minute
+        assert job.end() != 0
         assert not any(map(is_alive, workers))
     assert "rank 0 has given no sign of life" in job.output
 
 
 def test_workers_whose_launcher_is_killed_end_themselves(tmp_path: Path):
     loaders = ("--num-workers", 1, "--persistent-workers")
-    with Torchrun(training(tmp_path / "out", *loaders, steps=5000)) as job:
+    with Torchrun(training(tmp_path / "out", *loaders, steps=10**6)) as job:
         job.wait_for_step(3)
         workers = job.workers()
         family = [*workers, *(child for pid in workers for child in children_of(pid))]
         assert len(workers) == 2 and len(family) >= 4
         try:
             job.process.kill()
-            assert wait_until(lambda: not any(map(is_alive, family)), within=30) < 30
+            wait_until(lambda: not any(map(is_alive, family)))
         finally:
             for pid in filter(is_alive, family):
                 os.kill(pid, signal.SIGKILL)
@@ -316,7 +316,7 @@ def test_what_fails_on_rank_0_ends_all_with_its_message(tmp_path: Path):
     assert ["no column 'occupation'" in one.stderr for one in ended] == [True, False]  # said once
     crashed = faulty(training(tmp_path / "out"), "EIO:histocoder.data.prepare.screen:1")
     with ranks(crashed, training(tmp_path / "out")) as started:
-        statuses = [end_of(process, within=30).returncode for process in started]
+        statuses = [end_of(process).returncode for process in started]
     assert all(statuses)
 
 
@@ -330,14 +330,14 @@ def test_preparing_may_outlast_the_time_that_collectives_have(tmp_path: Path):
 
 
 def test_a_second_run_in_a_folder_names_the_first_and_ends(tmp_path: Path):
-    args = training(tmp_path / "out", batch_size=8, steps=5000)
+    args = training(tmp_path / "out", batch_size=8, steps=10**6)
     with ranks(args) as (first,):
         wait_for_step(first, 2)
         second = run(*args, check=False)
         assert second.returncode == 2 and f"process {first.pid} on " in second.stderr
         assert first.is_running()
         first.send(signal.SIGKILL)
-        end_of(first, within=10)
+        end_of(first)
     assert (tmp_path / "out" / ".lock").exists()  # and yet it holds nobody up
     run(*training(tmp_path / "out", batch_size=8, steps=30))
 

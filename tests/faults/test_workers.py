@@ -37,14 +37,13 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
     ("worker", "sent", "what"),
     [(1, "SIGKILL", "was killed, perhaps for want of memory"), (1, "SIGSTOP", "has given no batch for 3 s")],
 )
-@pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.thorough), ("--persistent-workers",)])
+@pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.slow), ("--persistent-workers",)])
 def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, sent: str, what: str, persistent):
-    started = time.monotonic()
     fault = f"worker:{worker}:{sent}"
     result = run(
         "tests/faulty.py", fault, "--", *finetune(table, tmp_path / "out", *EXTRA, *persistent), check=False, fresh=True
     )
-    assert result.returncode == 1 and time.monotonic() - started < 30
+    assert result.returncode == 1
     found = re.search(rf"error: Loader worker {worker} \(process (\d+)\) {what}\. Started again, .*\n", result.stderr)
     assert found is not None, result.stderr
     assert not is_alive(int(found[1]))

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from archives import config, read, write_archive
+from archives import code, config, read, write_archive
 from conftest import DEADLINE, ROOT, environment, run
-from jobs import two_ranks
+from jobs import two_ranks, wait_until
 from models import save_tiny_model
 from tqdm import tqdm
 
@@ -37,12 +36,6 @@ from histocoder.inference.predictions import Prediction
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def code(model: Path, source: Path, output: Path, *, chunk_rows: int = 40, overwrite: bool = False, **changes) -> None:
-    coder = Coder(load_model(model), "cpu")
-    settings = config(source, output, **changes)
-    predict_file(coder, settings, model_id="m", chunk_rows=chunk_rows, overwrite=overwrite, say=lambda _: None)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])
@@ -234,23 +227,21 @@ def test_the_bar_moves_with_each_batch(model: Path, tmp_path: Path, monkeypatch:
     assert 100 in moments and moments[-1] == 120
 
 
-@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: Path, suffix: str):
     write_archive(tmp_path / "in.csv", 3000)
     source = tmp_path / "in.csv"
     if suffix == "parquet":
         pq.write_table(pa.Table.from_pandas(read(source), preserve_index=False), source := tmp_path / "in.parquet")
     script = (
-        "import sys; from pathlib import Path; sys.path.insert(0, 'tests'); from test_predict_file import code;"
+        "import sys; from pathlib import Path; sys.path.insert(0, 'tests'); from archives import code;"
         f"code(Path({str(model)!r}), Path({str(source)!r}), Path(sys.argv[1]), mode='flat', chunk_rows=300)"
     )
     run("-c", script, tmp_path / f"whole.{suffix}")
     killed = tmp_path / f"killed.{suffix}"
     process = subprocess.Popen([sys.executable, "-c", script, killed], cwd=ROOT, env=environment())
-    started = time.monotonic()
-    while len(list(tmp_path.glob(f".killed.{suffix}.parts/0*"))) < 3:
-        assert time.monotonic() - started < DEADLINE and process.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: len(list(tmp_path.glob(f".killed.{suffix}.parts/0*"))) >= 3 or process.poll() is not None)
+    assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=DEADLINE)
     assert not killed.exists()
@@ -338,7 +329,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     limited = (  # a file may not grow beyond half of the output: the chunks fit, the output does not
         "import resource, sys; from pathlib import Path; sys.path.insert(0, 'tests');"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, resource.RLIM_INFINITY));"
-        "from histocoder.cli.script import run_script; from test_predict_file import code;"
+        "from histocoder.cli.script import run_script; from archives import code;"
         f"run_script(lambda: code(Path({str(model)!r}), Path({str(tmp_path / 'in.csv')!r}), Path({str(output)!r}),"
         " mode='flat', chunk_rows=300))"
     )

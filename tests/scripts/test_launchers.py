@@ -50,19 +50,19 @@ def assert_same_course(one: Path, two: Path) -> None:
     "launcher",
     [
         pytest.param(
-            "torch.distributed.run --nproc_per_node=2 --master_port={port}", id="torchrun", marks=pytest.mark.thorough
+            "torch.distributed.run --nproc_per_node=2 --master_port={port}", id="torchrun", marks=pytest.mark.slow
         ),
         pytest.param("torch.distributed.launch --nproc_per_node=2 --master_port={port}", id="launch"),
         pytest.param(
             "torch.distributed.run --standalone --nproc_per_node=auto",
             id="auto",
-            marks=[FEW_CORES, pytest.mark.thorough],
+            marks=[FEW_CORES, pytest.mark.slow],
         ),
         pytest.param(
             "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
             "--dynamo_backend=no --main_process_port={port}",
             id="accelerate",
-            marks=pytest.mark.thorough,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -281,7 +281,7 @@ def test_a_slurm_job_goes_back_into_the_queue_and_ends_as_if_it_had_not_been_sto
     assert_same_end(together, tmp_path / "out")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("preempted", ["None", "2026-01-01T10:00:00"])
 def test_after_sigterm_a_slurm_job_goes_back_where_it_was_preempted(tmp_path: Path, preempted: str):
     cluster = Cluster(tmp_path / "slurm")

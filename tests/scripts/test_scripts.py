@@ -114,7 +114,7 @@ def interrupted(args: tuple[object, ...], *, at_step: int, signum: int, launcher
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path, signum: int):
     table = write_table(tmp_path / "t.csv", copies=2)
     extra = ("--batch-size", 8, "--max-steps", 40, "--eval-interval", 10, "--save-interval", 7, "--dropout", 0.1)

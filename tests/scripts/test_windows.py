@@ -23,7 +23,7 @@ def test_training_and_its_report(tmp_path: Path, table: Path):
     assert "The report is" in run(*args, env=ENVIRONMENT, fresh=True).stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_coding_a_file_and_asking_the_doctor(tmp_path: Path):
     table = write_table(tmp_path / "table.csv")
     model = save_tiny_model(tmp_path / "model")

@@ -85,7 +85,7 @@ def test_predicting_compiled_gives_what_predicting_gives():
     np.testing.assert_allclose(*tables, atol=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_a_run_that_is_compiled_takes_the_steps_of_one_that_is_not(table: Path, tmp_path: Path):
     extra = ("--batch-size", 8, "--max-steps", 4)

@@ -63,7 +63,7 @@ def begun(folder: Path, **options: Any) -> Trainer:
     [
         {"precision": "fp32"},
         {"precision": "bf16"},
-        pytest.param({"precision": "fp32", "compile": True}, marks=pytest.mark.thorough),
+        pytest.param({"precision": "fp32", "compile": True}, marks=pytest.mark.slow),
     ],
 )
 def test_checkpointing_keeps_less_and_changes_no_bit(
@@ -114,7 +114,7 @@ def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, fr
         (("--ddp-comm-hook", "fp16"), 1e-4),
         (("--fsdp", "full_shard", "--gradient-checkpointing"), 1e-6),
         (("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6),
-        pytest.param(("--fsdp", "full_shard", "--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.thorough),
+        pytest.param(("--fsdp", "full_shard", "--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.slow),
         (("--fsdp", "full_shard", "--batch-size", 2, "--gradient-accumulation-steps", 3), 1e-6),
     ],
 )
@@ -196,7 +196,7 @@ print("graphs", counters["stats"]["unique_graphs"], sum(counters["graph_break"].
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
     flags = ("--fsdp", "full_shard", "--gradient-checkpointing", "--compile")
     args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 6, *flags)
@@ -207,7 +207,7 @@ def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision"), [("xlm-r", "bf16"), pytest.param("byt5", "fp32", marks=pytest.mark.thorough)]
+    ("kind", "precision"), [("xlm-r", "bf16"), pytest.param("byt5", "fp32", marks=pytest.mark.slow)]
 )
 def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: str, precision: str):
     encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
@@ -271,7 +271,7 @@ def test_each_of_two_ranks_holds_half(
         ((2, ZERO), (3, SHARDED), (1, ())),
         pytest.param(
             ((3, ZERO), (2, ("--fsdp", "shard_grad_op")), (3, SHARDED), (2, ZERO), (1, SHARDED), (1, ()), (2, ZERO)),
-            marks=pytest.mark.thorough,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -485,7 +485,7 @@ def test_one_process_says_what_has_no_effect(alone: Path, data: Path, tmp_path: 
     assert_same_weights(tmp_path / "out", alone, tolerance=0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_killed_while_it_writes_shares_goes_on(alone: Path, data: Path, tmp_path: Path):
     out = tmp_path / "out"
     args = finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED)
