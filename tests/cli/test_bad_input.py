@@ -244,12 +244,13 @@ def test_what_rank_0_finds_ends_all(tmp_path: Path):
     assert first.stderr.count("error: ") == 1 and "Traceback" not in first.stderr and not other.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag", [("--fn-word-freq", "none.csv"), ("--bach-size", "8")]
 )  # the latter before they have met
 def test_what_every_rank_finds_is_said_once(tmp_path: Path, flag: tuple[str, str]):
     with Torchrun(command(tmp_path, "--target-cols", "hisco_1", *flag)) as job:
-        assert job.end(60) != 0
+        assert job.end() != 0
     assert job.output.count("error: ") == 1 and "exitcode  : 2" in job.output
     assert 'File "' not in job.output.split("torch/distributed")[0]  # no traceback of ours
 
@@ -272,7 +273,16 @@ def test_more_processes_than_gpus(monkeypatch):
 
 def test_what_occcanine_takes_is_taken(folder: Path):
     paths = {"--train-data": folder / "table.csv", "--val-data": folder / "table.csv", "--save-dir": folder / "out"}
-    flags = {**MIXER, **paths, "--batch-size": "512", "--world-size": "4", "--num-epochs": "2", "--no-report": ""}
+    flags = {
+        **MIXER,
+        **paths,
+        "--batch-size": "512",
+        "--world-size": "4",
+        "--num-epochs": "2",
+        "--no-report": "",
+        "--no-experts": "",
+        "--precision": "fp32",
+    }
     said = run("train_mixer.py", *(part for pair in flags.items() for part in pair if part)).stdout
     assert "a batch of 512 is larger than the 64 rows" in said and "--world-size has no effect" in said
     assert "world_size" not in (folder / "out" / "args.yaml").read_text()

@@ -64,7 +64,6 @@ def test_predict_prints_a_table(model: Path):
         2,
         "a",
         "b",
-        fresh=True,
     )
     assert out.stderr.startswith("The model does not know the language xx")
     header, *rows = out.stdout.splitlines()
@@ -85,6 +84,7 @@ def test_chunks_of_other_thresholds_are_another_models(model: Path, tmp_path: Pa
     assert seen[0] == seen[1] != seen[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["predict", "finetune.py"])
 def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
     program: str, model: Path, table: Path, tmp_path: Path
@@ -199,6 +199,7 @@ def test_evaluate_with_one_language_says_the_rest(model: Path, tmp_path: Path, c
     assert "1 rows with labels that do not fit are left out" in said and "cp1252" in said and "unk" not in said
 
 
+@pytest.mark.slow
 def test_evaluate_reads_descriptions_of_both_files_by_one_name(model: Path, tmp_path: Path):
     data, own, prepared, none = (tmp_path / f"{name}.csv" for name in ("data", "own", "prepared", "none"))
     data.write_text("job,lang,hisco_1\nfarmer,en,61110\n")
@@ -213,6 +214,7 @@ def test_evaluate_reads_descriptions_of_both_files_by_one_name(model: Path, tmp_
         evaluate(model, data, "--input-col", "job", "--train-data", none)
 
 
+@pytest.mark.slow
 def test_evaluate_takes_training_data_of_its_own_run_only(model: Path, tmp_path: Path):
     data = tmp_path / "t.csv"
     data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\n")

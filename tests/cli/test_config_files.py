@@ -108,8 +108,8 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=SLOW) for name in ("laptop", "one-gpu", "eight-gpus")),
-        *("cluster", "frozen-encoder", "psti", "occ1950"),
+        *(pytest.param(name, marks=SLOW) for name in ("laptop", "one-gpu", "eight-gpus", "frozen-encoder", "occ1950")),
+        *("cluster", "psti"),
     ],
 )
 def test_examples_train(tmp_path: Path, name: str):

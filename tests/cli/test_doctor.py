@@ -23,6 +23,7 @@ def marks(output: str) -> dict[str, str]:
     return {line[9:24].strip(): line[:9].strip() for line in lines}
 
 
+@pytest.mark.slow
 def test_a_machine_that_can_train(tmp_path: Path):
     result = run("-m", "histocoder", "doctor", "--folder", tmp_path / "not" / "yet", fresh=True)
     found = marks(result.stdout)
@@ -34,6 +35,7 @@ def test_a_machine_that_can_train(tmp_path: Path):
     assert not list(tmp_path.iterdir()) and not result.stderr
 
 
+@pytest.mark.slow
 def test_processes_that_can_not_meet_are_a_problem():
     wrong = environment(GLOO_SOCKET_IFNAME="nosuch")
     result = run("-m", "histocoder", "doctor", env=wrong, check=False)

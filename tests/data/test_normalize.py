@@ -7,6 +7,7 @@ import pandas as pd
 from conftest import run
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import finetune
 
 from histocoder.checkpoints.model_files import read_model_config
 from histocoder.config import PrepareConfig
@@ -43,8 +44,7 @@ def test_variants_stand_on_one_side_of_the_split(tmp_path: Path):
 
 
 def test_new_models_read_nfc(table: Path, tmp_path: Path):
-    flags = ("--target-cols", "hisco_1", "--encoder", "tiny", "--batch-size", 8, "--max-steps", 1, "--no-report")
-    run("finetune.py", "--dataset", table, "--save-path", tmp_path / "out", *flags)
+    run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1))
     assert read_model_config(tmp_path / "out").text_normalization == "nfc"
     assert "text_normalization: nfc" in (tmp_path / "out" / "args.yaml").read_text()
 

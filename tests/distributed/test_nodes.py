@@ -118,6 +118,7 @@ def test_two_nodes_that_share_a_folder_do_what_one_node_does(
     assert files_of(out) == files_of(one_node) | {".launcher"}
 
 
+@pytest.mark.slow
 def test_two_nodes_with_a_folder_each_do_what_one_node_does(nodes: list[str], one_node: Path, tmp_path: Path):
     outs = [tmp_path / "a" / "out", tmp_path / "b" / "out"]
     for out in outs:
@@ -145,6 +146,7 @@ def apart(tmp_path: Path) -> list[Path]:
     return outs
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_checkpoints_that_are_on_rank_0s_node_alone(apart: list[Path], together: Path):
     end_together(apart, steps=24)
     shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
@@ -248,6 +250,7 @@ def test_a_name_of_the_loopback_is_that_of_the_default_route(monkeypatch: pytest
     assert [rendezvous.interface_towards(host) for host in ("node0", "localhost", "127.0.0.1")] == ["eth0", "lo", "lo"]
 
 
+@pytest.mark.slow
 def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_path: Path):
     model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "t.csv")
     command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--columns", "pred_", "--output")

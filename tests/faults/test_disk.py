@@ -68,7 +68,11 @@ def first_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-SAVE_CALLS = ("kill:os.replace", "kill:os.fsync", "kill:torch.save", "cut:torch.save", "kill:shutil.rmtree")
+SAVE_CALLS = (
+    "kill:os.replace",
+    "cut:torch.save",
+    *(pytest.param(f"kill:{call}", marks=pytest.mark.slow) for call in ("os.fsync", "torch.save", "shutil.rmtree")),
+)
 
 
 @pytest.mark.parametrize("call", SAVE_CALLS)
@@ -113,6 +117,7 @@ def test_a_run_killed_at_any_point_of_its_saves_ends_as_if_nothing_had_been(alon
     assert number > 3
 
 
+@pytest.mark.slow
 def test_what_a_killed_save_has_left_is_gone_after_the_next_start(alone: Path, tmp_path: Path):
     args = training(tmp_path / "out", batch_size=8)
     assert run(*faulty(args, "cut:torch.save:2"), check=False).returncode == -signal.SIGKILL
@@ -231,6 +236,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_where_the_newest_is_damaged(alon
 # Disks
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_all_ranks_and_keeps_the_last_checkpoint(together: Path, tmp_path: Path):
     out = tmp_path / "out"
     two_ranks(training(out, steps=STEPS))
@@ -248,7 +254,7 @@ def test_a_full_disk_ends_all_ranks_and_keeps_the_last_checkpoint(together: Path
     assert_same_end(together, out)
 
 
-@pytest.mark.parametrize("kind", ["ENOSPC", "EROFS"])
+@pytest.mark.parametrize("kind", ["ENOSPC", pytest.param("EROFS", marks=pytest.mark.slow)])
 def test_a_folder_that_can_no_longer_be_written_to(tmp_path: Path, kind: str):
     out = tmp_path / "out"
     run(*training(out, batch_size=8, steps=5))
@@ -288,7 +294,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_warned_of(table: Path, tmp_p
 # Predicting
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("number", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4))])
 def test_predicting_that_is_killed_goes_on_and_gives_the_same_file(tmp_path: Path, number: int):
     model = save_tiny_model(tmp_path / "model")
     table = write_table(tmp_path / "table.csv", copies=4)

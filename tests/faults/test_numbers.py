@@ -105,6 +105,7 @@ def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(table: Path, tmp_pa
     assert logged(tmp_path / "two", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_too_many_skipped_steps_end_the_run_at_its_last_good_checkpoint(table: Path, tmp_path: Path):
     out = tmp_path / "out"
     extra = ("--batch-size", 4, "--max-steps", 20, "--save-interval", 2, "--max-skipped-steps", 3)

@@ -44,7 +44,7 @@ from histocoder.checkpoints.training_state import list_checkpoints
 # A killed rank
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_rank_ends_the_other_and_the_rerun_ends_as_if_nothing_had_been(
     together: Path, tmp_path: Path, victim: int
 ):
@@ -78,6 +78,7 @@ def test_a_rank_of_torchrun_killed_at_random_steps(together: Path, tmp_path: Pat
         assert_same_end(together, out)
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(together: Path, tmp_path: Path):
     with Torchrun([*training(tmp_path / "out"), "--resume", "never"], "--max-restarts=3") as job:
         job.wait_for_step(12)
@@ -146,6 +147,7 @@ def test_changed_labels_are_refused(tmp_path: Path):
     assert refused.returncode == 2 and re.search(r"data to train on +64 rows \(\w+\) +64 rows", refused.stderr)
 
 
+@pytest.mark.slow
 def test_changed_columns_are_refused_where_a_checkpoint_knows_of_them(tmp_path: Path):
     table = write_table(tmp_path / "t.csv", two_codes=True)
     header, *rows = table.read_text().splitlines()
@@ -169,7 +171,9 @@ def marker(out: Path) -> dict[str, object]:
     return json.loads((out / "interrupted.json").read_text())
 
 
-@pytest.mark.parametrize(("signum", "rank"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(
+    ("signum", "rank"), [(signal.SIGUSR1, 1), pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_one_rank_stops_all_at_one_step(together: Path, tmp_path: Path, signum: int, rank: int):
     args = training(tmp_path / "out")
     with ranks(args, args) as started:
@@ -187,6 +191,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(together: Path, tmp_path: Pa
     assert_same_end(together, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_signal_stops_a_run_of_one_step_an_epoch(tmp_path: Path):
     args = finetune(write_table(tmp_path / "table.csv"), tmp_path / "out", "--batch-size", 29, "--num-epochs", 2000)
     with ranks(args, args) as started:
@@ -198,7 +203,7 @@ def test_a_signal_stops_a_run_of_one_step_an_epoch(tmp_path: Path):
     assert marker(tmp_path / "out")["step"] == step < 2000
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_signal_before_training_is_marked_as_well(tmp_path: Path, rank: int):
     slow = faulty(training(tmp_path / "out"), "sleep:histocoder.data.prepare.screen:1:4")
     with ranks(slow, slow) as started:
@@ -291,6 +296,7 @@ def test_a_rank_0_of_torchrun_that_hangs_is_named(tmp_path: Path):
     assert "rank 0 has given no sign of life" in job.output
 
 
+@pytest.mark.slow
 def test_workers_whose_launcher_is_killed_end_themselves(tmp_path: Path):
     loaders = ("--num-workers", 1, "--persistent-workers")
     with Torchrun(training(tmp_path / "out", *loaders, steps=10**6)) as job:

@@ -35,7 +35,10 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("worker", "sent", "what"),
-    [(1, "SIGKILL", "was killed, perhaps for want of memory"), (1, "SIGSTOP", "has given no batch for 3 s")],
+    [
+        (1, "SIGKILL", "was killed, perhaps for want of memory"),
+        pytest.param(1, "SIGSTOP", "has given no batch for 3 s", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.slow), ("--persistent-workers",)])
 def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, sent: str, what: str, persistent):

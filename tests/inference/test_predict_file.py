@@ -227,7 +227,8 @@ def test_the_bar_moves_with_each_batch(model: Path, tmp_path: Path, monkeypatch:
     assert 100 in moments and moments[-1] == 120
 
 
-@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: Path, suffix: str):
     write_archive(tmp_path / "in.csv", 3000)
     source = tmp_path / "in.csv"
@@ -363,6 +364,7 @@ def test_standard_streams_as_files(model: Path, tmp_path: Path, monkeypatch: pyt
     assert written.getvalue() == (tmp_path / "out.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path):
     frame = write_archive(tmp_path / "in.csv", 200)
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--output")

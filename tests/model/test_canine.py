@@ -46,7 +46,7 @@ def test_it_agrees_with_transformers_at_every_position(width: int):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("longest", range(2, 62))
+@pytest.mark.parametrize("longest", [*range(2, 18), 31, 32, 33, 34, 60, 61])
 def test_a_trimmed_batch_is_encoded_as_transformers_encode_a_padded_one(longest: int):
     (model, own), lengths = both(), [longest, max(longest - 3, 2)]
     ids = some_ids(lengths, 64)

@@ -193,6 +193,7 @@ def test_weights_kept_in_another_precision_are_trained_in_fp32(encoder: Path, tm
     assert {p.dtype for p in (*model.parameters(), *again.parameters())} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["bert", "byt5"], indirect=True)
 def test_compiled_it_gives_the_same(encoder: Path, monkeypatch: pytest.MonkeyPatch):
     torch._dynamo.reset()
@@ -328,6 +329,7 @@ def test_a_checkpoint_s_sums_are_of_its_tokenizer_too(table: Path, tmp_path: Pat
         verify_checkpoint(checkpoint)
 
 
+@pytest.mark.slow
 def test_weights_that_nothing_depends_on_are_frozen(table: Path, tmp_path: Path):
     longformer = save_pretrained("longformer", tmp_path / "longformer")
     args = training(table, tmp_path / "out", longformer)

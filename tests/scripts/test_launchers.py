@@ -46,6 +46,7 @@ def assert_same_course(one: Path, two: Path) -> None:
     assert_same_weights(one, two, tolerance=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     [
@@ -133,6 +134,7 @@ def test_launch_training_counts_gpus(
         assert launched == "all threads, rank 0"
 
 
+@pytest.mark.slow
 def test_one_process_of_launch_training_counts_as_launched(tmp_path: Path):
     args = finetune(tmp_path / "none.csv", tmp_path / "out", "--distributed", "--device", "cpu")
     result = shell(LAUNCH, 1, *args, PYTHON=sys.executable)
@@ -270,6 +272,7 @@ def stop(cluster: Cluster, args: list[str], signum: int, *, step: int) -> int:
         return job.wait(DEADLINE)
 
 
+@pytest.mark.slow
 def test_a_slurm_job_goes_back_into_the_queue_and_ends_as_if_it_had_not_been_stopped(together: Path, tmp_path: Path):
     cluster, args = Cluster(tmp_path / "slurm"), training(tmp_path / "out")
     assert stop(cluster, args, signal.SIGUSR1, step=9) == 128 + signal.SIGUSR1, cluster.log

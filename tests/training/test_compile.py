@@ -43,6 +43,7 @@ def data(tmp_path: Path) -> OccupationDataset:
     return dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",), noise=True)
 
 
+@pytest.mark.slow
 def test_three_graphs_serve_all_lengths_and_batches(
     data: OccupationDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -62,6 +63,7 @@ def test_three_graphs_serve_all_lengths_and_batches(
     assert num_graphs() == 6  # the same without gradients
 
 
+@pytest.mark.slow
 def test_training_compiled_gives_the_losses_of_training(
     data: OccupationDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -83,6 +83,7 @@ def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     assert files["model.safetensors"].is_relative_to(out)  # not in the user's home
 
 
+@pytest.mark.slow
 def test_an_artifact_predicts_without_the_folder_that_it_comes_from(table: Path, tmp_path: Path):
     encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 32)
     extra = ("--batch-size", 8, "--max-steps", 1, "--log-wandb", "--wandb-artifact")
@@ -101,6 +102,7 @@ def test_the_name_of_a_run():
     assert run_name("/models/my-encoder/", "psti", world_size=1) == "my-encoder_psti_gpu1"
 
 
+@pytest.mark.slow
 def test_two_ranks_show_what_one_process_shows(table: Path, tmp_path: Path):
     extra = ("--max-steps", 6, "--eval-interval", 3, "--log-interval", 2, "--log-tensorboard")
     run(*finetune(table, tmp_path / "one", "--batch-size", 8, *extra))

@@ -97,6 +97,7 @@ def test_training_on_kept_encodings_is_training(
     assert not torch.equal(weights["linear_decoder.weight"], tiny_model(num_blocks=1).linear_decoder.weight)
 
 
+@pytest.mark.slow
 def test_another_encoder_or_a_file_cut_short_is_encoded_anew(folder: Path, encoded: list[int]):
     fit(folder)
     kept, _ = (folder / "cache").glob("*/encodings-*/memory")

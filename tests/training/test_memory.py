@@ -185,6 +185,7 @@ def test_sums_of_gradients_take_room(monkeypatch: pytest.MonkeyPatch):
     assert rooms[0] - rooms[1] == 4 * sum(p.numel() for p in tiny_model().parameters())
 
 
+@pytest.mark.slow
 def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Path, tmp_path: Path):
     args = (*STEPS, "--augmentation-prob", 0.5)
     output = run(*finetune(table, tmp_path / "auto", *args, "--auto-batch-size")).stdout
@@ -215,6 +216,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_all_ranks_take_what_fits_on_each(table: Path, tmp_path: Path):
     ended = two_ranks(["-c", UNEQUAL, *finetune(table, tmp_path / "out", "--max-steps", 2, "--auto-batch-size")])
     assert "Batches of 4 rows fit" in ended[0].stdout and "4 × 2 processes = 8 rows a step" in ended[0].stdout

@@ -32,6 +32,7 @@ def test_a_profile_of_some_steps_changes_nothing_else(alone: Path, tmp_path: Pat
     assert not (out / "profile").exists()
 
 
+@pytest.mark.slow
 def test_rank_0_is_profiled(together: Path, tmp_path: Path):
     first, other = two_ranks(training(tmp_path / "out", "--profile", 1))
     assert traced_steps(tmp_path / "out") == ["ProfilerStep#5"]
@@ -39,6 +40,7 @@ def test_rank_0_is_profiled(together: Path, tmp_path: Path):
     assert_same_end(together, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_gradients_are_exchanged_once_a_step_however_many_batches_accumulate(tmp_path: Path):
     counts = []
     for parts in (1, 3):
@@ -48,6 +50,7 @@ def test_gradients_are_exchanged_once_a_step_however_many_batches_accumulate(tmp
     assert counts[0] == counts[1] >= 4  # of gradients, and whether to stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "said"), [(4, "no step was profiled"), (6, "The profile of 1 step is")])
 def test_a_run_that_ends_before(tmp_path: Path, steps: int, said: str):
     assert said in run(*training(tmp_path / "out", "--profile", 9, batch_size=8, steps=steps)).stdout

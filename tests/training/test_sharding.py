@@ -91,6 +91,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_encoders_that_checkpointing_does_not_go_with_are_named(table: Path, tmp_path: Path):
     encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 64)
     args = finetune(table, tmp_path / "out", *encoder, "--batch-size", 8, "--gradient-checkpointing")
@@ -99,6 +100,7 @@ def test_encoders_that_checkpointing_does_not_go_with_are_named(table: Path, tmp
     assert "Traceback" not in ended.stderr and not (tmp_path / "out" / "args.yaml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [(), ("--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0)])
 def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, frozen: tuple[object, ...]):
     args = (*STEPS, "--max-steps", 4, "--batch-size", 8, "--dropout", 0.1, *(frozen or ("--freeze-encoder",)))
@@ -111,9 +113,9 @@ def test_checkpointing_goes_with_a_frozen_encoder(data: Path, tmp_path: Path, fr
     ("flags", "tolerance"),
     [
         (ZERO, 1e-6),
-        (("--ddp-comm-hook", "fp16"), 1e-4),
-        (("--fsdp", "full_shard", "--gradient-checkpointing"), 1e-6),
-        (("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6),
+        pytest.param(("--ddp-comm-hook", "fp16"), 1e-4, marks=pytest.mark.slow),
+        pytest.param(("--fsdp", "full_shard", "--gradient-checkpointing"), 1e-6, marks=pytest.mark.slow),
+        pytest.param(("--fsdp", "shard_grad_op", "--fsdp-min-num-params", "3e4"), 1e-6, marks=pytest.mark.slow),
         pytest.param(("--fsdp", "full_shard", "--fsdp-reduce-dtype", "bf16"), 1e-3, marks=pytest.mark.slow),
         (("--fsdp", "full_shard", "--batch-size", 2, "--gradient-accumulation-steps", 3), 1e-6),
     ],
@@ -156,6 +158,7 @@ distributed.stop()
 """
 
 
+@pytest.mark.slow
 def test_gradients_that_are_too_small_or_large_for_fp16_are_not_lost_in_it():
     for one in two_ranks(["-c", MANY_CLASSES]):
         *losses, (_, finite) = [line.split() for line in one.stdout.splitlines()]
@@ -175,6 +178,7 @@ def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @slow_in_bf16
 def test_shares_in_bf16_come_near_what_one_process_does_in_bf16(alone: Path, data: Path, tmp_path: Path):
     args = (*STEPS, "--precision", "bf16")
@@ -206,9 +210,8 @@ def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
         assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "precision"), [("xlm-r", "bf16"), pytest.param("byt5", "fp32", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "precision"), [("xlm-r", "bf16"), ("byt5", "fp32")])
 def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: str, precision: str):
     encoder = ("--encoder", save_pretrained(kind, tmp_path / kind), "--precision", precision)
     args = (*encoder, "--max-len", 64, "--max-steps", 4, "--eval-interval", 2, "--share-val", 0.08)
@@ -222,6 +225,7 @@ def test_other_encoders_are_shared_out_too(table: Path, tmp_path: Path, kind: st
     run("-m", "histocoder", "predict", "--model", tmp_path / "two", "farmer")
 
 
+@pytest.mark.slow
 def test_frozen_encoders_are_shared_out_too(data: Path, tmp_path: Path):
     extra = (*STEPS, "--freeze-encoder", "--max-steps", 4)
     for noise in (
@@ -265,14 +269,12 @@ def test_each_of_two_ranks_holds_half(
         assert own == pytest.approx(weights * total, rel=0.05) and state == pytest.approx(2 * moments * total, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ways",
     [
         ((2, ZERO), (3, SHARDED), (1, ())),
-        pytest.param(
-            ((3, ZERO), (2, ("--fsdp", "shard_grad_op")), (3, SHARDED), (2, ZERO), (1, SHARDED), (1, ()), (2, ZERO)),
-            marks=pytest.mark.slow,
-        ),
+        ((3, ZERO), (2, ("--fsdp", "shard_grad_op")), (3, SHARDED), (2, ZERO), (1, SHARDED), (1, ()), (2, ZERO)),
     ],
 )
 def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
@@ -426,6 +428,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: Path, tmp_path: Path):
     args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 4, "--batch-size", 6, "--fsdp", "full_shard")
     for one in two_ranks(["-c", OVERFLOWING, *args]):
