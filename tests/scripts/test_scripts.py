@@ -70,6 +70,7 @@ def test_the_report_of_a_run(table: Path, tmp_path: Path):
     assert (tmp_path / "evaluation" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "a", "--batch-size", 8, "--max-steps", 4, "--augmentation-prob", 0.5))
     args = yaml.safe_load((tmp_path / "a" / "args.yaml").read_text())
@@ -78,6 +79,7 @@ def test_args_yaml_repeats_a_run(table: Path, tmp_path: Path):
     assert_same_weights(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_under_two_ranks(table: Path, tmp_path: Path):
     extra = ("--freeze-encoder", "--eval-interval", 3, "--augmentation-prob", 0, "--unk-lang-prob", 0)
     run(*finetune(table, tmp_path / "one", *extra, "--batch-size", 8, "--max-steps", 6))
@@ -130,6 +132,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Pat
         assert logged(tmp_path / "whole", column) == logged(tmp_path / "parts", column), column
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
     table = write_table(tmp_path / "t.csv", copies=2)
     extra = ("--batch-size", 4, "--max-steps", 25, "--dropout", 0.1)
@@ -168,6 +171,7 @@ def test_going_on_from_an_older_checkpoint_drops_the_newer(table: Path, tmp_path
     assert "resume" not in yaml.safe_load((out / "args.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_what_was_best_elsewhere_is_not_what_is_best_here(table: Path, tmp_path: Path):
     extra = ("--batch-size", 8, "--save-interval", 2, "--eval-interval", 2, "--max-steps", 4)
     first = tmp_path / "first"
@@ -343,6 +347,7 @@ def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
             assert torch.equal(published[name], tensor)
 
 
+@pytest.mark.slow
 def test_wandb_offline_keeps_its_run_and_what_nobody_asked_for_is_not_imported(table: Path, tmp_path: Path):
     extra = ("--batch-size", 8, "--max-steps", 2, "--log-wandb", "--run-name", "a name")
     run(*finetune(table, tmp_path / "out", *extra), fresh=True)

@@ -143,7 +143,13 @@ def test_the_loader_merges(tmp_path: Path):
     assert [len(batch.rows) for batch in batches] == [16] and batches[0].counts.sum() == 60
 
 
-@pytest.mark.parametrize("script", ["finetune.py", "train_mixer.py", "-m histocoder doctor"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "finetune.py",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("train_mixer.py", "-m histocoder doctor")),
+    ],
+)
 def test_threads_that_wait_soon_sleep(script: str):
     env = environment(OMP_DISPLAY_ENV="VERBOSE")  # OpenMP prints how it waits, when torch is imported
     env.pop("GOMP_SPINCOUNT", None)
