@@ -182,9 +182,11 @@ def fit_experts(
     return f"Exactly right of distinct validation rows, in %: {shares}. Predicting is in mode {best} from now on."
 
 
-def replace_linear_expert(folder: Path, expert: LinearExpert) -> None:
-    """Give a model in a folder a linear expert that was fitted to validation data as well."""
+def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:
+    """Give a model in a folder the weights and the linear expert that were fitted to validation data as well."""
     model = load_model(folder)
+    model.linear_expert = None
+    model.load_state_dict(weights)
     _set_linear_expert(model, expert)
     model.config = replace(model.config, fitted_to_validation=True)
     _save(folder, model)
