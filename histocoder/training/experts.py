@@ -91,9 +91,9 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     Parameters
     ----------
     votes : sequence of dict
-        By batch, `Votes.by_expert` for the first code.
-    is_true : sequence of Tensor of bool, of shape (B, K)
-        Which candidates are true; rows without any are left out.
+        See `Coder.votes`, likewise below.
+    is_true : sequence of Tensor of bool
+        Rows without any true candidate are left out.
 
     Returns
     -------
@@ -104,12 +104,12 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     names = list(votes[0])
     scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).double() for vote in votes])
     truth = torch.cat(list(is_true))
-    real = truth.any(1)
-    scores, truth = scores[real], truth[real]
+    finite = scores.isfinite().all(-1)
+    real = (truth & finite).any(1)
+    scores, truth, finite = scores[real], truth[real] & finite[real], finite[real]
     usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64)
     if not len(scores):
         return dict(zip(names, usual.tolist(), strict=True))
-    finite = scores.isfinite().all(-1)
     scores = scores.masked_fill(~finite[..., None], 0.0)
     raw = usual.sqrt().requires_grad_()
     optimizer = torch.optim.LBFGS([raw], max_iter=100, line_search_fn="strong_wolfe")
