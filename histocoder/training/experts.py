@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,9 @@ def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExper
     buckets, column = np.unique(bucket, return_inverse=True)
     counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
     tfidf = TfidfTransformer(sublinear_tf=True)
-    machine = LinearSVC(tol=0.1).fit(tfidf.fit_transform(counts)[rows], class_ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
+        machine = LinearSVC(tol=0.1).fit(tfidf.fit_transform(counts)[rows], class_ids)
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
