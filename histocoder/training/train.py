@@ -274,7 +274,7 @@ def refit(
     args: argparse.Namespace, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, *, folder: Path
 ) -> None:
     """Fit the best model to the validation data as well, now that these have served; all processes call this."""
-    best, data = folder / BEST_FOLDER, trainer.train_data
+    best = folder / BEST_FOLDER
     files = replace(train_files, paths=train_files.paths + val_files.paths)
     arrays = open_data(args, [train_files, val_files, files], folder, trainer.model.tokenizer)[-1]
     data = trainer.train_data.of(arrays, augmenter=augmenter_of(args, arrays))

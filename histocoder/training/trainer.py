@@ -6,7 +6,7 @@ import itertools
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -337,18 +337,17 @@ class Trainer:
         total_steps = max(sum(map(sampler.num_batches, range(_REFIT_EPOCHS))), _MIN_REFIT_STEPS)
         self.learner.begin_again(weights, share=_REFIT_RATE, total_steps=total_steps)
         self.model.train()
-        progress, step = Progress(total_steps, show=distributed.is_primary()), 0
-        with loader.naming_workers():
+        progress = Progress(total_steps, show=distributed.is_primary())
+
+        def steps() -> Iterator[tuple[Batch, ...]]:
             for epoch in itertools.count():
                 sampler.set_position(epoch, 0)
-                for parts in zip(*[iter(loader)] * self.config.gradient_accumulation_steps, strict=True):
-                    self.train_step(parts)
-                    progress.advance()
-                    step += 1
-                    if step == total_steps:
-                        break
-                if step == total_steps:
-                    break
+                yield from zip(*[iter(loader)] * self.config.gradient_accumulation_steps, strict=True)
+
+        with loader.naming_workers():
+            for parts in itertools.islice(steps(), total_steps):
+                self.train_step(parts)
+                progress.advance()
         progress.close()
 
     def card(self) -> str:
