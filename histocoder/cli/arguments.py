@@ -333,6 +333,11 @@ def _add_saving_arguments(parser: Parser, save_interval: int) -> None:
         action="store_true",
         help="fit no linear expert and no combination of experts, at the end; the mode to predict in stays greedy",
     )
+    group.add_argument(
+        "--no-refit",
+        action="store_true",
+        help="do not let best/ learn from the validation data too, at the end, once it is measured on them",
+    )
     group.add_argument("--log-tensorboard", action="store_true", help="log to TensorBoard as well, in tensorboard/")
     group.add_argument("--log-wandb", action="store_true", help="log to Weights & Biases as well")
     group.add_argument(

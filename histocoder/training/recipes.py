@@ -57,7 +57,7 @@ RECIPES = {
         encoder_learning_rate=None,
         table_learning_rate=3e-3,
         batch_size=64,
-        num_epochs=8,
+        num_epochs=6,
         min_steps=600,
         warmup_pct=0.05,
         flat_loss="softmax",
@@ -144,8 +144,12 @@ def fill_in(args: argparse.Namespace) -> None:
 
     A model that is continued goes on being read and trained as it was, and its folder is the encoder that is named.
     """
+    from histocoder.checkpoints.model_files import is_own_model
+
     recipe = asdict(RECIPES[kind_of_start(args)])
     own = _own_config(args.initial_checkpoint)
+    if own is not None and own.fitted_to_validation and is_own_model(Path(args.initial_checkpoint).parent):
+        args.initial_checkpoint = str(Path(args.initial_checkpoint).parent)  # which has not seen validation data
     if own is not None:
         args.encoder = args.initial_checkpoint
         names = ("text_normalization",) if args.only_encoder else ("flat_loss", "pooling", "text_normalization")
