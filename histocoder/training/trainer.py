@@ -131,7 +131,7 @@ class Trainer:
             use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
         profiler = Profiler(
-            self.config.profile_steps, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
+            self.config.profile, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
         )
         with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
             while self.state.step < self.total_steps and not self.is_over:
