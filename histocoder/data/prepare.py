@@ -116,7 +116,7 @@ def prepare(
 
 
 def _record(config: PrepareConfig) -> dict[str, Any]:
-    names = {setting.name for setting in settings_of(PrepareConfig)} - _NOT_OF_THE_DATA
+    names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
     settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
     settings |= {"target_cols": list(config.target_cols), "key": fingerprint(config.key) if config.key else None}
     if config.corrections:
