@@ -33,6 +33,7 @@ TINY = (
     "fp32",
     "--no-report",
     "--no-experts",
+    "--no-refit",
 )
 STEPS = 24
 MEASURED = {"samples_per_sec", "gpu_memory_gb"}

@@ -150,7 +150,7 @@ def _devices() -> Finding:
     if torch.backends.mps.is_available():
         return Finding(OK, "devices", f"{name}, and the GPU of this Mac")
     if shutil.which("nvidia-smi") is None:
-        why = "No GPU: pretrained encoders are slow to train here; --encoder small takes minutes."
+        why = "No GPU: pretrained encoders are slow to train here; --encoder ngram takes minutes."
     elif torch.version.cuda is None:
         why = "There is a driver for NVIDIA GPUs, but this torch is built without CUDA: install one that is."
     else:
@@ -190,7 +190,7 @@ def _memory() -> Finding:
         return Finding(NOTE, "memory", "unknown here")
     if size < 2 * _TRAINING_BYTES:
         what = (
-            f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch: lower --batch-size, or --encoder small."
+            f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch: lower --batch-size, or --encoder ngram."
         )
         return Finding(NOTE, "memory", _gb(size), what)
     return Finding(OK, "memory", _gb(size))
@@ -219,7 +219,7 @@ def _disk(folder: Path) -> Finding:
         return Finding(PROBLEM, "disk", f"{folder} can't be written to", str(error))
     free = shutil.disk_usage(there).free
     if free < _RUN_BYTES:
-        what = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder small takes little."
+        what = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder ngram takes little."
         return Finding(NOTE, "disk", f"{_gb(free)} free in {there}", what)
     return Finding(OK, "disk", f"{_gb(free)} free in {there}")
 
@@ -228,7 +228,7 @@ def _hub() -> Finding:
     if hub_answers():
         return Finding(OK, "hub", "the Hugging Face hub can be reached")
     offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "it can't be reached"
-    what = "Pretrained encoders come from folders (--encoder PATH), or there is --encoder small."
+    what = "Pretrained encoders come from folders (--encoder PATH), or there is --encoder ngram."
     return Finding(NOTE, "hub", f"the Hugging Face hub: {offline}", what)
 
 

@@ -105,7 +105,7 @@ class ModelConfig:
     num_linear_features: int = 0
     """N-grams of the linear expert; 0: there is none."""
     fitted_to_validation: bool = False
-    """Whether the linear expert has learned from the validation data as well, as it does once all is measured."""
+    """Whether the model has learned from the validation data as well, once all was measured on them."""
     thresholds: dict[str, float] = field(default_factory=dict)
     """By language, the probability from which the flat head's classes count; `ALL_LANGUAGES` for all others."""
 

@@ -401,6 +401,9 @@ class SavingConfig(Settings):
     no_experts: bool = free(
         False, "fit no linear expert and no combination of experts, at the end; the mode to predict in stays greedy"
     )
+    no_refit: bool = free(
+        False, "do not let best/ learn from the validation data too, at the end, once it is measured on them"
+    )
     log_tensorboard: bool = free(False, "log to TensorBoard as well, in tensorboard/")
     log_wandb: bool = free(False, "log to Weights & Biases as well")
     wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,6 +124,7 @@ class OccupationDataset(Dataset):
         pad_to: int | None = None,
     ) -> None:
         self.arrays = arrays
+        self._formatter, self._classes = formatter, classes
         self._blocks = _block_table(arrays.code_table, formatter)
         self._class_ids = _class_table(arrays.code_table, classes)
         self._max_len, self._pad_to = max_len, pad_to
@@ -132,6 +134,11 @@ class OccupationDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self.arrays)
+
+    def of(self, arrays: ExampleArrays, *, augmenter: Augmenter | None) -> OccupationDataset:
+        """Other rows in the same form."""
+        form: dict[str, Any] = {"formatter": self._formatter, "classes": self._classes}
+        return OccupationDataset(arrays, **form, max_len=self._max_len, augmenter=augmenter, pad_to=self._pad_to)
 
     @property
     def is_noisy(self) -> bool:

@@ -85,8 +85,8 @@ def comparison(metrics: Metrics) -> list[str]:
         lines.append(found["notice"])
     if other["difference"]["texts"]["mean"] < 0:
         lines.append(
-            "A simple method does better than this model. Try more epochs (--num-epochs), --encoder ngram, or more "
-            "training data."
+            "A simple method does better than this model. Try more epochs (--num-epochs), another encoder (--encoder), "
+            "or more training data."
         )
     return lines
 

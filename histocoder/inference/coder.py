@@ -380,7 +380,7 @@ class Coder:
     def votes(
         self, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame, *, batch_size: int = 256
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """What the experts think of each description's first code, batch by batch.
+        """What the experts think of each description's first code, and of its second one, batch by batch.
 
         Parameters
         ----------
@@ -390,20 +390,38 @@ class Coder:
 
         Yields
         ------
-        votes : dict of str to Tensor of shape (B, K)
-            By expert, the logarithms of the candidates' probabilities.
-        is_true : Tensor of bool, of shape (B, K)
-            Which candidates are among the true codes.
+        votes : dict of str to Tensor of shape (B, K + 1)
+            By expert, the logarithms of the candidates' probabilities; the last candidate is that there is no further
+            code.
+        is_true : Tensor of bool, of shape (B, K + 1)
+            Which candidates are true. Of second codes, only those of rows whose first one is among the candidates.
         """
         place = {code: i for i, code in enumerate(self.codes)}
         true = np.array([[place.get(code, -1) for code in column] for column in codes.to_numpy(dtype=object)])
         table = pd.DataFrame({"text": list(texts), "lang": _known_langs(langs, self.model.config.languages)})
         for rows, ids, characters in self._batches(table, batch_size):
             memory, pooled, memory_mask = self._encode(ids)
-            votes = self._combined_search(memory, pooled, memory_mask, characters).votes(0)
+            search = self._combined_search(memory, pooled, memory_mask, characters)
+            votes = search.votes(0)
             of_rows = torch.from_numpy(true[rows]).to(votes.candidates.device)
             is_true = (votes.candidates[:, :, None] == of_rows[:, None]).any(-1)
-            yield {name: vote.clone() for name, vote in votes.by_expert.items()}, is_true
+            names = list(votes.by_expert)
+            yield (
+                {name: F.pad(votes.by_expert[name], (0, 1), value=-torch.inf) for name in names},
+                F.pad(is_true, (0, 1)),
+            )
+            if self.formatter.num_blocks == 1:
+                continue
+            first, has_true = is_true.int().argmax(1), is_true.any(1)
+            search.choose(first, has_true)
+            votes = search.votes(1)
+            rest = (is_true & votes.by_expert[names[0]].isfinite()).masked_fill(~has_true[:, None], value=False)
+            is_last = has_true & (of_rows >= 0).sum(1).eq(1)
+            stop = {name: votes.stop[name][:, None] for name in names}
+            yield (
+                {name: torch.cat([votes.by_expert[name], stop[name]], 1) for name in names},
+                torch.cat([rest, is_last[:, None]], 1),
+            )
 
     def _code_trie(self) -> CodeTrie:
         if self._trie is None:

@@ -70,7 +70,7 @@ def load_occcanine(
             "of another kind (--formatter), or of characters of its own, which chars.json in its folder would list."
         )
     config = ModelConfig(
-        encoder=encoder_config or {},
+        encoder=(encoder_config or {}).get("encoder", encoder_config or {}),  # a model's own config.json has it within
         formatter=system.to_config(),
         vocab_size=num_tokens,
         codes=(found := _key_of(path, key, own_codes)).codes,
@@ -121,9 +121,14 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
     Raises
     ------
     UserError
-        Where the folder holds no model, or the file can't be written.
+        Where the folder holds no model, or one that OccCANINE has no form for, or the file can't be written.
     """
     model = load_model(Path(folder))
     if not is_canine(model.config.encoder):
         raise UserError(f"OccCANINE has no form for the model in {folder}, whose encoder is no CANINE.")
+    if model.config.decoder_prior:
+        raise UserError(
+            f"The decoder in {folder} starts from the flat head's beliefs, which OccCANINE's does not. Train with "
+            "--save-format occcanine or --recipe reference for a model in its form."
+        )
     save_published(Path(path), model.config, model.state_dict(), step=0)

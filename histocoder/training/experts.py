@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,9 @@ def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExper
     buckets, column = np.unique(bucket, return_inverse=True)
     counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
     tfidf = TfidfTransformer(sublinear_tf=True)
-    machine = LinearSVC(tol=0.1).fit(tfidf.fit_transform(counts)[rows], class_ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
+        machine = LinearSVC(tol=0.1).fit(tfidf.fit_transform(counts)[rows], class_ids)
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
@@ -91,9 +94,9 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     Parameters
     ----------
     votes : sequence of dict
-        By batch, `Votes.by_expert` for the first code.
-    is_true : sequence of Tensor of bool, of shape (B, K)
-        Which candidates are true; rows without any are left out.
+        See `Coder.votes`, likewise below.
+    is_true : sequence of Tensor of bool
+        Rows without any true candidate are left out.
 
     Returns
     -------
@@ -104,12 +107,12 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     names = list(votes[0])
     scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).double() for vote in votes])
     truth = torch.cat(list(is_true))
-    real = truth.any(1)
-    scores, truth = scores[real], truth[real]
+    finite = scores.isfinite().all(-1)
+    real = (truth & finite).any(1)
+    scores, truth, finite = scores[real], truth[real] & finite[real], finite[real]
     usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64)
     if not len(scores):
         return dict(zip(names, usual.tolist(), strict=True))
-    finite = scores.isfinite().all(-1)
     scores = scores.masked_fill(~finite[..., None], 0.0)
     raw = usual.sqrt().requires_grad_()
     optimizer = torch.optim.LBFGS([raw], max_iter=100, line_search_fn="strong_wolfe")
@@ -182,9 +185,11 @@ def fit_experts(
     return f"Exactly right of distinct validation rows, in %: {shares}. Predicting is in mode {best} from now on."
 
 
-def replace_linear_expert(folder: Path, expert: LinearExpert) -> None:
-    """Give a model in a folder a linear expert that was fitted to validation data as well."""
+def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:
+    """Give a model in a folder the weights and the linear expert that were fitted to validation data as well."""
     model = load_model(folder)
+    model.linear_expert = None
+    model.load_state_dict(weights)
     _set_linear_expert(model, expert)
     model.config = replace(model.config, fitted_to_validation=True)
     _save(folder, model)

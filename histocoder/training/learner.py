@@ -115,6 +115,15 @@ class Learner:
         weights, optimizer = self.strategy.state(self.model, self.optimizer, into=into)
         return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
 
+    def begin_again(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
+        """Train on from some weights, whole on every process, from a share of the peak learning rate down to 0."""
+        self.strategy.load(self.model, weights)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        self.scheduler = LambdaLR(
+            self.optimizer, lambda step: share * linear_schedule(step, warmup_steps=0, total_steps=total_steps)
+        )
+
     def restore(self, state: LearnerState) -> None:
         """Go back to a state, whole on every process."""
         self.strategy.load(self.model, state.weights)

@@ -49,7 +49,7 @@ _NEW_HEADS = Recipe(
 )
 RECIPES = {
     "reference": Recipe(),
-    "ngram": replace(_NEW_HEADS, table_learning_rate=3e-3, text_normalization="lower"),
+    "ngram": replace(_NEW_HEADS, num_epochs=6, table_learning_rate=3e-3, text_normalization="lower"),
     "scratch": replace(_NEW_HEADS, num_epochs=15, min_steps=1000, augmentation_prob=0.3),
     "pretrained": replace(_NEW_HEADS, encoder_learning_rate=1e-4, warmup_pct=0.1, pooling="mean"),
     "frozen": replace(_NEW_HEADS, num_epochs=30, min_steps=2000, pooling="mean", unk_lang_prob=0.0),
@@ -83,7 +83,10 @@ def fill_in(config: _Config) -> _Config:
     recipe = asdict(RECIPES[kind_of_start(config)])
     own = _own_config(config.initial_checkpoint)
     if own is not None:
-        config = replace(config, encoder=str(config.initial_checkpoint))
+        path = Path(str(config.initial_checkpoint))
+        if own.fitted_to_validation and is_own_model(path.parent):
+            path = path.parent  # which has not seen validation data
+        config = replace(config, initial_checkpoint=str(path), encoder=str(path))
         names = ("text_normalization",) if config.only_encoder else ("flat_loss", "pooling", "text_normalization")
         recipe |= {name: getattr(own, name) for name in names}
     if config.learning_rate is not None:  # one that is given is that of all weights

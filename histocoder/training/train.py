@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE
+from histocoder.checkpoints.model_files import CONFIG_FILE, initial_weights, read_model_config
 from histocoder.checkpoints.resume import (
     BATCH_SETTINGS,
     mark_begun,
@@ -63,6 +63,8 @@ from histocoder.training.settings import check_machine, what_to_agree_on
 from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker
 from histocoder.training.trainer import Trainer, check_batch_size
 
+REFIT_ROWS = 100_000
+"""Rows up to which a model is fitted to its validation data as well, in the end."""
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
 
@@ -223,8 +225,8 @@ def _finish(
             lambda: report(folder, train_files, val_files, len(trainer.val_data), device, config.precision),
             doing="writing the report",
         )
-    if not config.no_experts:
-        distributed.run_on_primary(lambda: refit(folder, trainer), doing="fitting the linear expert to all rows")
+    if _refits(config, trainer, folder):
+        refit(config, trainer, train_files, val_files, folder=folder)
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
 
 
@@ -289,20 +291,42 @@ def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: tor
     expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
     examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
     fit_experts(folder, expert, examples, device, precision)
-    say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, device, precision)}")
+    if not read_model_config(folder / BEST_FOLDER).fitted_to_validation:  # else a run before has done all
+        say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, device, precision)}")
 
 
-def refit(folder: Path, trainer: Trainer) -> None:
-    """Fit the linear expert once more, to the validation data as well, now that these have served; rank 0's part."""
-    from histocoder.training.experts import fit_linear_expert, replace_linear_expert
+def _refits(config: RunConfig, trainer: Trainer, folder: Path) -> bool:
+    """Whether the best model is to learn from the validation data as well: where rows are few, each tells."""
+    num_rows = len(trainer.train_data) + len(trainer.val_data)
+    if config.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
+        return False
+    return not read_model_config(folder / BEST_FOLDER).fitted_to_validation
 
-    data = trainer.train_data, trainer.val_data
-    expert = fit_linear_expert(*data, num_classes=trainer.model.config.num_classes)
-    if expert is None:
-        return
-    for model in (folder, folder / BEST_FOLDER):
-        replace_linear_expert(model, expert)
-    say(f"The linear expert is fitted to all {sum(map(len, data)):,} rows now, validation rows included.")
+
+def refit(
+    config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, *, folder: Path
+) -> None:
+    """Fit the best model to the validation data as well, now that these have served; all processes call this."""
+    best = folder / BEST_FOLDER
+    files = replace(train_files, paths=train_files.paths + val_files.paths)
+    arrays = open_data(config, [train_files, val_files, files], folder, trainer.model.tokenizer)[-1]
+    data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
+    weights, _ = initial_weights(best)
+    trainer.refit(data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
+    weights = trainer.learner.weights()
+
+    def save() -> None:
+        from histocoder.training.experts import fit_linear_expert, save_refitted
+
+        num_classes = trainer.model.config.num_classes
+        expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)
+        save_refitted(best, weights, expert)
+
+    distributed.run_on_primary(save, doing="saving the model")
+    say(
+        f"{BEST_FOLDER}/ has learned from all {len(data):,} rows now, the {len(trainer.val_data):,} of validation too; "
+        f"{folder} has not."
+    )
 
 
 def report(

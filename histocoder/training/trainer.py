@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ from histocoder.training.meter import Meter
 from histocoder.training.profiling import Profiler
 from histocoder.training.tracking import NullRun, Tracker
 from histocoder.training.validation import validate
+
+_REFIT_EPOCHS, _MIN_REFIT_STEPS = 2, 50
+_REFIT_RATE = 0.3
+"""Of the peak learning rate, at which refitting begins."""
 
 
 class Trainer:
@@ -85,25 +90,30 @@ class Trainer:
         self.train_data, self.val_data = train_data, val_data
         self.folder, self.settings = folder, settings
         self.num_blocks = model.config.formatter["num_blocks"]
-        self.sampler = BucketSampler(
-            train_data.lengths,
-            train_data.num_target_blocks,
-            batch_size=_global_batch(config, model),
-            seed=config.seed,
-            num_replicas=distributed.world_size(),
-            rank=distributed.rank(),
-            num_parts=config.gradient_accumulation_steps,
-        )
+        self.loader = loader
+        self.sampler, self.train_loader = self.batches_of(train_data)
         epoch_steps = list(map(self.sampler.num_batches, range(config.num_epochs)))
         self.total_steps = config.max_steps or max(sum(epoch_steps), config.min_steps)
         self.eval_interval = config.eval_interval or min(max(epoch_steps[0], 100), 1000)
-        pin_memory = device.type == "cuda" if loader.pin_memory is None else loader.pin_memory
-        self.train_loader = BatchLoader(train_data, self.sampler, loader, pin_memory=pin_memory)
         self.learner = Learner(model, config, device, total_steps=self.total_steps)
         self.state, self.meter, self.ballot = TrainState(), Meter(), distributed.Ballot()
         self.saved_step: int | None = None
         self.tracker: Tracker = NullRun()  # these two until `fit`
         self.progress = Progress(self.total_steps, show=False)
+
+    def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
+        """What names the batches of training data, and what makes them."""
+        sampler = BucketSampler(
+            data.lengths,
+            data.num_target_blocks,
+            batch_size=_global_batch(self.config, self.model),
+            seed=self.config.seed,
+            num_replicas=distributed.world_size(),
+            rank=distributed.rank(),
+            num_parts=self.config.gradient_accumulation_steps,
+        )
+        pin_memory = self.device.type == "cuda" if self.loader.pin_memory is None else self.loader.pin_memory
+        return sampler, BatchLoader(data, sampler, self.loader, pin_memory=pin_memory)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
         """Train, from the beginning or from where `restore` has gone back to, and save the model.
@@ -310,6 +320,35 @@ class Trainer:
                 lambda: save_last_bin(self.folder, model.config, learner, step=self.state.step, trained=trained),
                 doing="saving last.bin",
             )
+
+    def refit(self, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
+        """Train for two more epochs, at a low learning rate, on data that there are no others to validate on.
+
+        Parameters
+        ----------
+        data : OccupationDataset
+            Those of training and of validation.
+        weights : dict
+            State dict of the model to begin with.
+        """
+        with self.learner.whole():
+            use_encodings(self.model, [data], folder=self.folder)
+        sampler, loader = self.batches_of(data)
+        total_steps = max(sum(map(sampler.num_batches, range(_REFIT_EPOCHS))), _MIN_REFIT_STEPS)
+        self.learner.begin_again(weights, share=_REFIT_RATE, total_steps=total_steps)
+        self.model.train()
+        progress = Progress(total_steps, show=distributed.is_primary())
+
+        def steps() -> Iterator[tuple[Batch, ...]]:
+            for epoch in itertools.count():
+                sampler.set_position(epoch, 0)
+                yield from zip(*[iter(loader)] * self.config.gradient_accumulation_steps, strict=True)
+
+        with loader.naming_workers():
+            for parts in itertools.islice(steps(), total_steps):
+                self.train_step(parts)
+                progress.advance()
+        progress.close()
 
     def card(self) -> str:
         """The model card of what has been trained so far."""

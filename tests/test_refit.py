@@ -1,0 +1,75 @@
+"""What happens to a model once it is trained: its experts are weighed, and best/ learns from the validation data."""
+
+import json
+from pathlib import Path
+
+import torch
+import yaml
+from conftest import run, write_table
+from jobs import two_ranks
+from safetensors.torch import load_file
+
+from histocoder.training.experts import fit_weights
+
+
+def trained(table: Path, out: Path, *extra: object) -> list[str]:
+    args = ("--dataset", table, "--target-cols", "hisco_1", "--language", "en", "--save-path", out)
+    sizes = ("--encoder", "ngram", "--max-steps", 4, "--batch-size", 16, "--precision", "fp32", "--no-report")
+    return [str(arg) for arg in ("finetune.py", *args, *sizes, *extra)]
+
+
+def config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model_that_has_not(tmp_path: Path):
+    table, out = write_table(tmp_path / "table.csv"), tmp_path / "out"
+    printed = run(*trained(table, out)).stdout
+    assert "best/ has learned from all 64 rows now, the 6 of validation too" in printed
+    assert config(out / "best")["fitted_to_validation"] and not config(out).get("fitted_to_validation")
+    assert config(out / "best")["experts"] and config(out / "best")["num_linear_features"]
+    before = (out / "best" / "model.safetensors").read_bytes()
+    again = run(*trained(table, out)).stdout
+    assert "has learned" not in again and (out / "best" / "model.safetensors").read_bytes() == before
+
+    ended = run(
+        "-m",
+        "histocoder",
+        "evaluate",
+        "--model",
+        out / "best",
+        "--data",
+        out / "data_val.csv",
+        "--output",
+        tmp_path / "e",
+    )
+    assert "Notice: 6 of these 6 descriptions are among the run's validation data" in ended.stdout + ended.stderr
+    ended = run(
+        "-m", "histocoder", "evaluate", "--model", out, "--data", out / "data_val.csv", "--output", tmp_path / "f"
+    )
+    assert "validation data, to" not in ended.stdout + ended.stderr
+
+    more = tmp_path / "more"
+    run(*trained(table, more, "--initial-checkpoint", out / "best", "--no-refit", "--no-experts"))
+    args = yaml.safe_load((more / "args.yaml").read_text(encoding="utf-8"))
+    assert args["initial_checkpoint"] == str(out) and not config(more / "best").get("fitted_to_validation")
+
+
+def test_two_ranks_refit_as_one_does(tmp_path: Path):
+    table = write_table(tmp_path / "table.csv")
+    extra = ("--no-experts", "--ngram-dropout", 0, "--unk-lang-prob", 0)
+    run(*trained(table, tmp_path / "one", *extra))
+    two_ranks(trained(table, tmp_path / "two", *extra, "--batch-size", 8))
+    one, two = (load_file(tmp_path / name / "best" / "model.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_few_rows_leave_the_usual_weights_of_experts_nearly_as_they_are():
+    torch.manual_seed(0)
+    votes = {name: torch.randn(400, 5).log_softmax(-1) for name in ("decoder", "flat", "linear")}
+    is_true = torch.nn.functional.one_hot(votes["decoder"].argmax(1), 5).bool()  # the decoder is always right
+    few = fit_weights([{name: vote[:4] for name, vote in votes.items()}], [is_true[:4]])
+    many = fit_weights([votes], [is_true])
+    assert abs(few["linear"] - 0.45) < 0.1 and many["decoder"] > 10 * many["linear"]
+    assert fit_weights([votes], [torch.zeros_like(is_true)])["linear"] == 0.45
