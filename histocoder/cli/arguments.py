@@ -23,32 +23,28 @@ def parse(kind: type[_Config], argv: Sequence[str] | None = None) -> _Config:
         Where a flag is unknown, or a value is none of its setting's.
     """
     values = vars(build_parser(kind).parse(argv))
-    return kind(**{s.name: _frozen(values[s.name]) for s in settings_of(kind)})
+    return kind(**{s.name: values[s.name] for s in settings_of(kind)})
 
 
 def build_parser(kind: type[Settings]) -> Parser:
     """Make a parser with a flag for each setting, in groups."""
     settings = list(settings_of(kind))
-    short = [s.flag for s in settings if s.options.get("short")]
+    short = [s.flag for s in settings if s.options.is_short]
     parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP)
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(s.group for s in settings)}
     for setting in settings:
-        flags = setting.options.get("names", (setting.flag,))
+        flags = setting.options.flags or (setting.flag,)
         groups[setting.group].add_argument(*flags, help=setting.help, default=setting.default, **_form(setting))
     return parser
 
 
 def _form(setting: Setting) -> dict[str, Any]:
     """What argparse has to know of a setting to read it."""
-    if setting.options.get("negatable"):
+    if setting.options.is_negatable:
         return {"action": argparse.BooleanOptionalAction}
     if setting.type is bool:
         return {"action": "store_true"}
-    form: dict[str, Any] = {name: setting.options.get(name) for name in ("metavar", "choices")}
+    form = {"metavar": setting.options.metavar, "choices": setting.options.choices}
     if get_origin(setting.type) is tuple:
         return {**form, "nargs": "+", "type": get_args(setting.type)[0]}
-    return {**form, "type": setting.options.get("parse", setting.type)}
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return {**form, "type": setting.options.parse or setting.type}

@@ -35,30 +35,30 @@ class TableConfig(Settings):
 
     GROUP = "table"
 
-    dataset: str = free(None, "CSV or Parquet with descriptions and codes (required)", metavar="FILE", short=True)
+    dataset: str = free(None, "CSV or Parquet with descriptions and codes (required)", metavar="FILE", is_short=True)
     target_cols: tuple[str, ...] = free(
-        None, "columns of codes, the first code's first (required)", metavar="COL", short=True
+        None, "columns of codes, the first code's first (required)", metavar="COL", is_short=True
     )
-    save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR", short=True)
+    save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR", is_short=True)
     language: str = free(
-        "unk", "of all rows, a code or a name: see below (default: unk, unknown)", metavar="LANG", short=True
+        "unk", "of all rows, a code or a name: see below (default: unk, unknown)", metavar="LANG", is_short=True
     )
     language_col: str | None = free(
-        None, "column of each row's language, instead of --language", metavar="COL", short=True
+        None, "column of each row's language, instead of --language", metavar="COL", is_short=True
     )
     block_size: int = free(5, "characters of the longest code", metavar="N", at_least=1)
     use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
     share_val: float = free(0.1, "share to validate on", metavar="P")
     split_by: str = free("text", "set aside descriptions or rows", choices=("text", "row"))
     key: str | None = free(
-        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", short=True
+        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", is_short=True
     )
     corrections: tuple[str, ...] | None = free(
         None,
         "checked rows of histocoder review, the last word on their descriptions; they are trained on, with "
         "--initial-checkpoint from the model that they correct",
         metavar="FILE",
-        short=True,
+        is_short=True,
     )
     prepare_only: bool = free(False, "check and split the table, and stop")
 
@@ -94,19 +94,23 @@ class FilesConfig(Settings):
 
     GROUP = "files"
 
-    train_data: tuple[str, ...] = free(None, "CSV or Parquet files to train on (required)", metavar="FILE", short=True)
-    val_data: tuple[str, ...] = free(None, "CSV or Parquet files to validate on (required)", metavar="FILE", short=True)
-    save_dir: str = free(None, "the run's folder (required)", metavar="DIR", short=True)
-    language_col: str = free("lang", "column of languages", metavar="COL", short=True)
-    formatter: str = free("hisco", "kind of code", choices=("hisco", "occ1950", "general", "gpf"), short=True)
+    train_data: tuple[str, ...] = free(
+        None, "CSV or Parquet files to train on (required)", metavar="FILE", is_short=True
+    )
+    val_data: tuple[str, ...] = free(
+        None, "CSV or Parquet files to validate on (required)", metavar="FILE", is_short=True
+    )
+    save_dir: str = free(None, "the run's folder (required)", metavar="DIR", is_short=True)
+    language_col: str = free("lang", "column of languages", metavar="COL", is_short=True)
+    formatter: str = free("hisco", "kind of code", choices=("hisco", "occ1950", "general", "gpf"), is_short=True)
     target_col_naming: str | None = free(
         None, "codes are in NAME_1, NAME_2, … (default: the formatter's)", choices=tuple(NUM_CODES)
     )
-    target_cols: tuple[str, ...] | None = free(None, "columns of codes, instead", metavar="COL", short=True)
+    target_cols: tuple[str, ...] | None = free(None, "columns of codes, instead", metavar="COL", is_short=True)
     block_size: int = free(5, "with general: characters of the longest code", metavar="N")
     use_within_block_sep: bool = free(False, "with general: ',' separates a code's tokens")
     key: str | None = free(
-        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", short=True
+        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", is_short=True
     )
 
     def check(self) -> None:
@@ -161,12 +165,12 @@ class StartConfig(Settings):
         "from the hub or a folder: any CANINE, or another with its tokenizer, such as XLM-R, BERT or ByT5; or a preset "
         "trained from scratch: ngram, tiny, small",
         metavar="NAME|PATH",
-        short=True,
+        is_short=True,
     )
     initial_checkpoint: str | None = free(
-        None, "weights to start from: a run's folder, or the reference's .bin file", metavar="PATH", short=True
+        None, "weights to start from: a run's folder, or the reference's .bin file", metavar="PATH", is_short=True
     )
-    only_encoder: bool = free(False, "take only the encoder of --initial-checkpoint", negatable=True)
+    only_encoder: bool = free(False, "take only the encoder of --initial-checkpoint", is_negatable=True)
     freeze_encoder: bool = fixed(
         False, "train the decoder and the flat head only; without augmentation texts are encoded once, to --cache-dir"
     )
@@ -211,7 +215,7 @@ class FitConfig(Settings):
         "OccCANINE's own",
         choices=("auto", "reference"),
     )
-    num_epochs: int = free(None, "passes over the data", metavar="N", at_least=1, short=True)
+    num_epochs: int = free(None, "passes over the data", metavar="N", at_least=1, is_short=True)
     min_steps: int = fixed(
         None,
         "passes are repeated until there have been N steps (default: by the recipe; 0 with --num-epochs)",
@@ -222,7 +226,7 @@ class FitConfig(Settings):
         None, "end after N validations in a row without a better model (default: off)", metavar="N", at_least=1
     )
     max_steps: int | None = free(None, "end after so many steps (default: by --num-epochs)", metavar="N", at_least=1)
-    batch_size: int = free(None, "rows of a batch, on each process", metavar="N", at_least=1, short=True)
+    batch_size: int = free(None, "rows of a batch, on each process", metavar="N", at_least=1, is_short=True)
     gradient_accumulation_steps: int = free(
         1, "batches of a step, on each process: as one batch N times as large, in less memory", metavar="N", at_least=1
     )
@@ -382,9 +386,9 @@ class SavingConfig(Settings):
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
     keep_checkpoints: int = free(2, "the newest N are kept", metavar="N", at_least=1)
     resume: str = free(
-        "auto", "checkpoint to go on from (default: auto, the newest)", metavar="auto|never|PATH", recorded=False
+        "auto", "checkpoint to go on from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
-    overwrite: bool = free(False, "throw away what an earlier run left in the folder", recorded=False)
+    overwrite: bool = free(False, "throw away what an earlier run left in the folder", is_recorded=False)
     save_format: str = free(
         "histocoder",
         "occcanine: write last.bin in the reference's form as well, at the end",
@@ -458,8 +462,8 @@ class MachineConfig(Settings):
         "seconds without a sign of life after which a process is taken for hung, and all end",
         metavar="S",
     )
-    local_rank: int | None = free(None, None, names=("--local_rank", "--local-rank"), recorded=False)
-    world_size: int | None = free(None, None, recorded=False)
+    local_rank: int | None = free(None, None, flags=("--local_rank", "--local-rank"), is_recorded=False)
+    world_size: int | None = free(None, None, is_recorded=False)
     """As in OccCANINE's command lines."""
 
 
@@ -471,7 +475,7 @@ class LoaderConfig(Settings):
 
     num_workers: int = free(0, "processes that load data", metavar="N", at_least=0)
     prefetch_factor: int = free(2, "batches that a worker holds ready", metavar="N", at_least=1)
-    pin_memory: bool | None = free(None, "page-locked batches (default: where there is a GPU)", negatable=True)
+    pin_memory: bool | None = free(None, "page-locked batches (default: where there is a GPU)", is_negatable=True)
     persistent_workers: bool = free(False, "keep workers from epoch to epoch")
     worker_timeout: float = free(
         300.0, "seconds without a batch after which a worker is taken to hang", metavar="S", above=0
@@ -533,7 +537,7 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
 class FinetuneConfig(RunConfig, PrepareConfig):
     """Fine-tune a model that codes occupational descriptions, on your own table."""
 
-    input_col: str = changed(DataConfig, "input_col", "occ1", short=True)
+    input_col: str = changed(DataConfig, "input_col", "occ1", is_short=True)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ checkpoint that a run resumes from all follow from the field.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
@@ -22,6 +23,33 @@ def require(ok: bool, message: str) -> None:
         raise UserError(message)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a field says of its setting, beside its name, type and default."""
+
+    text: str | None
+    """The help of the flag, to which the default is added unless it names one. Without a text the flag is hidden."""
+    resume: str
+    """What a resumed run must agree on: the "value", the "content" of the file it names, or nothing ("")."""
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+    parse: Callable[[str], Any] | None = None
+    """Reads a value, where the field's type alone does not."""
+    at_least: float | None = None
+    above: float | None = None
+    """What a value must exceed."""
+    between: tuple[float, float] | None = None
+    """The least and the largest value."""
+    is_short: bool = False
+    """Whether `--help` shows the flag as well as `--help-all`."""
+    is_negatable: bool = False
+    """Whether there is a `--no-` flag."""
+    is_recorded: bool = True
+    """Whether args.yaml has it, as what belongs to the run, and not to one start of it alone."""
+    flags: tuple[str, ...] = ()
+    """Spellings of the flag, where the field's name is not its only one."""
+
+
 def free(default: Any, text: str | None, **options: Any) -> Any:
     """Declare a setting that a resumed run may change, or whose effect is compared by itself (data, rows of a step).
 
@@ -30,32 +58,21 @@ def free(default: Any, text: str | None, **options: Any) -> Any:
     default : object
         None where there is none, or where the recipe has it (then the type of the field does not allow None).
     text : str, optional
-        The help of the flag, to which the default is added unless it names one. Hidden without a text.
-    metavar, choices, parse : optional
-        As of argparse; `parse` is its `type` where the field's own is not enough.
-    at_least, above, between : optional
-        Bounds: the least value, one that it must exceed, or a pair of both ends.
-    short : bool
-        Whether `--help` shows the flag as well as `--help-all`.
-    negatable : bool
-        Whether there is a `--no-` flag.
-    names : tuple of str
-        Spellings of the flag, where it is not the field's name.
-    recorded : bool
-        Whether args.yaml has it; False for what belongs to a start of the run instead of to the run.
+    options
+        See `Options`.
     """
-    return field(default=default, metadata={"text": text, "resume": "", **options})
+    return field(default=default, metadata={"options": Options(text=text, resume="", **options)})
 
 
 def fixed(default: Any, text: str, *, resume: str = "value", **options: Any) -> Any:
-    """Declare a setting that a resumed run must agree on: by its value, or by the "content" of the file it names."""
-    return field(default=default, metadata={"text": text, "resume": resume, **options})
+    """Declare a setting that a resumed run must agree on; parameters as of `free`."""
+    return field(default=default, metadata={"options": Options(text=text, resume=resume, **options)})
 
 
 def changed(kind: type[Settings], name: str, default: Any, **options: Any) -> Any:
     """Declare another default, or other options, for a setting of a base class."""
-    metadata = next(f for f in fields(kind) if f.name == name).metadata  # type: ignore[arg-type]
-    return field(default=default, metadata={**metadata, **options})
+    declared = next(one for one in settings_of(kind) if one.name == name).options
+    return field(default=default, metadata={"options": replace(declared, **options)})
 
 
 @dataclass(frozen=True)
@@ -68,8 +85,7 @@ class Setting:
     is_optional: bool
     default: Any
     group: str
-    options: dict[str, Any]
-    """See `free`."""
+    options: Options
 
     @property
     def flag(self) -> str:
@@ -77,14 +93,9 @@ class Setting:
         return f"--{self.name.replace('_', '-')}"
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether the setting is the run's, and in its args.yaml; others are of one start of it."""
-        return self.options.get("recorded", True)
-
-    @property
     def help(self) -> str:
         """The flag's help, with its default."""
-        text = self.options["text"] or argparse.SUPPRESS
+        text = self.options.text or argparse.SUPPRESS
         if "(default: " in text or "(required)" in text or isinstance(self.default, bool) or text is argparse.SUPPRESS:
             return text
         if self.default is None:
@@ -92,20 +103,30 @@ class Setting:
         return f"{text} (default: {shown(self.default)})"
 
     def check(self, value: Any) -> None:
-        """Raise a UserError where a value is out of the setting's bounds."""
+        """Raise a UserError where a value is none of the setting's choices, or out of its bounds."""
         if value is None:
             return
-        least, above, between = (self.options.get(name) for name in ("at_least", "above", "between"))
-        said = f"{self.flag} is {shown(value)}; it must"
-        require(least is None or value >= least, f"{said} be {least} or more.")
-        require(above is None or value > above, f"{said} be more than {above}.")
-        low, high = between or (value, value)
-        require(low <= value <= high, f"{said} lie between {low} and {high}.")
+        options, said = self.options, f"{self.flag} is {shown(value)}; it must"
+        require(
+            options.choices is None or value in options.choices, f"{said} be of {', '.join(options.choices or ())}."
+        )
+        require(options.at_least is None or value >= options.at_least, f"{said} be {options.at_least} or more.")
+        require(options.above is None or value > options.above, f"{said} be more than {options.above}.")
+        if options.between is not None:
+            low, high = options.between
+            require(low <= value <= high, f"{said} lie between {low} and {high}.")
 
 
 def shown(value: Any) -> str:
     """A default or a value as a person would write it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """What a flag would give, for the lists and paths that Python programs give."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 class Settings:
@@ -116,36 +137,33 @@ class Settings:
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):
-            setting.check(getattr(self, setting.name))
+            value = _plain(getattr(self, setting.name))
+            object.__setattr__(self, setting.name, value)
+            setting.check(value)
         for kind in reversed(type(self).__mro__):
             if "check" in vars(kind):
                 vars(kind)["check"](self)
 
 
-def settings_of(kind: type[Settings]) -> Iterator[Setting]:
+def settings_of(kind: type[Settings]) -> list[Setting]:
     """The settings that a class has, in the order of its groups."""
-    types = get_type_hints(kind)
-    groups: dict[str, str] = {}
+    types, groups = get_type_hints(kind), dict[str, str]()
     for base in reversed(kind.__mro__):
         for name in vars(base).get("__annotations__", ()):
             groups.setdefault(name, vars(base).get("GROUP", ""))
+    settings = []
     for one in fields(kind):  # type: ignore[arg-type]
-        assert "resume" in one.metadata, f"declare {kind.__name__}.{one.name} by free() or fixed()"
-        options = get_args(types[one.name])
-        is_optional = NoneType in options
-        yield Setting(
-            name=one.name,
-            type=options[0] if is_optional else types[one.name],
-            is_optional=is_optional,
-            default=one.default,
-            group=groups[one.name],
-            options=dict(one.metadata),
-        )
+        assert "options" in one.metadata, f"declare {kind.__name__}.{one.name} by free() or fixed()"
+        options, of = one.metadata["options"], get_args(types[one.name])
+        is_optional = NoneType in of
+        type_ = of[0] if is_optional else types[one.name]
+        settings.append(Setting(one.name, type_, is_optional, one.default, groups[one.name], options))
+    return settings
 
 
 def recorded(config: Settings) -> dict[str, Any]:
     """The settings that args.yaml repeats, by name."""
-    return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.is_recorded}
+    return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.options.is_recorded}
 
 
 def whole_number(text: str) -> int:

@@ -58,8 +58,8 @@ def what_to_agree_on(
     }
     for setting in settings_of(type(config)):
         value = getattr(config, setting.name)
-        if setting.options["resume"] == "content" and value is not None:
+        if setting.options.resume == "content" and value is not None:
             value = fingerprint(value)[:8]
-        if setting.options["resume"]:
+        if setting.options.resume:
             values[setting.flag] = value
     return values

@@ -249,7 +249,7 @@ def _check_together(config: RunConfig, folder: Path) -> None:
 
 def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
     """Raise a UserError where processes have other settings than each other, or than the checkpoint to go on from."""
-    shared = (setting for setting in settings_of(TrainConfig) if setting.is_recorded)
+    shared = (setting for setting in settings_of(TrainConfig) if setting.options.is_recorded)
     refuse_differences(settings | {setting.flag: getattr(config, setting.name) for setting in shared})
     if checkpoint is not None:
         refuse_other_settings(
