@@ -86,7 +86,8 @@ def test_a_recipe_fills_in_what_is_not_given():
 
 def test_rates_are_scaled_by_the_rows_of_a_step():
     config = FinetuneConfig("t.csv", ("h",), batch_size=32, gradient_accumulation_steps=2, scale_lr=True)
-    assert config.rows_of_a_step(4) == 256
+    assert config.step_size(4) == 256
+    assert replace(config, scale_lr=False, tokens_per_batch=4_096).step_size(4) == 32_768
     scaled = replace(config, learning_rate=1e-3).with_scaled_rates(4)
     assert (scaled.learning_rate, scaled.encoder_learning_rate) == (2e-3, None)
     assert scaled.with_scaled_rates(4) == scaled

@@ -278,9 +278,13 @@ class FitConfig(Settings):
             "--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.",
         )
 
-    def rows_of_a_step(self, num_processes: int) -> int:
-        """The effective batch: of all processes together, and over all batches that accumulate."""
-        return self.batch_size * self.gradient_accumulation_steps * num_processes
+    def num_parts(self, num_processes: int) -> int:
+        """Batches of a step: those that accumulate, of all processes together."""
+        return self.gradient_accumulation_steps * num_processes
+
+    def step_size(self, num_processes: int) -> int:
+        """Rows of a step, or positions where `tokens_per_batch` is given."""
+        return (self.tokens_per_batch or self.batch_size) * self.num_parts(num_processes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,7 +531,7 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
 
     def with_scaled_rates(self, num_processes: int) -> RunConfig:
         """Apply `scale_lr` to the learning rates."""
-        scale = self.rows_of_a_step(num_processes) / self.base_batch_size if self.scale_lr else 1
+        scale = self.step_size(num_processes) / self.base_batch_size if self.scale_lr else 1
         names = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
         rates = {name: getattr(self, name) and getattr(self, name) * scale for name in names}
         return replace(self, **rates, scale_lr=False)

@@ -64,7 +64,7 @@ def find_batch_size(
     UserError
         Where not even one row fits, or memory can't be measured here.
     """
-    limit = min(num_rows // (distributed.world_size() * config.gradient_accumulation_steps), MAX_ROWS)
+    limit = min(num_rows // config.num_parts(distributed.world_size()), MAX_ROWS)
     trial = _Trial(build(), config, device)
     size, used = largest_that_fits(trial.peak, room=trial.room, limit=limit, reckons=device.type == "cpu")
     max_len = trial.max_len

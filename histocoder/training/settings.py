@@ -45,16 +45,15 @@ def what_to_agree_on(
     train_arrays, val_arrays : ExampleArrays
     key : Key
     """
-    num_tokens, num_processes = config.tokens_per_batch, distributed.world_size()
-    num_parts = config.gradient_accumulation_steps * num_processes
+    size, by_rows = config.step_size(distributed.world_size()), config.tokens_per_batch is None
     values: dict[str, Any] = {
         "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
         "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
         "columns": ", ".join((files.input_col, files.language_col, *files.target_cols)),
         "formatter": ", ".join(f"{name} {value}" for name, value in files.formatter.to_config().items()),
-        BATCH_SETTINGS["--batch-size"]: config.rows_of_a_step(num_processes) if num_tokens is None else None,
-        BATCH_SETTINGS["--tokens-per-batch"]: None if num_tokens is None else num_tokens * num_parts,
+        BATCH_SETTINGS["--batch-size"]: size if by_rows else None,
+        BATCH_SETTINGS["--tokens-per-batch"]: None if by_rows else size,
     }
     for setting in settings_of(type(config)):
         value = getattr(config, setting.name)

@@ -274,7 +274,7 @@ def _fitting_batch_size(
 ) -> int:
     """The batch size of the run that is gone on with, else the largest that fits."""
     if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
-        return max(rows // (config.gradient_accumulation_steps * distributed.world_size()), 1)
+        return max(rows // config.num_parts(distributed.world_size()), 1)
     with explaining_out_of_memory(config, device, max_len=config.max_len):
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
     say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
@@ -408,6 +408,7 @@ def _facts(config: RunConfig, trainer: Trainer) -> RunFacts:
         batch_size=config.tokens_per_batch or config.batch_size,
         batch_unit="rows" if config.tokens_per_batch is None else "positions",
         accumulation=config.gradient_accumulation_steps,
+        step_size=config.step_size(distributed.world_size()),
         num_steps=trainer.total_steps,
         num_epochs=config.num_epochs if config.max_steps is None else None,
     )
