@@ -6,35 +6,26 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from conftest import TITLES, run, write_table
+from conftest import run, write_table
 from jobs import finetune
-from models import save_tiny_model, tiny_model
+from models import save_tiny_model
 
 from histocoder.checkpoints import hub
-from histocoder.checkpoints.model_files import save_model
+from histocoder.checkpoints.model_files import change_config, read_model_config
 from histocoder.config import FinetuneConfig
 from histocoder.training.recipes import RECIPES, fill_in, kind_of_start
 
 
 def test_a_continued_run_reads_text_as_the_model_does(tmp_path: Path):
-    model = tiny_model()
-    model.config = replace(
-        model.config,
-        codes=tuple(sorted(TITLES.values())),
-        descriptions={},
-        mask_memory=False,
-        pad_to=64,
-        text_normalization="lower_ascii",
-        flat_loss="bce",
-    )
-    save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
-    table = write_table(tmp_path / "table.csv", two_codes=True)
-    extra = ("--target-cols", "hisco_1", "hisco_2", "--max-steps", 1, "--max-len", 64, "--batch-size", 8)
-    run(*finetune(table, tmp_path / "out", *extra, "--initial-checkpoint", tmp_path / "model"))
-    found = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
-    assert (found["mask_memory"], found["pad_to"]) == (False, 64)
-    assert (found["text_normalization"], found["flat_loss"]) == ("lower_ascii", "bce")
-    assert not found.get("decoder_prior")  # the model's decoder does not start from its flat head
+    table, first, second = write_table(tmp_path / "table.csv"), tmp_path / "first", tmp_path / "second"
+    extra = ("--max-steps", 1, "--max-len", 64, "--batch-size", 8)
+    run(*finetune(table, first, *extra, "--recipe", "reference"))
+    as_imported = {"mask_memory": False, "pad_to": 64, "text_normalization": "lower_ascii", "flat_loss": "bce"}
+    change_config(first, replace(read_model_config(first), **as_imported))
+    run(*finetune(table, second, *extra, "--initial-checkpoint", first))
+    found = json.loads((second / "config.json").read_text(encoding="utf-8"))
+    assert {name: found[name] for name in as_imported} == as_imported
+    assert not found.get("decoder_prior")  # the first model's decoder does not start from its flat head
 
 
 def test_an_initial_checkpoint_may_be_a_hub_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
