@@ -36,10 +36,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train_step import Data, Ours
+from train_step import Data, Ours, train_config
 
 from histocoder import distributed
-from histocoder.config import TrainConfig
 
 BUCKET_BYTES, GPUS_PER_NODE = 25e6, 8
 
@@ -81,7 +80,7 @@ class Side:
 def work(folder: Path, batch_size: int) -> None:
     """A process of a side: each line of its input says how many steps to take, and whether alone."""
     device = distributed.start(device="cpu")
-    ours = Ours(Data(folder), TrainConfig(batch_size, 1000, 2e-5, 0.1), device, folder)
+    ours = Ours(Data(folder), train_config(batch_size), device, folder)
     num_bytes = sum(4 * p.numel() for p in ours.trainer.model.parameters() if p.requires_grad)
     print(json.dumps({"gradient_bytes": num_bytes}), flush=True)
     for line in sys.stdin:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train_step import Data, Ours
+from train_step import Data, Ours, train_config
 
-from histocoder.config import TrainConfig
 from histocoder.training.frozen import use_encodings
 
 
@@ -29,7 +28,7 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
     """Encode once, and let the sides take turns."""
     data = Data(folder)
     data.noisy = data.plain
-    ours = Ours(data, TrainConfig(args.batch_size, 1000, 2e-5, 0.1), device, folder, freeze_encoder=True)
+    ours = Ours(data, train_config(args.batch_size), device, folder, freeze_encoder=True)
     ours.steps(1)
     started = time.perf_counter()
     use_encodings(ours.trainer.model, [data.plain], folder=folder)

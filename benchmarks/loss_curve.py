@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from train_step import Data, Ours
+from train_step import Data, Ours, train_config
 
-from histocoder.config import TrainConfig
 from histocoder.ops import kernels
 
 MAX_LEN = 128
@@ -49,8 +48,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         data = Data(Path(name))
         for side, precision, pad in (("ours", "bf16", False), ("padded", "fp32", True)):
-            config = TrainConfig(
-                args.batch_size, 1000, args.learning_rate, 0.1, precision=precision, max_steps=args.steps
+            config = train_config(
+                args.batch_size, learning_rate=args.learning_rate, precision=precision, max_steps=args.steps
             )
             if pad:
                 kernels.library = lambda: None

@@ -56,6 +56,12 @@ ROOT = Path(__file__).parents[1]
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
 
 
+def train_config(batch_size: int, **changes: Any) -> TrainConfig:
+    """OccCANINE's numbers, for many epochs."""
+    recipe = {"num_epochs": 1000, "min_steps": 0, "learning_rate": 2e-5, "warmup_pct": 0.05}
+    return TrainConfig(batch_size=batch_size, **{**recipe, **changes})
+
+
 class Data:
     """The training data, prepared as `finetune.py` prepares them."""
 
@@ -330,7 +336,7 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # compile anew
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = Data(folder / name)
-    config = TrainConfig(args.batch_size, 1000, 2e-5, 0.1, precision=args.precision, compile=name == "compiled")
+    config = train_config(args.batch_size, precision=args.precision, compile=name == "compiled")
     if name == "torch":
         kernels.library = lambda: None
     side: Any

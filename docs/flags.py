@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import finetune
-import train_mixer
 from histocoder.cli import main as command
+from histocoder.cli.arguments import build_parser
 from histocoder.cli.parser import Parser
+from histocoder.config import FinetuneConfig, MixerConfig
 from histocoder.data.languages import NAMES
 from histocoder.training.recipes import RECIPES, Recipe
 
@@ -47,7 +47,7 @@ def with_tables(page: str) -> str:
 
 
 def _lines() -> Iterator[str]:
-    ours, theirs = _groups(finetune.build_parser()), _groups(train_mixer.build_parser())
+    ours, theirs = _groups(build_parser(FinetuneConfig)), _groups(build_parser(MixerConfig))
     yield "## `finetune.py` and `train_mixer.py`\n"
     yield "A flag without a default is off, or not set.\n"
     for title in ours:
@@ -92,7 +92,7 @@ def _recipes() -> Iterator[str]:
     same = {"encoder_learning_rate": "the same", "table_learning_rate": "the same"}
     for kind, recipe in RECIPES.items():
         values = {name: getattr(recipe, name) for name in names}
-        cells = [same.get(name, "the script's") if value is None else str(value) for name, value in values.items()]
+        cells = [same[name] if value is None else str(value) for name, value in values.items()]
         yield f"| {_KINDS[kind]} | " + " | ".join(cells) + " |"
     yield ""
 

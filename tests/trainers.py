@@ -50,7 +50,7 @@ def begin(
         target_cols=("hisco_1",),
         max_len=MAX_LEN,
     )
-    defaults = {"batch_size": 16, "num_epochs": 100, "learning_rate": 3e-4, "seq2seq_weight": 0.1}
+    defaults = {"batch_size": 16, "num_epochs": 100, "min_steps": 0, "learning_rate": 3e-4, "warmup_pct": 0.05}
     train = TrainConfig(**{**defaults, "precision": precision, **options})
     rest: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "folder": folder, "settings": {}}
     return Trainer(MixerModel(config, encoder), data, data, train, **rest)

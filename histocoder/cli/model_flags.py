@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from histocoder.model.precision import PRECISIONS
+from histocoder.config import PRECISIONS
 
 if TYPE_CHECKING:
     from histocoder.data.examples import ExampleFiles

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from histocoder import __version__
 from histocoder.cli.config_file import nearest, read_config
 from histocoder.errors import UserError
-from histocoder.training.recipes import fill_in
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,10 +93,7 @@ class Parser(argparse.ArgumentParser):
         path = first.parse_known_args(argv)[0].config
         if path is not None:
             self.set_defaults(**read_config(path, self))
-        args = self.parse_args(argv)
-        if hasattr(args, "recipe"):
-            fill_in(args)
-        return args
+        return self.parse_args(argv)
 
 
 class _HelpFormatter(argparse.HelpFormatter):

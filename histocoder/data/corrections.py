@@ -89,7 +89,7 @@ def read_corrections(config: PrepareConfig, formatter: Formatter, *, say: Callab
         Where a file lacks a column, a checked code does not fit, or nothing is checked.
     """
     found = Corrections(config.target_cols, config.language)
-    for path in config.corrections:
+    for path in config.corrections or ():
         _read(path, config, formatter, found, say)
     return found
 
@@ -113,7 +113,7 @@ def _read(
     columns = {name: column.filter(pa.array(is_checked)) for name, column in table.columns.items()}
     blank = pa.nulls(int(is_checked.sum()), pa.string())
     checked = Table(file, {**dict.fromkeys(others, blank), **columns}, table.rows[is_checked])
-    rules = LabelRules(config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels)
+    rules = LabelRules(config.zero_pad_codes, config.allow_codes_shorter_than_block_size, config.drop_bad_labels)
     checker = LabelChecker(file, config.target_cols, formatter, rules)
     labels = checker.check(checked)
     for notice in checker.finish():

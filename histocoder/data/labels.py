@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.config import DataConfig
 from histocoder.data.cells import MISSING_MARKS, bare, is_integer, looks_like_a_number, printed_hisco, whole_number
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
@@ -35,6 +36,16 @@ class LabelRules:
     """Rows without any code are kept, with the formatter's mark of a missing code, instead of being dropped."""
     is_training: bool = True
     """Whether messages may name flags that only training has."""
+
+
+def rules_of(config: DataConfig) -> LabelRules:
+    """The rules that the settings of a run name."""
+    return LabelRules(
+        config.zero_pad_codes,
+        config.allow_codes_shorter_than_block_size,
+        config.drop_bad_labels,
+        config.blank_means_no_occupation,
+    )
 
 
 @dataclass

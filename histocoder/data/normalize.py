@@ -5,9 +5,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
 
-NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")
 DEFAULT_NORMALIZATION = "nfc"
 """Of new models; imported ones keep their own."""
 

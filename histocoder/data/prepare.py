@@ -6,14 +6,13 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from histocoder.config import PrepareConfig
+from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labels import LabelRules
@@ -30,6 +29,9 @@ PREPARED_VERSION = 2
 """Since 2, variants of a text are on one side of the split, and rows without any code are dropped."""
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """By which prepared data are read: all of it has been checked."""
+_NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only", "cache_dir"}
+_NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
+"""Of settings that `prepared.json` calls otherwise."""
 
 
 def formatter_of(config: PrepareConfig) -> Formatter:
@@ -114,11 +116,11 @@ def prepare(
 
 
 def _record(config: PrepareConfig) -> dict[str, Any]:
-    settings = {**asdict(config), "target_cols": list(config.target_cols)}
-    settings.pop("dataset")
-    settings["key"] = fingerprint(config.key) if config.key else None
-    if corrections := settings.pop("corrections"):
-        settings["corrections"] = [fingerprint(path) for path in corrections]
+    names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
+    settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
+    settings |= {"target_cols": list(config.target_cols), "key": fingerprint(config.key) if config.key else None}
+    if config.corrections:
+        settings["corrections"] = [fingerprint(path) for path in config.corrections]
     dataset = Path(config.dataset)
     source = {"file": dataset.name, "sha256": fingerprint(dataset), "bytes": dataset.stat().st_size}
     return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
@@ -167,7 +169,7 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
 
 def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
     """Raise a UserError where a file that is read is one that would be written."""
-    corrections = (("--corrections", path) for path in config.corrections)
+    corrections = (("--corrections", path) for path in config.corrections or ())
     for flag, path in (("--dataset", config.dataset), ("--key", config.key), *corrections):
         if path is not None and any(is_same_file(path, folder / name) for name in PREPARED_TABLES):
             raise UserError(f"{flag} {path}: preparing would replace this file. Copy it, or choose another folder.")

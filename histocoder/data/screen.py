@@ -14,7 +14,7 @@ from histocoder.config import PrepareConfig
 from histocoder.data.arrays import map_array
 from histocoder.data.examples import LANG_COL, TEXT_COL, language_codes
 from histocoder.data.key import Key
-from histocoder.data.labels import LabelChecker, LabelRules, Labels
+from histocoder.data.labels import LabelChecker, Labels, rules_of
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import folded
 from histocoder.data.table import Table, TableFile, csv_writer, open_table
@@ -74,10 +74,7 @@ def screen(
     file = open_table(config.dataset, columns)
     for notice in file.notices:
         say(notice)
-    rules = LabelRules(
-        config.zero_pad_codes, config.allow_short_codes, config.drop_bad_labels, config.blank_means_no_occupation
-    )
-    checker = LabelChecker(file, config.target_cols, formatter, rules, key=key)
+    checker = LabelChecker(file, config.target_cols, formatter, rules_of(config), key=key)
     found = Screened(file, folder, _strings(TEXT_COL, LANG_COL, *config.target_cols))
     dropped_schema = _strings("reason", config.input_col, *config.target_cols)
     with (

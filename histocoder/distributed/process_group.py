@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from histocoder.config import RANK_TIMEOUT
 from histocoder.distributed.launch import Launch, attempt_of, launcher, read_launch, slurm_address
 from histocoder.distributed.rendezvous import connect, fault_of_nccl, meet
 from histocoder.distributed.watchdog import HEARING_SECONDS, Watch
@@ -28,8 +29,6 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
-RANK_TIMEOUT = 300.0
-"""Seconds without a sign of life after which a process is taken for hung."""
 _MIN_TIMEOUT = 5.0
 
 

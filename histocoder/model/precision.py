@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from histocoder.config import PRECISIONS
 from histocoder.errors import UserError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS = ("auto", *_DTYPES)
 
 
 def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = False) -> torch.dtype:

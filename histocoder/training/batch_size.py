@@ -64,7 +64,7 @@ def find_batch_size(
     UserError
         Where not even one row fits, or memory can't be measured here.
     """
-    limit = min(num_rows // (distributed.world_size() * config.gradient_accumulation_steps), MAX_ROWS)
+    limit = min(num_rows // config.num_parts(distributed.world_size()), MAX_ROWS)
     trial = _Trial(build(), config, device)
     size, used = largest_that_fits(trial.peak, room=trial.room, limit=limit, reckons=device.type == "cpu")
     max_len = trial.max_len
@@ -125,14 +125,14 @@ class _Trial:
         self.max_len = model.config.max_len
         self._num_blocks = model.config.formatter["num_blocks"]
         self._has_stepped = False
-        self._is_alone = config.strategy.fsdp is None or distributed.world_size() == 1
+        self._is_alone = config.fsdp is None or distributed.world_size() == 1
         free = free_bytes(device)
         self.room = _SHARE_OF_MEMORY[device.type] * free
         self._before = 0.0 if device.type == "cuda" else resident_bytes()
         gradients = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
         if self._is_alone and (distributed.world_size() > 1 or config.gradient_accumulation_steps > 1):
             self.room -= gradients  # DDP's buckets hold them in the forward pass, too, or sums of earlier batches do
-        strategy = _Unconnected(StrategyConfig()) if config.strategy.fsdp is None else None
+        strategy = _Unconnected(StrategyConfig()) if config.fsdp is None else None
         self._learner = Learner(model, config, device, total_steps=1 << 30, strategy=strategy)
         model.train()
 

@@ -1,8 +1,7 @@
-"""A model to train, from arguments: with new weights, or those of an encoder, a checkpoint or another model."""
+"""A model to train, from settings: with new weights, or those of an encoder, a checkpoint or another model."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from torch import Tensor
 from histocoder import distributed
 from histocoder.checkpoints.model_files import initial_weights, is_own_model, read_model_config, read_tokenizer
 from histocoder.checkpoints.training_state import Checkpoint
-from histocoder.config import ModelConfig
+from histocoder.config import ModelConfig, RunConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
@@ -39,9 +38,9 @@ from histocoder.training.optimizer import is_table
 
 
 def seeded_model(
-    args: argparse.Namespace,
+    config: RunConfig,
     files: ExampleFiles,
-    config: ModelConfig | None,
+    model_config: ModelConfig | None,
     *,
     tokenizer: Tokenizer,
     key: Key,
@@ -50,22 +49,22 @@ def seeded_model(
     """A new model, or one of a checkpoint's configuration; draws from here on differ from rank to rank, as dropout
     should.
     """
-    torch.manual_seed(args.seed)
-    if config is not None:
-        model = MixerModel(config, tokenizer=tokenizer)
+    torch.manual_seed(config.seed)
+    if model_config is not None:
+        model = MixerModel(model_config, tokenizer=tokenizer)
     else:
-        model = build_model(args, files, tokenizer=tokenizer, key=key, languages=languages)
-    if args.gradient_checkpointing and not model.can_checkpoint_layers:
+        model = build_model(config, files, tokenizer=tokenizer, key=key, languages=languages)
+    if config.gradient_checkpointing and not model.can_checkpoint_layers:
         raise UserError(
             f"--gradient-checkpointing: transformers has none for {type(model.encoder).__name__}; leave it away."
         )
-    if any(map(is_table, model.parameters())) and (args.fsdp or args.zero_optimizer):
+    if any(map(is_table, model.parameters())) and (config.fsdp or config.zero_optimizer):
         raise UserError("--fsdp and --zero-optimizer do not go with an n-gram encoder, which is small; omit them.")
-    if args.freeze_encoder:
+    if config.freeze_encoder:
         model.freeze_encoder()
     elif not is_canine(model.config.encoder):
         _freeze_unused(model)
-    torch.manual_seed(args.seed + 1 + distributed.rank())
+    torch.manual_seed(config.seed + 1 + distributed.rank())
     return model
 
 
@@ -89,27 +88,27 @@ def _freeze_unused(model: MixerModel) -> None:
         )
 
 
-def choose_tokenizer(args: argparse.Namespace, checkpoint: Checkpoint | None) -> Tokenizer:
+def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokenizer:
     """That of the model to go on with or to begin with, else that of `--encoder`."""
     if checkpoint is not None:
         found = checkpoint.tokenizer
-    elif args.initial_checkpoint is not None:
-        path = Path(args.initial_checkpoint)
+    elif config.initial_checkpoint is not None:
+        path = Path(config.initial_checkpoint)
         found = read_tokenizer(path) if is_own_model(path) else CHARACTERS
     else:  # on rank 0 first, so that one process alone downloads
-        found = distributed.run_on_primary(lambda: load_tokenizer(args.encoder), doing="loading") or load_tokenizer(
-            args.encoder
+        found = distributed.run_on_primary(lambda: load_tokenizer(config.encoder), doing="loading") or load_tokenizer(
+            config.encoder
         )
-    if args.save_format == "occcanine" and (not found.reads_characters or args.encoder == "ngram"):
+    if config.save_format == "occcanine" and (not found.reads_characters or config.encoder == "ngram"):
         raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
     return found
 
 
 def build_model(
-    args: argparse.Namespace, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
+    config: RunConfig, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
 ) -> MixerModel:
     """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
-    config = ModelConfig(
+    model_config = ModelConfig(
         encoder={},
         formatter=files.formatter.to_config(),
         vocab_size=files.formatter.vocab_size
@@ -118,72 +117,73 @@ def build_model(
         target_cols=files.target_cols,
         descriptions=key.descriptions,
         languages=languages,
-        decoder_num_layers=2 if args.encoder == "ngram" and args.initial_checkpoint is None else 3,
-        decoder_dim_feedforward=args.decoder_dim_feedforward,
-        dropout=args.dropout,
-        max_len=args.max_len,
-        text_normalization=args.text_normalization,
-        pooling=args.pooling,
-        flat_loss=args.flat_loss,
-        decoder_prior=args.flat_loss != "bce-mean" and args.save_format != "occcanine",
+        decoder_num_layers=2 if config.encoder == "ngram" and config.initial_checkpoint is None else 3,
+        decoder_dim_feedforward=config.decoder_dim_feedforward,
+        dropout=config.dropout,
+        max_len=config.max_len,
+        text_normalization=config.text_normalization,
+        pooling=config.pooling,
+        flat_loss=config.flat_loss,
+        decoder_prior=config.flat_loss != "bce-mean" and config.save_format != "occcanine",
     )
-    if args.initial_checkpoint is None:
-        encoder = _load_encoder(args)
-        check_vocabulary(encoder, tokenizer, name=args.encoder)
-        return MixerModel(replace(config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
-    return _from_initial_checkpoint(args, config, tokenizer)
+    if config.initial_checkpoint is None:
+        encoder = _load_encoder(config)
+        check_vocabulary(encoder, tokenizer, name=config.encoder)
+        return MixerModel(replace(model_config, encoder=encoder.config.to_diff_dict()), encoder, tokenizer=tokenizer)
+    return _from_initial_checkpoint(Path(config.initial_checkpoint), config, model_config, tokenizer)
 
 
-def _load_encoder(args: argparse.Namespace) -> Encoder:
+def _load_encoder(config: RunConfig) -> Encoder:
     """On rank 0 first, so that one process alone downloads, and shows how far it is."""
 
     def load() -> Encoder:
-        return load_encoder(args.encoder, max_len=args.max_len, ngram_dropout=args.ngram_dropout)
+        return load_encoder(config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
 
     if (encoder := distributed.run_on_primary(load, doing="loading")) is not None:
         return encoder
-    if args.encoder not in PRESETS:
+    if config.encoder not in PRESETS:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
     return load()
 
 
-def _from_initial_checkpoint(args: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> MixerModel:
-    path = Path(args.initial_checkpoint)
+def _from_initial_checkpoint(
+    path: Path, config: RunConfig, model_config: ModelConfig, tokenizer: Tokenizer
+) -> MixerModel:
     weights, codes = initial_weights(path)
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
     if is_own_model(path):
         own = read_model_config(path)
         encoder_config = own.encoder
-        config = replace(config, decoder_num_layers=own.decoder_num_layers)
-        if not args.only_encoder:
+        model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)
+        if not config.only_encoder:
             names = ("mask_memory", "pad_to", "decoder_prior")
-            config = replace(config, **{name: getattr(own, name) for name in names})
-    elif args.encoder in PRESETS or Path(args.encoder).exists():
-        encoder_config = _load_encoder(args).config.to_diff_dict()
+            model_config = replace(model_config, **{name: getattr(own, name) for name in names})
+    elif config.encoder in PRESETS or Path(config.encoder).exists():
+        encoder_config = _load_encoder(config).config.to_diff_dict()
     else:
         encoder_config = {}  # CANINE-s's sizes are the defaults
-    if not args.only_encoder:
+    if not config.only_encoder:
         if not is_own_model(path):
-            config = replace(config, decoder_prior=False)
-        if codes is not None and not set(codes) <= set(config.codes):
-            raise UserError(_describe_other_codes(path, codes, config.codes))
-        if codes is not None and codes != config.codes:
-            weights = _with_classes(weights, codes, config.codes)
+            model_config = replace(model_config, decoder_prior=False)
+        if codes is not None and not set(codes) <= set(model_config.codes):
+            raise UserError(_describe_other_codes(path, codes, model_config.codes))
+        if codes is not None and codes != model_config.codes:
+            weights = _with_classes(weights, codes, model_config.codes)
         head = weights.get("decoder.head.weight")
-        others = read_model_config(path).formatter if is_own_model(path) else config.formatter
-        if head is None or len(head) < config.vocab_size - 1 or others != config.formatter:
+        others = read_model_config(path).formatter if is_own_model(path) else model_config.formatter
+        if head is None or len(head) < model_config.vocab_size - 1 or others != model_config.formatter:
             raise UserError(
                 f"--initial-checkpoint: the decoder of {path} writes codes of another form ({others['name']}, "
                 f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
             )
-        config = replace(config, vocab_size=len(head))
-    with nullcontext() if args.only_encoder else Unfilled():
-        model = MixerModel(replace(config, encoder=encoder_config), tokenizer=tokenizer)
-    check_positions(model.encoder, args.max_len, name=str(path))
+        model_config = replace(model_config, vocab_size=len(head))
+    with nullcontext() if config.only_encoder else Unfilled():
+        model = MixerModel(replace(model_config, encoder=encoder_config), tokenizer=tokenizer)
+    check_positions(model.encoder, config.max_len, name=str(path))
     try:
-        if args.only_encoder:
+        if config.only_encoder:
             prefix = "encoder."
             model.encoder.load_state_dict({k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)})
         else:
@@ -205,14 +205,14 @@ def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[
     return {**weights, "linear_decoder.weight": heads[0], "linear_decoder.bias": heads[1]}
 
 
-def initial_key(args: argparse.Namespace) -> Key | None:
+def initial_key(config: RunConfig) -> Key | None:
     """The codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
-    if args.initial_checkpoint is None or args.only_encoder:
+    if config.initial_checkpoint is None or config.only_encoder:
         return None
-    path = Path(args.initial_checkpoint)
+    path = Path(config.initial_checkpoint)
     if is_own_model(path):
-        config = read_model_config(path)
-        return Key(config.codes, config.descriptions)
+        model_config = read_model_config(path)
+        return Key(model_config.codes, model_config.descriptions)
     codes = initial_weights(path)[1]
     return None if codes is None else Key(codes)
 

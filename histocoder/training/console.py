@@ -121,14 +121,11 @@ class RunFacts:
     """What it counts."""
     accumulation: int
     """Batches whose gradients are added up to one step."""
+    step_size: int
+    """Rows, or positions, of a step of all processes together."""
     num_steps: int
     num_epochs: int | None
     """None where the number of steps was asked for."""
-
-
-def effective_batch(batch_size: int, *, accumulation: int, processes: int) -> int:
-    """Rows, or positions, of an optimizer step."""
-    return batch_size * accumulation * processes
 
 
 def banner(facts: RunFacts) -> list[str]:
@@ -144,7 +141,6 @@ def banner(facts: RunFacts) -> list[str]:
     processes = len(facts.devices)
     names = (f"{count} × {name}" if count > 1 else name for name, count in Counter(facts.devices).items())
     machine = [_counted(processes, "process", "processes"), _counted(facts.num_nodes, "node", "nodes"), *names]
-    size = effective_batch(facts.batch_size, accumulation=facts.accumulation, processes=processes)
     accumulated = f"{facts.accumulation:,} accumulated × " if facts.accumulation > 1 else ""
     epochs = "" if facts.num_epochs is None else f" in {_counted(facts.num_epochs, 'epoch', 'epochs')}"
     lines = {
@@ -156,7 +152,7 @@ def banner(facts: RunFacts) -> list[str]:
         "machine": ", ".join(machine),
         "strategy": ", ".join(filter(None, [facts.strategy, facts.backend, facts.precision])),
         "batch": f"{facts.batch_size:,} × {accumulated}{_counted(processes, 'process', 'processes')} "
-        f"= {size:,} {facts.batch_unit} a step",
+        f"= {facts.step_size:,} {facts.batch_unit} a step",
         "steps": f"{facts.num_steps:,}{epochs}",
     }
     width = max(map(len, lines)) + 2

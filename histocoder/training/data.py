@@ -2,35 +2,95 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import CACHE_FOLDER
-from histocoder.config import AugmentConfig, config_of
+from histocoder.config import NUM_CODES, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
 from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import Key, read_key
+from histocoder.data.labels import rules_of
 from histocoder.data.normalize import normalize
+from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.data.table import read_table
 from histocoder.data.tokens import LANG_SEP
 from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
+from histocoder.formatters import build_formatter
 from histocoder.model import Tokenizer
+from histocoder.training.building import initial_key
 
 _WORD_ROWS = 250_000
 """Descriptions whose words are counted, at most."""
 _ROWS_AT_ONCE = 1 << 14
 
 
-def open_data(
-    args: argparse.Namespace, files: list[ExampleFiles], folder: Path, tokenizer: Tokenizer
-) -> list[ExampleArrays]:
+def example_files(config: FinetuneConfig | MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
+    """The files to train on and to validate on; those of `FinetuneConfig` are prepared where they are not yet.
+
+    Raises
+    ------
+    UserError
+        On every process, for what a user can mend.
+    """
+    return _prepared_files(config) if isinstance(config, FinetuneConfig) else _given_files(config)
+
+
+def _prepared_files(config: FinetuneConfig) -> tuple[ExampleFiles, ExampleFiles]:
+    def prepared() -> Key:
+        known = initial_key(config) if config.corrections else None
+        prepare(config, config.folder, known=known, overwrite=config.overwrite)
+        return read_key(config.folder / KEY_FILE)
+
+    key = distributed.from_primary(distributed.run_on_primary(prepared, doing="preparing the data"))
+    columns, formatter = config.target_cols, formatter_of(config)
+    train, val = (
+        ExampleFiles((config.folder / name,), columns, formatter, key=key, rules=PREPARED_RULES)
+        for name in (TRAIN_FILE, VAL_FILE)
+    )
+    return train, val
+
+
+def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
+    columns = config.columns
+    formatter = build_formatter(
+        config.formatter,
+        num_blocks=NUM_CODES.get(config.formatter, len(columns)),
+        block_size=config.block_size,
+        use_within_block_sep=config.use_within_block_sep,
+    )
+    check_target_len(formatter.num_blocks, formatter.block_size)
+    if len(columns) > formatter.num_blocks:
+        raise UserError(f"--formatter {config.formatter} takes {formatter.num_blocks} columns of codes at most.")
+    if config.blank_means_no_occupation and formatter.system.missing_block is None:
+        raise UserError(
+            f"--formatter {config.formatter} has no mark for a row without any code; give such rows a code of their "
+            "own (in HISCO -1) instead of --blank-means-no-occupation."
+        )
+    key = read_key(config.key) if config.key else None
+    train, val = (
+        ExampleFiles(
+            tuple(map(Path, paths)),
+            columns,
+            formatter,
+            input_col=config.input_col,
+            language_col=config.language_col,
+            key=key,
+            rules=rules_of(config),
+        )
+        for paths in (config.train_data, config.val_data)
+    )
+    return train, val
+
+
+def open_data(config: RunConfig, files: list[ExampleFiles], folder: Path, tokenizer: Tokenizer) -> list[ExampleArrays]:
     """The examples of some files, from the cache in `--cache-dir` or the run's folder; built where they are not there.
 
     Raises
@@ -38,30 +98,35 @@ def open_data(
     UserError
         On every process, for what a user can mend.
     """
-    cache_dir = Path(args.cache_dir) if args.cache_dir else folder / CACHE_FOLDER
+    cache_dir = Path(config.cache_dir) if config.cache_dir else folder / CACHE_FOLDER
 
     def build() -> list[str]:
-        options = {"max_len": args.max_len, "text_normalization": args.text_normalization}
+        options: dict[str, Any] = {"max_len": config.max_len, "text_normalization": config.text_normalization}
         return [build_cache(part, cache_dir, tokenizer=tokenizer, **options).name for part in files]
 
     names = distributed.from_primary(distributed.run_on_primary(build, doing="tokenising the data"))
     built = [on_each_node(cache_dir / name, marker=CACHE_FILE, is_whole=is_whole) for name in names]
-    if args.cache_dir is None and distributed.is_first_here():
+    if config.cache_dir is None and distributed.is_first_here():
         prune_cache(cache_dir, built)
     return [open_cache(path, tokenizer) for path in built]
 
 
-def augmenter_of(args: argparse.Namespace, arrays: ExampleArrays) -> Augmenter | None:
-    """The noise that the arguments ask for; None where they ask for none."""
-    config = config_of(AugmentConfig, args)
+def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
+    """The noise that the settings ask for; None where they ask for none."""
     alters = config.augmentation_prob > 0 and config.num_transformations > 0
     if not alters and config.unk_lang_prob == 0:
         return None
-    if args.fn_word_freq is not None:
-        words = read_word_list(args.fn_word_freq, args.text_normalization)
+    if config.fn_word_freq is not None:
+        words = read_word_list(config.fn_word_freq, config.text_normalization)
     else:
         words = WordList.from_texts(some_descriptions(arrays))
-    return Augmenter(words, **asdict(config), seed=args.seed)
+    return Augmenter(
+        words,
+        augmentation_prob=config.augmentation_prob,
+        num_transformations=config.num_transformations,
+        unk_lang_prob=config.unk_lang_prob,
+        seed=config.seed,
+    )
 
 
 def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:

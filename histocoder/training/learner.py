@@ -48,7 +48,7 @@ class Learner:
         strategy: Strategy | None = None,
     ) -> None:
         self.model, self.device = model, device
-        self.strategy = strategy or strategy_of(config.strategy)
+        self.strategy = strategy or strategy_of(config)
         _place(model, config, device)
         self.wrapped = self.strategy.wrap(model, device)
         self.optimizer = self.strategy.optimizer(model, config)

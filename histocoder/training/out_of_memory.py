@@ -62,7 +62,7 @@ def _smaller_batches(config: TrainConfig, max_len: int) -> Iterator[str]:
 
 
 def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iterator[str]:
-    fsdp, is_alone = config.strategy.fsdp, distributed.world_size() == 1
+    fsdp, is_alone = config.fsdp, distributed.world_size() == 1
     if not config.gradient_checkpointing:
         yield "--gradient-checkpointing; the same results in more time"
     if max_len > _MIN_MAX_LEN:
@@ -75,7 +75,7 @@ def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iter
         yield "--fsdp full_shard, which shares the model out among the processes"
     elif fsdp == "shard_grad_op":
         yield "--fsdp full_shard in place of shard_grad_op"
-    if fsdp is not None and not config.strategy.fsdp_cpu_offload and device.type == "cuda":
+    if fsdp is not None and not config.fsdp_cpu_offload and device.type == "cuda":
         yield "--fsdp-cpu-offload"
 
 

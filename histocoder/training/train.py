@@ -1,12 +1,11 @@
-"""From arguments and examples to a fitted model: what both scripts do once their data are read."""
+"""From the settings of a run to a fitted model: what both scripts do."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,19 @@ from histocoder.checkpoints.model_files import CONFIG_FILE, initial_weights, rea
 from histocoder.checkpoints.resume import (
     BATCH_SETTINGS,
     mark_begun,
+    marking_interruptions,
     open_checkpoint,
     refuse_other_settings,
     stay_interrupted,
 )
-from histocoder.checkpoints.run_folder import ARGS_FILE, CACHE_FOLDER, LOG_FILE, clear_run
+from histocoder.checkpoints.run_folder import (
+    ARGS_FILE,
+    CACHE_FOLDER,
+    LOG_FILE,
+    clear_run,
+    refuse_others_files,
+    run_folder,
+)
 from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -31,7 +38,7 @@ from histocoder.checkpoints.training_state import (
     checkpoint_bytes,
     drop_checkpoints_after,
 )
-from histocoder.config import NUM_GREEDY, LoaderConfig, TrainConfig, config_of
+from histocoder.config import NUM_GREEDY, FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -39,7 +46,6 @@ from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
 from histocoder.distributed.launch import node_name
 from histocoder.distributed.nodes import refuse_differences
-from histocoder.errors import UserError
 from histocoder.files import is_same_file, remove_leftovers, replacing
 from histocoder.formatters import MISSING
 from histocoder.inference.descriptions import not_in_table
@@ -50,9 +56,10 @@ from histocoder.training.batch_size import find_batch_size
 from histocoder.training.building import choose_tokenizer, seeded_model
 from histocoder.training.console import RunFacts, banner, say
 from histocoder.training.dashboards import check_dashboards, open_tensorboard, open_wandb, run_name
-from histocoder.training.data import augmenter_of, open_data
+from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
-from histocoder.training.settings import check_arguments, settings_of, train_config_of
+from histocoder.training.recipes import fill_in
+from histocoder.training.settings import check_machine, what_to_agree_on
 from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker
 from histocoder.training.trainer import Trainer, check_batch_size
 
@@ -62,87 +69,115 @@ REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
 
 
-def start(args: argparse.Namespace) -> torch.device:
-    """Join the other processes, if any, and choose a device; mistakes in flags are named before any work."""
-    if args.deterministic:
+def train(config: FinetuneConfig | MixerConfig) -> Path:
+    """Train a model; resumes from the newest checkpoint in the run's folder if there is one.
+
+    Parameters
+    ----------
+    config : FinetuneConfig or MixerConfig
+        The same settings as the flags of `finetune.py` and `train_mixer.py`; see docs/configuration.md.
+
+    Returns
+    -------
+    Path
+        The run's folder, which holds the model; `best/` in it holds the one that was best in validation.
+
+    Raises
+    ------
+    UserError
+        For a user's mistake, with what to do about it.
+    Interrupted
+        Where the run was asked to stop; its state is saved.
+
+    Examples
+    --------
+    >>> from histocoder import Coder, FinetuneConfig, train
+    >>> config = FinetuneConfig(dataset="my.csv", target_cols=("hisco_1",), encoder="ngram", save_path="out")
+    >>> folder = train(config)  # doctest: +SKIP
+    >>> Coder.from_pretrained(folder / "best").predict(["farmer"], "en")  # doctest: +SKIP
+    """
+    config = fill_in(config)
+    device, folder = start(config), config.folder
+    with run_folder(folder), marking_interruptions(folder):
+        refuse_others_files(folder)
+        train_files, val_files = example_files(config)
+        if not (isinstance(config, FinetuneConfig) and config.prepare_only):
+            fit(config, train_files, val_files, device=device)
+    return folder
+
+
+def start(config: RunConfig) -> torch.device:
+    """Join the other processes, if any, and choose a device; mistakes in settings are named before any work."""
+    if config.deterministic:
         compute_deterministically()
     device = distributed.start(
-        device=args.device,
-        required=args.distributed,
-        grouped=args.fsdp is not None,
-        local_rank=args.local_rank,
-        rank_timeout=args.rank_timeout,
+        device=config.device,
+        required=config.distributed,
+        grouped=config.fsdp is not None,
+        local_rank=config.local_rank,
+        rank_timeout=config.rank_timeout,
     )
-    check_arguments(args, device)
-    check_dashboards(wandb=args.log_wandb, tensorboard=args.log_tensorboard)
-    if args.wandb_artifact and not args.log_wandb:
-        raise UserError("--wandb-artifact sends the model to Weights & Biases; add --log-wandb.")
+    check_machine(config, device)
+    check_dashboards(wandb=config.log_wandb, tensorboard=config.log_tensorboard)
     return device
 
 
-def open_folder(folder: Path, args: argparse.Namespace, *, key: Key, start_step: int) -> None:
+def open_folder(config: FinetuneConfig | MixerConfig, *, key: Key, start_step: int) -> None:
     """Rank 0's part, once nothing stands in a run's way: take away an earlier run that is not gone on with, or what one
     left beyond the checkpoint that is; write `args.yaml` and `key.csv`.
     """
+    folder = config.folder
     if start_step == 0 and (folder / ARGS_FILE).is_file():
         clear_run(folder)
     drop_checkpoints_after(folder, start_step)
     for part in (folder, folder / CHECKPOINTS_FOLDER, folder / BEST_FOLDER, folder / CACHE_FOLDER):
         remove_leftovers(part)
     mark_begun(folder)
-    once = ("config", "local_rank", "world_size", "overwrite", "resume")  # of this start, not of the run
     with replacing(folder / ARGS_FILE) as temporary:
-        values = {name: value for name, value in vars(args).items() if name not in once}
-        temporary.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    if args.key is None or not is_same_file(args.key, folder / "key.csv"):
+        temporary.write_text(yaml.safe_dump(recorded(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    if config.key is None or not is_same_file(config.key, folder / "key.csv"):
         write_key(folder / "key.csv", key)
 
 
-def train(
-    args: argparse.Namespace,
-    train_files: ExampleFiles,
-    val_files: ExampleFiles,
-    *,
-    folder: Path,
-    device: torch.device,
+def fit(
+    config: FinetuneConfig | MixerConfig, train_files: ExampleFiles, val_files: ExampleFiles, *, device: torch.device
 ) -> None:
-    """Build the model and the data that the arguments describe, and fit; goes on from a checkpoint if there is one."""
+    """Build the model and the data that the settings describe, and fit; resumes from a checkpoint if there is one."""
+    folder = config.folder
     stay_interrupted(folder)
-    train_config = train_config_of(args)
-    _check_together(args, folder)
-    anew = args.overwrite and args.resume == "auto"
-    checkpoint = open_checkpoint(folder, "never" if anew else args.resume)
-    tokenizer = choose_tokenizer(args, checkpoint)
-    train_arrays, val_arrays = open_data(args, [train_files, val_files], folder, tokenizer)
+    _check_together(config, folder)
+    starts_over = config.overwrite and config.resume == "auto"
+    checkpoint = open_checkpoint(folder, "never" if starts_over else config.resume)
+    tokenizer = choose_tokenizer(config, checkpoint)
+    train_arrays, val_arrays = open_data(config, [train_files, val_files], folder, tokenizer)
     for notice in train_arrays.notices + val_arrays.notices:
         say(notice)
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    languages = _languages_of(train_arrays)
-    config = None if checkpoint is None else checkpoint.model_config
-    build = partial(seeded_model, args, train_files, config, tokenizer=tokenizer, key=key, languages=languages)
-    if args.auto_batch_size:
-        args.batch_size = _fitting_batch_size(args, checkpoint, build, device, num_rows=len(train_arrays))
-        args.auto_batch_size = False  # in args.yaml stands what was found
-        train_config = train_config_of(args)
-    if train_config.tokens_per_batch is None:
-        check_batch_size(train_config, len(train_arrays))
-    settings = settings_of(args, train_config, train_files, train_arrays, val_arrays, key)
-    _check_settings(settings, train_config, checkpoint, folder)
+    languages, model_config = _languages_of(train_arrays), None if checkpoint is None else checkpoint.model_config
+    build = partial(seeded_model, config, train_files, model_config, tokenizer=tokenizer, key=key, languages=languages)
+    if config.auto_batch_size:
+        size = _fitting_batch_size(config, checkpoint, build, device, num_rows=len(train_arrays))
+        config = replace(config, batch_size=size, auto_batch_size=False)  # in args.yaml stands what was found
+    if config.tokens_per_batch is None:
+        check_batch_size(config, len(train_arrays))
+    scaled = config.with_scaled_rates(distributed.world_size())
+    settings = what_to_agree_on(scaled, train_files, train_arrays, val_arrays, key)
+    _check_settings(settings, scaled, checkpoint, folder)
 
     model = build()
-    common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": args.max_len}
+    common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": config.max_len}
     common["pad_to"] = model.config.pad_to
-    noise = augmenter_of(args, train_arrays)
+    noise = augmenter_of(config, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
     val_data = OccupationDataset(val_arrays, **common)
-    explaining = partial(explaining_out_of_memory, train_config, device, max_len=args.max_len)
+    explaining = partial(explaining_out_of_memory, scaled, device, max_len=config.max_len)
     with explaining():
         trainer = Trainer(
             model,
             train_data,
             val_data,
-            train_config,
-            loader=config_of(LoaderConfig, args),
+            scaled,
+            loader=scaled,
             device=device,
             folder=folder,
             settings=settings,
@@ -150,29 +185,29 @@ def train(
 
     start_step = checkpoint.state.step if checkpoint is not None else 0
     distributed.run_on_primary(
-        lambda: open_folder(folder, args, key=key, start_step=start_step), doing="opening the run's folder"
+        lambda: open_folder(config, key=key, start_step=start_step), doing="opening the run's folder"
     )
     warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
-        _say_resumed(args, checkpoint)
-    for line in banner(_facts(args, trainer)):
+        _say_resumed(config, checkpoint)
+    for line in banner(_facts(config, trainer)):
         say(line)
-    tracker = _tracker(args, folder, start_step, model.config.system)
+    tracker = _tracker(config, folder, start_step, model.config.system)
     try:
         with explaining():
             if checkpoint is not None:
                 trainer.restore(checkpoint)
             del checkpoint  # or all that was read would stay in memory while the run trains
             trainer.fit(tracker)
-        if args.wandb_artifact:
+        if config.wandb_artifact:
             tracker.keep_model(folder)
     finally:
         tracker.close()
-    _finish(args, trainer, train_files, val_files, folder=folder, device=device)
+    _finish(config, trainer, train_files, val_files, folder=folder, device=device)
 
 
 def _finish(
-    args: argparse.Namespace,
+    config: RunConfig,
     trainer: Trainer,
     train_files: ExampleFiles,
     val_files: ExampleFiles,
@@ -181,17 +216,17 @@ def _finish(
     device: torch.device,
 ) -> None:
     """Fit the experts of a trained model, and report on it."""
-    if not args.no_experts:
+    if not config.no_experts:
         distributed.run_on_primary(
-            lambda: experts(folder, trainer, val_files, device, args.precision), doing="fitting the experts"
+            lambda: experts(folder, trainer, val_files, device, config.precision), doing="fitting the experts"
         )
-    if not args.no_report:
+    if not config.no_report:
         distributed.run_on_primary(
-            lambda: report(folder, train_files, val_files, len(trainer.val_data), device, args.precision),
+            lambda: report(folder, train_files, val_files, len(trainer.val_data), device, config.precision),
             doing="writing the report",
         )
-    if _refits(args, trainer, folder):
-        refit(args, trainer, train_files, val_files, folder=folder)
+    if _refits(config, trainer, folder):
+        refit(config, trainer, train_files, val_files, folder=folder)
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
 
 
@@ -203,35 +238,34 @@ def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
     return languages
 
 
-def _check_together(args: argparse.Namespace, folder: Path) -> None:
+def _check_together(config: RunConfig, folder: Path) -> None:
     """Raise a UserError where processes can't do together what they do before all settings are known, and after."""
-    refuse_differences({"--auto-batch-size": args.auto_batch_size, "--fsdp-state-dict": args.fsdp_state_dict})
-    if args.fsdp_state_dict == "sharded" and distributed.world_size() > 1:
+    refuse_differences({"--auto-batch-size": config.auto_batch_size, "--fsdp-state-dict": config.fsdp_state_dict})
+    if config.fsdp_state_dict == "sharded" and distributed.world_size() > 1:
         from histocoder.checkpoints.sharded import check_folder  # here, since it takes a while to import
 
         check_folder(folder)
 
 
-def _check_settings(settings: dict[str, Any], config: TrainConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
+def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
     """Raise a UserError where processes have other settings than each other, or than the checkpoint to go on from."""
-    shared = asdict(config)
-    shared |= shared.pop("strategy")
-    refuse_differences(settings | {f"--{name.replace('_', '-')}": value for name, value in shared.items()})
+    shared = (setting for setting in settings_of(TrainConfig) if setting.options.is_recorded)
+    refuse_differences(settings | {setting.flag: getattr(config, setting.name) for setting in shared})
     if checkpoint is not None:
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=config.gradient_accumulation_steps
         )
 
 
-def _say_resumed(args: argparse.Namespace, checkpoint: Checkpoint) -> None:
+def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
     say(f"Going on from step {checkpoint.state.step} ({checkpoint.path}).")
-    if args.initial_checkpoint is not None:
-        flags = "--initial-checkpoint and --only-encoder have" if args.only_encoder else "--initial-checkpoint has"
+    if config.initial_checkpoint is not None:
+        flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
         say(f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights.")
 
 
 def _fitting_batch_size(
-    args: argparse.Namespace,
+    config: RunConfig,
     checkpoint: Checkpoint | None,
     build: Callable[[], MixerModel],
     device: torch.device,
@@ -240,9 +274,8 @@ def _fitting_batch_size(
 ) -> int:
     """The batch size of the run that is gone on with, else the largest that fits."""
     if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
-        return max(rows // (args.gradient_accumulation_steps * distributed.world_size()), 1)
-    config = train_config_of(args)
-    with explaining_out_of_memory(config, device, max_len=args.max_len):
+        return max(rows // config.num_parts(distributed.world_size()), 1)
+    with explaining_out_of_memory(config, device, max_len=config.max_len):
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
     say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
     return size
@@ -262,22 +295,22 @@ def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: tor
         say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, device, precision)}")
 
 
-def _refits(args: argparse.Namespace, trainer: Trainer, folder: Path) -> bool:
+def _refits(config: RunConfig, trainer: Trainer, folder: Path) -> bool:
     """Whether the best model is to learn from the validation data as well: where rows are few, each tells."""
     num_rows = len(trainer.train_data) + len(trainer.val_data)
-    if args.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
+    if config.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
         return False
     return not read_model_config(folder / BEST_FOLDER).fitted_to_validation
 
 
 def refit(
-    args: argparse.Namespace, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, *, folder: Path
+    config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, *, folder: Path
 ) -> None:
     """Fit the best model to the validation data as well, now that these have served; all processes call this."""
     best = folder / BEST_FOLDER
     files = replace(train_files, paths=train_files.paths + val_files.paths)
-    arrays = open_data(args, [train_files, val_files, files], folder, trainer.model.tokenizer)[-1]
-    data = trainer.train_data.of(arrays, augmenter=augmenter_of(args, arrays))
+    arrays = open_data(config, [train_files, val_files, files], folder, trainer.model.tokenizer)[-1]
+    data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
     weights, _ = initial_weights(best)
     trainer.refit(data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
     weights = trainer.learner.weights()
@@ -285,8 +318,8 @@ def refit(
     def save() -> None:
         from histocoder.training.experts import fit_linear_expert, save_refitted
 
-        config = trainer.model.config
-        expert = None if args.no_experts else fit_linear_expert(data, num_classes=config.num_classes)
+        num_classes = trainer.model.config.num_classes
+        expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)
         save_refitted(best, weights, expert)
 
     distributed.run_on_primary(save, doing="saving the model")
@@ -324,22 +357,22 @@ def report(
     say(f"The report is {path}.")
 
 
-def _tracker(args: argparse.Namespace, folder: Path, start_step: int, system: str) -> Tracker:
+def _tracker(config: RunConfig, folder: Path, start_step: int, system: str) -> Tracker:
     if not distributed.is_primary():
         return NullRun()
     trackers: list[Tracker] = [CsvLog(folder, start_step=start_step)]
-    if args.log_wandb:
-        name = args.run_name or run_name(args.encoder, system, world_size=distributed.world_size())
+    if config.log_wandb:
+        name = config.run_name or run_name(config.encoder, system, world_size=distributed.world_size())
         trackers.append(
             open_wandb(
                 folder,
-                project=args.wandb_project_name,
+                project=config.wandb_project_name,
                 name=name,
-                config=vars(args),
-                uploads_model=args.wandb_artifact,
+                config=recorded(config),
+                uploads_model=config.wandb_artifact,
             )
         )
-    if args.log_tensorboard:
+    if config.log_tensorboard:
         trackers.append(open_tensorboard(folder, start_step=start_step))
     return Tee(*trackers)
 
@@ -354,14 +387,13 @@ def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
         )
 
 
-def _facts(args: argparse.Namespace, trainer: Trainer) -> RunFacts:
+def _facts(config: RunConfig, trainer: Trainer) -> RunFacts:
     """What the banner tells; all ranks ask for it together."""
     model, device = trainer.model, trainer.device
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    by_tokens = args.tokens_per_batch is not None
     return RunFacts(
         script=Path(sys.argv[0]).name,
-        encoder=args.encoder,
+        encoder=config.encoder,
         num_trained=trained,
         num_frozen=sum(p.numel() for p in model.parameters()) - trained,
         num_train=len(trainer.train_data),
@@ -372,10 +404,11 @@ def _facts(args: argparse.Namespace, trainer: Trainer) -> RunFacts:
         num_nodes=len(set(distributed.gather_texts(node_name()))),
         backend=distributed.backend(),
         strategy=trainer.learner.strategy.name,
-        precision=precision_name(computing_dtype(args.precision, device, use_amp=args.use_amp)),
-        batch_size=args.tokens_per_batch if by_tokens else args.batch_size,
-        batch_unit="positions" if by_tokens else "rows",
-        accumulation=args.gradient_accumulation_steps,
+        precision=precision_name(computing_dtype(config.precision, device, use_amp=config.use_amp)),
+        batch_size=config.tokens_per_batch or config.batch_size,
+        batch_unit="rows" if config.tokens_per_batch is None else "positions",
+        accumulation=config.gradient_accumulation_steps,
+        step_size=config.step_size(distributed.world_size()),
         num_steps=trainer.total_steps,
-        num_epochs=args.num_epochs if args.max_steps is None else None,
+        num_epochs=config.num_epochs if config.max_steps is None else None,
     )

@@ -141,7 +141,7 @@ class Trainer:
             use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
         profiler = Profiler(
-            self.config.profile_steps, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
+            self.config.profile, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
         )
         with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
             while self.state.step < self.total_steps and not self.is_over:
@@ -408,8 +408,8 @@ def _by_codes(results: dict[str, float], name: str) -> str:
 
 def check_batch_size(config: TrainConfig, num_rows: int) -> None:
     """Say so where a step of all processes together takes more rows than there are to train on."""
-    num_parts = distributed.world_size() * config.gradient_accumulation_steps
-    if config.batch_size * num_parts > num_rows:
+    num_parts = config.num_parts(distributed.world_size())
+    if config.step_size(distributed.world_size()) > num_rows:
         times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
         say(
             f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
@@ -418,7 +418,7 @@ def check_batch_size(config: TrainConfig, num_rows: int) -> None:
 
 
 def _global_batch(config: TrainConfig, model: MixerModel) -> int | TokenBudget:
-    num_parts = distributed.world_size() * config.gradient_accumulation_steps
+    size = config.step_size(distributed.world_size())
     if config.tokens_per_batch is None:
-        return config.batch_size * num_parts
-    return TokenBudget(config.tokens_per_batch * num_parts, model.config.max_len, model.tokenizer)
+        return size
+    return TokenBudget(size, model.config.max_len, model.tokenizer)

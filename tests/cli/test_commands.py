@@ -22,9 +22,10 @@ from conftest import DEADLINE, ROOT, environment, run, shared, write_table
 from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
-from finetune import build_parser as build_finetune
 from histocoder.checkpoints.model_files import change_config, published_weights, save_model
+from histocoder.cli.arguments import build_parser as flags_of
 from histocoder.cli.main import build_parser, main
+from histocoder.config import FinetuneConfig
 from histocoder.errors import UserError
 from histocoder.evaluation import review as reviewing
 from histocoder.evaluation.review import review
@@ -357,7 +358,7 @@ def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
     shown = {}
     for flag in ("--help", "--help-all"):
         with pytest.raises(SystemExit) as ended:
-            build_finetune().parse([flag])
+            flags_of(FinetuneConfig).parse([flag])
         assert ended.value.code == 0
         shown[flag] = capsys.readouterr().out
     assert shown["--help"].count("\n  --") == 14 and shown["--help-all"].count("\n  --") > 60
@@ -370,7 +371,7 @@ def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
 )
 def test_misspelt_flags_get_a_suggestion(args: tuple[str, ...], message: str):
     with pytest.raises(UserError, match=re.escape(message)):
-        build_finetune().parse(args)
+        flags_of(FinetuneConfig).parse(args)
 
 
 def test_commands_name_the_flag_that_is_meant():

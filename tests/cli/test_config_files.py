@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,43 +11,43 @@ import yaml
 from conftest import ROOT, run, write_table
 from jobs import two_ranks
 
-import finetune as finetune_script
-import train_mixer as mixer_script
+from histocoder.cli.arguments import parse
+from histocoder.config import FinetuneConfig, MixerConfig, recorded
 from histocoder.errors import UserError
+from histocoder.training.recipes import fill_in
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-SCRIPTS = {"finetune.py": finetune_script, "train_mixer.py": mixer_script}
+SCRIPTS = {"finetune.py": FinetuneConfig, "train_mixer.py": MixerConfig}
 BASE = ("--dataset", "t.csv", "--target-cols", "hisco_1")
 
 
-def parsed(monkeypatch: pytest.MonkeyPatch, path: Path, text: str, *flags: str) -> dict:
+def parsed(path: Path, text: str, *flags: str) -> dict:
     path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["finetune.py", "--config", str(path), *BASE, *flags])
-    return vars(finetune_script.parse_args())
+    return vars(fill_in(parse(FinetuneConfig, ["--config", str(path), *BASE, *flags])))
 
 
-def test_sections_are_headings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sections_are_headings(tmp_path: Path):
     flat = "language: da\nencoder: tiny\nbatch-size: 7\ndistributed: true\nlog_interval: 3\n"
     sections = (
         "data: {language: da}\nmodel:\n  encoder: tiny\ntraining:\n  batch-size: 7\n"
         "distributed:\n  distributed: true\nlogging:\n  log_interval: 3\n"
     )
     mixed = "data:\ndistributed: true\nmodel: {encoder: tiny, language: da}\nbatch_size: 7\nlog_interval: 3\n"
-    one, two, three = (parsed(monkeypatch, tmp_path / "run.yaml", text) for text in (flat, sections, mixed))
+    one, two, three = (parsed(tmp_path / "run.yaml", text) for text in (flat, sections, mixed))
     assert one == two == three
     assert (one["language"], one["encoder"], one["batch_size"], one["distributed"]) == ("da", "tiny", 7, True)
     assert one["learning_rate"] == 1e-3  # that of a model from scratch, which the file makes it
 
 
-def test_flags_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_flags_win_over_the_file(tmp_path: Path):
     text = "training: {batch_size: 7, num_epochs: 2}\ndata: {target_cols: [a, b]}\nmodel: {encoder: small}\n"
-    args = parsed(monkeypatch, tmp_path / "run.yaml", text, "--batch-size", "9")
-    assert (args["batch_size"], args["num_epochs"], args["target_cols"]) == (9, 2, ["hisco_1"])
+    args = parsed(tmp_path / "run.yaml", text, "--batch-size", "9")
+    assert (args["batch_size"], args["num_epochs"], args["target_cols"]) == (9, 2, ("hisco_1",))
 
 
-def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_example_of_the_page(tmp_path: Path):
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    args = parsed(monkeypatch, tmp_path / "run.yaml", page.split("```yaml\n")[1].split("```")[0], "--batch-size", "32")
+    args = parsed(tmp_path / "run.yaml", page.split("```yaml\n")[1].split("```")[0], "--batch-size", "32")
     assert (args["batch_size"], args["use_amp"], args["save_path"]) == (32, True, "out")
 
 
@@ -69,15 +68,15 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("target_cols: [a, no]", "target_cols can't be ['a', False]. Put a word such as no"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str):
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str):
     with pytest.raises(UserError) as error:
-        parsed(monkeypatch, tmp_path / "run.yaml", text)
+        parsed(tmp_path / "run.yaml", text)
     assert message in str(error.value)
 
 
-def test_a_blank_value_leaves_a_flag_without_a_default_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_blank_value_leaves_a_flag_without_a_default_as_it_is(tmp_path: Path):
     text = "language_col:\nmax_steps: null\ntraining:\n"
-    assert parsed(monkeypatch, tmp_path / "run.yaml", text) == parsed(monkeypatch, tmp_path / "run.yaml", "{}")
+    assert parsed(tmp_path / "run.yaml", text) == parsed(tmp_path / "run.yaml", "{}")
 
 
 def example(path: Path) -> tuple[str, list[str]]:
@@ -92,9 +91,8 @@ def example(path: Path) -> tuple[str, list[str]]:
 def test_examples_are_read_by_their_scripts(path: Path, monkeypatch: pytest.MonkeyPatch):
     script, args = example(path)
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [script, *args])
-    read = vars(SCRIPTS[script].parse_args())
-    assert read["config"] == f"configs/{path.name}"
+    assert f"configs/{path.name}" in args
+    read = yaml.safe_load(yaml.safe_dump(recorded(fill_in(parse(SCRIPTS[script], args)))))
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     flags = {name: value for section in content.values() for name, value in section.items()}
     flags["learning_rate"] = float(flags.get("learning_rate", read["learning_rate"]))  # 1e-3 is a word in YAML

@@ -64,7 +64,11 @@ def test_the_size_of_chunks_changes_no_prepared_file(
     mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split_by: str
 ):
     config = PrepareConfig(
-        str(mixed), ("hisco_1", "hisco_2"), language_col="lang", allow_short_codes=True, split_by=split_by
+        str(mixed),
+        ("hisco_1", "hisco_2"),
+        language_col="lang",
+        allow_codes_shorter_than_block_size=True,
+        split_by=split_by,
     )
     prepare(config, tmp_path / "whole", say=lambda _: None)
     monkeypatch.setattr(tables, "CHUNK_ROWS", 7)

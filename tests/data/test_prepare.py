@@ -151,7 +151,7 @@ def test_short_codes_stop_with_count_lines_and_ways_out(tmp_path: Path):
         "04215",
         "-1",
     }
-    assert set(prepared(table, tmp_path / "b", allow_short_codes=True)["key"]["system_code"]) == {
+    assert set(prepared(table, tmp_path / "b", allow_codes_shorter_than_block_size=True)["key"]["system_code"]) == {
         "61110",
         "2000",
         "4215",

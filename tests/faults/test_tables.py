@@ -160,7 +160,9 @@ CONTENTS = st.one_of(
 def test_any_bytes_are_prepared_or_refused(content: bytes, allow_short_codes: bool, drop_bad_labels: bool):
     with table_of(content) as table:
         try:
-            assert prepared(table, allow_short_codes=allow_short_codes, drop_bad_labels=drop_bad_labels)
+            assert prepared(
+                table, allow_codes_shorter_than_block_size=allow_short_codes, drop_bad_labels=drop_bad_labels
+            )
         except UserError as error:
             assert "\n" not in str(error) and not (table.parent / "out" / "prepared.json").exists()
 

@@ -10,7 +10,7 @@ from conftest import run
 from jobs import finetune, two_ranks
 
 from histocoder.training import console
-from histocoder.training.console import Progress, RunFacts, banner, effective_batch
+from histocoder.training.console import Progress, RunFacts, banner
 
 FACTS = RunFacts(
     script="finetune.py",
@@ -29,6 +29,7 @@ FACTS = RunFacts(
     batch_size=64,
     batch_unit="rows",
     accumulation=2,
+    step_size=1_024,
     num_steps=12_057,
     num_epochs=10,
 )
@@ -49,7 +50,7 @@ def test_the_lines_of_a_large_run():
 
 def test_the_lines_of_a_small_one():
     alone = {"devices": ("Xeon (2 threads)",), "num_nodes": 1, "backend": None, "strategy": "one process"}
-    batch = {"batch_size": 4_096, "batch_unit": "positions", "accumulation": 1}
+    batch = {"batch_size": 4_096, "batch_unit": "positions", "accumulation": 1, "step_size": 4_096}
     size = {"num_trained": 62_345, "num_frozen": 0, "num_codes": 1, "num_steps": 100, "num_epochs": None}
     lines = banner(replace(FACTS, **alone, **batch, **size))
     assert lines[2] == "parameters  62,345: 62,345 trained"
@@ -60,10 +61,6 @@ def test_the_lines_of_a_small_one():
         "batch       4,096 × 1 process = 4,096 positions a step",
         "steps       100",
     ]
-
-
-def test_the_effective_batch():
-    assert effective_batch(64, accumulation=4, processes=8) == 2_048
 
 
 def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):

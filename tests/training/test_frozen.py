@@ -40,7 +40,17 @@ def fit(folder: Path, *, precision: str = "fp32", seed: int = 5, noise: bool = F
     torch.manual_seed(seed)
     torch.nn.init.normal_(model.encoder.pooler.dense.weight, std=0.1)
     model.freeze_encoder()
-    config = TrainConfig(20, NUM_EPOCHS, 1e-3, 0.5, eval_interval=4, precision=precision, seed=1)
+    config = TrainConfig(
+        batch_size=20,
+        num_epochs=NUM_EPOCHS,
+        min_steps=0,
+        learning_rate=1e-3,
+        warmup_pct=0.05,
+        seq2seq_weight=0.5,
+        eval_interval=4,
+        precision=precision,
+        seed=1,
+    )
     options = {"loader": LoaderConfig(), "device": CPU, "folder": folder / "out", "settings": {}}
     return Trained(model, trainer.Trainer(model, train, val, config, **options).fit())
 

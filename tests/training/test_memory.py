@@ -16,14 +16,14 @@ from jobs import assert_same_weights, faulty, finetune, leftovers, two_ranks
 from models import tiny_model
 
 from histocoder.checkpoints.training_state import list_checkpoints
-from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.config import TrainConfig
 from histocoder.errors import Notice, UserError
 from histocoder.ops.memory import RowsAtOnce, available_bytes, total_bytes
 from histocoder.training.batch_size import _Trial, find_batch_size, largest_that_fits
 from histocoder.training.out_of_memory import advice, explaining_out_of_memory
 
 CPU = torch.device("cpu")
-CONFIG = TrainConfig(batch_size=8, num_epochs=1, learning_rate=1e-3, seq2seq_weight=0.1)
+CONFIG = TrainConfig(batch_size=8, num_epochs=1, min_steps=0, learning_rate=1e-3, warmup_pct=0.05)
 STEPS = ("--max-steps", 6, "--eval-interval", 3, "--save-interval", 3, "--dropout", 0.1)
 
 
@@ -75,12 +75,10 @@ def test_what_is_in_use_is_not_advised(monkeypatch: pytest.MonkeyPatch):
     assert "--" not in advice(config, CPU, max_len=32).replace("--fsdp full_shard", "")
     assert "1. --fsdp full_shard --fsdp-cpu-offload, which" in advice(config, torch.device("cuda", 0), max_len=32)
     monkeypatch.setattr("histocoder.distributed.world_size", lambda: 2)
-    sharded = replace(config, strategy=StrategyConfig(fsdp="full_shard"))
+    sharded = replace(config, fsdp="full_shard")
     assert advice(sharded, CPU, max_len=32).endswith("no flag left that saves any.")
     assert advice(sharded, torch.device("cuda", 0), max_len=32).endswith("\n  1. --fsdp-cpu-offload")
-    assert "1. --fsdp full_shard in place" in advice(
-        replace(config, strategy=StrategyConfig(fsdp="shard_grad_op")), CPU, max_len=32
-    )
+    assert "1. --fsdp full_shard in place" in advice(replace(config, fsdp="shard_grad_op"), CPU, max_len=32)
     tokens = replace(CONFIG, tokens_per_batch=512)
     assert "1. --tokens-per-batch 256 with" in advice(tokens, CPU, max_len=128)
     assert "1. --gradient-checkpointing" in advice(tokens, CPU, max_len=512)

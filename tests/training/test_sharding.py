@@ -20,8 +20,7 @@ from trainers import begin, dataset, losses
 from histocoder.checkpoints.model_files import load_tensors
 from histocoder.checkpoints.sharded import read_shards
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
-from histocoder.cli.arguments import add_strategy_arguments
-from histocoder.cli.parser import Parser
+from histocoder.cli.arguments import build_parser
 from histocoder.config import StrategyConfig
 from histocoder.errors import UserError
 from histocoder.training.strategies import check_strategy
@@ -453,8 +452,7 @@ def test_flags_that_contradict_each_other_are_named(flags: dict[str, Any], messa
 
 
 def test_a_number_of_parameters_may_be_written_as_1e6():
-    parser = Parser("")
-    add_strategy_arguments(parser)
+    parser = build_parser(StrategyConfig)
     assert parser.parse_args(["--fsdp-min-num-params", "1e6"]).fsdp_min_num_params == 1_000_000
     for wrong in ("1.5", "inf", "many"):
         with pytest.raises(UserError, match="--fsdp-min-num-params"):

@@ -1,0 +1,174 @@
+"""What a setting is: a field of a frozen dataclass that says all there is to say about it, once.
+
+To add a setting, add one field to the dataclass of its group in `config.run`, by `free` or by `fixed`. Its flag, its
+key in YAML files, its row in docs/configuration.md, its line in args.yaml, its range check and the comparison with the
+checkpoint that a run resumes from all follow from the field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from types import NoneType
+from typing import Any, ClassVar, get_args, get_type_hints
+
+from histocoder.errors import UserError
+
+
+def require(ok: bool, message: str) -> None:
+    """Raise a UserError with a message unless all is well."""
+    if not ok:
+        raise UserError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a field says of its setting, beside its name, type and default."""
+
+    text: str | None
+    """The help of the flag, to which the default is added unless it names one. Without a text the flag is hidden."""
+    resume: str
+    """What a resumed run must agree on: the "value", the "content" of the file it names, or nothing ("")."""
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+    parse: Callable[[str], Any] | None = None
+    """Reads a value, where the field's type alone does not."""
+    at_least: float | None = None
+    above: float | None = None
+    """What a value must exceed."""
+    between: tuple[float, float] | None = None
+    """The least and the largest value."""
+    is_short: bool = False
+    """Whether `--help` shows the flag as well as `--help-all`."""
+    is_negatable: bool = False
+    """Whether there is a `--no-` flag."""
+    is_recorded: bool = True
+    """Whether args.yaml has it, as what belongs to the run, and not to one start of it alone."""
+    flags: tuple[str, ...] = ()
+    """Spellings of the flag, where the field's name is not its only one."""
+
+
+def free(default: Any, text: str | None, **options: Any) -> Any:
+    """Declare a setting that a resumed run may change, or whose effect is compared by itself (data, rows of a step).
+
+    Parameters
+    ----------
+    default : object
+        None where there is none, or where the recipe has it (then the type of the field does not allow None).
+    text : str, optional
+    options
+        See `Options`.
+    """
+    return field(default=default, metadata={"options": Options(text=text, resume="", **options)})
+
+
+def fixed(default: Any, text: str, *, resume: str = "value", **options: Any) -> Any:
+    """Declare a setting that a resumed run must agree on; parameters as of `free`."""
+    return field(default=default, metadata={"options": Options(text=text, resume=resume, **options)})
+
+
+def changed(kind: type[Settings], name: str, default: Any, **options: Any) -> Any:
+    """Declare another default, or other options, for a setting of a base class."""
+    declared = next(one for one in settings_of(kind) if one.name == name).options
+    return field(default=default, metadata={"options": replace(declared, **options)})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as declared."""
+
+    name: str
+    type: Any
+    """Without None."""
+    is_optional: bool
+    default: Any
+    group: str
+    options: Options
+
+    @property
+    def flag(self) -> str:
+        """The flag's name."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def help(self) -> str:
+        """The flag's help, with its default."""
+        text = self.options.text or argparse.SUPPRESS
+        if "(default: " in text or "(required)" in text or isinstance(self.default, bool) or text is argparse.SUPPRESS:
+            return text
+        if self.default is None:
+            return text if self.is_optional else f"{text} (default: by the recipe)"
+        return f"{text} (default: {shown(self.default)})"
+
+    def check(self, value: Any) -> None:
+        """Raise a UserError where a value is none of the setting's choices, or out of its bounds."""
+        if value is None:
+            return
+        options, said = self.options, f"{self.flag} is {shown(value)}; it must"
+        require(
+            options.choices is None or value in options.choices, f"{said} be of {', '.join(options.choices or ())}."
+        )
+        require(options.at_least is None or value >= options.at_least, f"{said} be {options.at_least} or more.")
+        require(options.above is None or value > options.above, f"{said} be more than {options.above}.")
+        if options.between is not None:
+            low, high = options.between
+            require(low <= value <= high, f"{said} lie between {low} and {high}.")
+
+
+def shown(value: Any) -> str:
+    """A default or a value as a person would write it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """What a flag would give, for the lists and paths that Python programs give."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+class Settings:
+    """Base of all groups of settings: checks the bounds of each field, then calls the `check` of each group."""
+
+    GROUP: ClassVar[str] = ""
+    """Title of the flags that a class declares."""
+
+    def __post_init__(self) -> None:
+        for setting in settings_of(type(self)):
+            value = _plain(getattr(self, setting.name))
+            object.__setattr__(self, setting.name, value)
+            setting.check(value)
+        for kind in reversed(type(self).__mro__):
+            if "check" in vars(kind):
+                vars(kind)["check"](self)
+
+
+def settings_of(kind: type[Settings]) -> list[Setting]:
+    """The settings that a class has, in the order of its groups."""
+    types, groups = get_type_hints(kind), dict[str, str]()
+    for base in reversed(kind.__mro__):
+        for name in vars(base).get("__annotations__", ()):
+            groups.setdefault(name, vars(base).get("GROUP", ""))
+    settings = []
+    for one in fields(kind):  # type: ignore[arg-type]
+        assert "options" in one.metadata, f"declare {kind.__name__}.{one.name} by free() or fixed()"
+        options, of = one.metadata["options"], get_args(types[one.name])
+        is_optional = NoneType in of
+        type_ = of[0] if is_optional else types[one.name]
+        settings.append(Setting(one.name, type_, is_optional, one.default, groups[one.name], options))
+    return settings
+
+
+def recorded(config: Settings) -> dict[str, Any]:
+    """The settings that args.yaml repeats, by name."""
+    return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.options.is_recorded}
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number, of a form such as 1e6, too."""
+    value = float(text)
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+    return int(value)

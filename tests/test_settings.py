@@ -1,0 +1,128 @@
+"""Settings: fields of dataclasses, from which flags, files and checks come; and training from Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import write_table
+
+import finetune
+from histocoder import Coder, FinetuneConfig, MixerConfig, train
+from histocoder.checkpoints.run_folder import ARGS_FILE
+from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
+from histocoder.cli.arguments import build_parser, parse
+from histocoder.config import NUM_CODES, recorded, settings_of
+from histocoder.config.settings import fixed, free
+from histocoder.data.examples import MAX_CODES
+from histocoder.errors import UserError
+from histocoder.model import PRESETS
+from histocoder.training.recipes import fill_in
+
+GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
+
+
+@dataclass(frozen=True)
+class LongerConfig(FinetuneConfig):
+    """With one more field, and nothing else."""
+
+    label_smoothing: float = fixed(0.1, "share of the probability that all codes get", metavar="P", between=(0, 1))
+
+
+def test_a_setting_is_one_field(tmp_path: Path):
+    assert "--label-smoothing P" in build_parser(LongerConfig).format_usage()
+    assert settings_of(LongerConfig)[-1].help == "share of the probability that all codes get (default: 0.1)"
+    assert parse(LongerConfig, [*GIVEN, "--label-smoothing", "0.2"]).label_smoothing == 0.2
+    (tmp_path / "run.yaml").write_text("training: {label-smoothing: 0.3}")
+    config = parse(LongerConfig, [*GIVEN, "--config", str(tmp_path / "run.yaml")])
+    assert recorded(config)["label_smoothing"] == 0.3
+    with pytest.raises(UserError, match="--label-smoothing is 2; it must lie between 0 and 1"):
+        replace(config, label_smoothing=2.0)
+    with pytest.raises(UserError, match="Did you mean '--label-smoothing'"):
+        parse(LongerConfig, [*GIVEN, "--labels-smoothing", "0.2"])
+    fixed_names = {one.name for one in settings_of(LongerConfig) if one.options.resume}
+    assert fixed_names - {one.name for one in settings_of(FinetuneConfig) if one.options.resume} == {"label_smoothing"}
+
+
+def test_a_field_that_does_not_say_what_resuming_must_agree_on_is_refused():
+    @dataclass(frozen=True)
+    class Careless(FinetuneConfig):
+        label_smoothing: float = 0.1
+
+    with pytest.raises(AssertionError, match=r"declare Careless\.label_smoothing by free\(\) or fixed\(\)"):
+        build_parser(Careless)
+    with pytest.raises(TypeError, match="atleast"):
+        free(1, "a misspelt option", atleast=1)
+
+
+def test_names_that_help_and_checks_repeat_are_those_of_the_package():
+    help_of = {one.name: one.help for one in settings_of(FinetuneConfig)}
+    assert f"from scratch: {', '.join(PRESETS)} (default" in help_of["encoder"]
+    assert NUM_CODES["hisco"] == MAX_CODES
+
+
+def test_python_gives_what_flags_give(tmp_path: Path):
+    config = FinetuneConfig(dataset=tmp_path / "t.csv", target_cols=["a", "b"], num_epochs=2)
+    assert config == parse(FinetuneConfig, f"--dataset {tmp_path}/t.csv --target-cols a b --num-epochs 2".split())
+    with pytest.raises(UserError, match="--precision is int8; it must be of auto, fp32, bf16, fp16"):
+        replace(config, precision="int8")
+
+
+def test_a_recipe_fills_in_what_is_not_given():
+    given = FinetuneConfig("t.csv", ("h",), encoder="ngram", learning_rate=1e-2)
+    config = fill_in(given)
+    changed = {f.name for f in fields(given) if getattr(given, f.name) != getattr(config, f.name)}
+    assert (config.learning_rate, config.table_learning_rate, config.batch_size) == (1e-2, None, 64)
+    assert changed == {
+        *("num_epochs", "min_steps", "batch_size", "warmup_pct", "flat_loss", "pooling"),
+        *("augmentation_prob", "unk_lang_prob", "text_normalization"),
+    }
+    assert fill_in(config) == config
+    mixer = fill_in(MixerConfig(train_data="a.csv", val_data="v.csv", save_dir="out", encoder="ngram"))
+    assert (mixer.batch_size, mixer.num_epochs, mixer.min_steps, mixer.table_learning_rate) == (512, 50, 0, 3e-3)
+
+
+def test_rates_are_scaled_by_the_rows_of_a_step():
+    config = FinetuneConfig("t.csv", ("h",), batch_size=32, gradient_accumulation_steps=2, scale_lr=True)
+    assert config.step_size(4) == 256
+    assert replace(config, scale_lr=False, tokens_per_batch=4_096).step_size(4) == 32_768
+    scaled = replace(config, learning_rate=1e-3).with_scaled_rates(4)
+    assert (scaled.learning_rate, scaled.encoder_learning_rate) == (2e-3, None)
+    assert scaled.with_scaled_rates(4) == scaled
+
+
+def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = FinetuneConfig(
+        dataset=write_table(tmp_path / "table.csv"),
+        target_cols=["hisco_1"],
+        save_path=tmp_path / "out",
+        encoder="tiny",
+        precision="fp32",
+        batch_size=16,
+        max_steps=2,
+        no_report=True,
+        no_experts=True,
+        no_refit=True,
+    )
+    folder = train(config)
+    assert folder == tmp_path / "out" and (folder / "best" / "model.safetensors").exists()
+    assert len(Coder.from_pretrained(folder).predict(["farmer"], "en")) == 1
+    args = yaml.safe_load((folder / ARGS_FILE).read_text())
+    assert args["learning_rate"] == 1e-3 and args["target_cols"] == ["hisco_1"] and "resume" not in args
+    (checkpoint,) = list_checkpoints(folder)
+    kept = load_checkpoint(checkpoint).settings
+    assert {one.flag for one in settings_of(FinetuneConfig) if one.options.resume} <= set(kept)
+    capsys.readouterr()
+    train(replace(config, max_steps=3))
+    assert "Going on from step 2" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"--dropout +0\.0 +0\.5"):
+        train(replace(config, dropout=0.5))
+
+
+def test_a_script_is_called_with_its_flags(tmp_path: Path):
+    table = write_table(tmp_path / "table.csv")
+    flags = ("--target-cols", "hisco_1", "--save-path", str(tmp_path / "out"), "--prepare-only")
+    finetune.main(["--dataset", str(table), *flags])
+    assert (tmp_path / "out" / "prepared.json").exists() and not (tmp_path / "out" / ARGS_FILE).exists()
