@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import environment, run, write_table
-from jobs import Torchrun, training, two_ranks
+from jobs import TINY, Torchrun, training, two_ranks
 
 import finetune
 import train_mixer
@@ -273,17 +273,8 @@ def test_more_processes_than_gpus(monkeypatch):
 
 
 def test_what_occcanine_takes_is_taken(folder: Path):
-    paths = {"--train-data": folder / "table.csv", "--val-data": folder / "table.csv", "--save-dir": folder / "out"}
-    flags = {
-        **MIXER,
-        **paths,
-        "--batch-size": "512",
-        "--world-size": "4",
-        "--num-epochs": "2",
-        "--no-report": "",
-        "--no-experts": "",
-        "--precision": "fp32",
-    }
-    said = run("train_mixer.py", *(part for pair in flags.items() for part in pair if part)).stdout
+    paths = ("--train-data", folder / "table.csv", "--val-data", folder / "table.csv", "--save-dir", folder / "out")
+    sizes = ("--batch-size", 512, "--world-size", 4, "--num-epochs", 2)
+    said = run("train_mixer.py", *paths, *TINY, *sizes).stdout
     assert "a batch of 512 is larger than the 64 rows" in said and "--world-size has no effect" in said
     assert "world_size" not in (folder / "out" / "args.yaml").read_text()

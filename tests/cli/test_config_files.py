@@ -121,6 +121,16 @@ def test_examples_train(tmp_path: Path, name: str):
     table.write_text(text)
     files = {"my.csv": table, "a.csv": table, "v.csv": table, "out": tmp_path / "out"}
     command = [script, *(str(files.get(arg, arg)) for arg in args), "--encoder", "tiny", "--max-steps", "2"]
-    command += ["--batch-size", "8", "--num-workers", "0", "--device", "cpu", "--no-report"]
+    command += [
+        "--batch-size",
+        "8",
+        "--num-workers",
+        "0",
+        "--device",
+        "cpu",
+        "--no-report",
+        "--no-experts",
+        "--no-refit",
+    ]
     ended = two_ranks(command)[0] if name in ("eight-gpus", "cluster") else run(*command)
     assert "validation at step 2" in ended.stdout and (tmp_path / "out" / "model.safetensors").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import ROOT, run
+from jobs import finetune
 from models import save_tiny_model, tiny_model
 
 from docs.flags import PAGE
@@ -63,8 +64,7 @@ def test_tables_have_one_code_for_each_language(tmp_path: Path):
 
 
 def test_unknown_languages_are_named_in_training(table: Path, tmp_path: Path):
-    flags = ("--target-cols", "hisco_1", "--encoder", "tiny", "--batch-size", 8, "--max-steps", 1, "--no-report")
-    said = run("finetune.py", "--dataset", table, "--save-path", tmp_path / "out", "--language", "xx", *flags).stdout
+    said = run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1, "--language", "xx")).stdout
     assert said.count("The language xx is not in histocoder's table") == 1
 
 

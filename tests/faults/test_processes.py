@@ -205,10 +205,10 @@ def test_a_signal_stops_a_run_of_one_step_an_epoch(tmp_path: Path):
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_signal_before_training_is_marked_as_well(tmp_path: Path, rank: int):
-    slow = faulty(training(tmp_path / "out"), "sleep:histocoder.data.prepare.screen:1:4")
+    slow = faulty(training(tmp_path / "out"), "sleep:histocoder.data.prepare.screen:1:10")
     with ranks(slow, slow) as started:
         wait_until((tmp_path / "out" / ".lock").exists)
-        time.sleep(1)  # by then the tables are prepared, which takes four
+        time.sleep(1)  # by then the tables are prepared, which takes ten
         started[rank].send(signal.SIGUSR1)
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [128 + signal.SIGUSR1] * 2
