@@ -168,7 +168,10 @@ class StartConfig(Settings):
         is_short=True,
     )
     initial_checkpoint: str | None = free(
-        None, "weights to start from: a run's folder, or the reference's .bin file", metavar="PATH", is_short=True
+        None,
+        "weights to start from: a run's folder, a hub repo, or the reference's .bin file",
+        metavar="PATH",
+        is_short=True,
     )
     only_encoder: bool = free(False, "take only the encoder of --initial-checkpoint", is_negatable=True)
     freeze_encoder: bool = fixed(
