@@ -50,7 +50,7 @@ _NEW_HEADS = Recipe(
 )
 RECIPES = {
     "reference": Recipe(),
-    "ngram": replace(_NEW_HEADS, num_epochs=3, table_learning_rate=3e-3, text_normalization="lower"),
+    "ngram": replace(_NEW_HEADS, num_epochs=5, table_learning_rate=3e-3, text_normalization="lower"),
     "scratch": replace(_NEW_HEADS, num_epochs=15, min_steps=1000, augmentation_prob=0.3),
     "pretrained": replace(_NEW_HEADS, encoder_learning_rate=1e-4, warmup_pct=0.1, pooling="mean"),
     "frozen": replace(_NEW_HEADS, num_epochs=30, min_steps=2000, pooling="mean", unk_lang_prob=0.0),
