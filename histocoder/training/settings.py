@@ -27,8 +27,8 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
         say(f"Notice: --world-size has no effect; by its launcher the run has {distributed.world_size()} process(es).")
     if config.compile:
         check_compiler(device)
-    if distributed.world_size() == 1 and (flags := config.flags()):
-        say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
+    if distributed.world_size() == 1 and config.ddp_comm_hook != "none":
+        say(f"Notice: --ddp-comm-hook {config.ddp_comm_hook} has no effect with one process.")
 
 
 def what_to_agree_on(
