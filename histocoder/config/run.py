@@ -327,7 +327,7 @@ class StrategyConfig(Settings):
     auto_batch_size: bool = free(
         False,
         "in place of --batch-size: the largest power of two, up to 1024, whose longest step fits; found before "
-        "training by trying on a GPU, and by measuring small batches on a CPU",
+        "training by trying; needs a GPU",
     )
     fsdp: str | None = free(
         None,
