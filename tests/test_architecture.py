@@ -19,10 +19,8 @@ ENTRANCES = ("__init__", "__main__")
 """What may import from all parts."""
 OF_TORCH_DISTRIBUTED = {
     "checkpoints/sharded.py": "torch.distributed.checkpoint is the form of its files",
-    "training/comm_hook.py": "a hook of DDP's takes and returns what torch.distributed exchanges",
     "training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over",
     "training/strategies.py": "torch's own hook that exchanges gradients in bf16",
-    "training/zero.py": "ZeRO's own optimizer",
 }
 """Besides distributed/, the modules that import torch.distributed, and why."""
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -15,6 +15,8 @@ from histocoder.errors import UserError
 SECTIONS = ("data", "model", "training", "distributed", "logging")
 """Headings that a file may have; any flag may stand under any of them."""
 _NOT_IN_FILES = ("help", "help_all", "version", "config")
+_REMOVED = {"zero_optimizer": False}
+"""Flags that histocoder no longer has, and the value with which `args.yaml` of earlier runs may still name them."""
 
 
 def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -41,6 +43,8 @@ def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     actions = {action.dest: action for action in parser._actions if action.dest not in _NOT_IN_FILES}
     values: dict[str, Any] = {}
     for name, value in _flags(_read(path), path):
+        if name in _REMOVED and value is _REMOVED[name]:
+            continue
         if name not in actions:
             raise UserError(f"--config {path}: no flag {name!r}.{nearest(name, actions)}")
         if name in values:

@@ -188,7 +188,7 @@ class StrategyConfig(Settings):
     auto_batch_size: bool = free(
         False,
         "in place of --batch-size: the largest power of two, up to 1024, whose longest step fits; found before "
-        "training by trying on a GPU, and by measuring small batches on a CPU",
+        "training by trying; needs a GPU",
     )
     fsdp: str | None = free(
         None,
@@ -212,13 +212,10 @@ class StrategyConfig(Settings):
     fsdp_reduce_dtype: str = free(
         "fp32", "precision in which gradients are summed over processes", choices=("fp32", "bf16")
     )
-    zero_optimizer: bool = free(
-        False, "DDP: each process holds a share of the optimizer's state (ZeRO-1), in place of all of it"
-    )
     ddp_comm_hook: str = free(
         "none",
-        "DDP: exchange gradients in half the bytes; bf16 needs GPUs (default: none, in their own precision)",
-        choices=("none", "bf16", "fp16"),
+        "DDP: exchange gradients in bf16, half the bytes; needs GPUs (default: none, in their own precision)",
+        choices=("none", "bf16"),
     )
 
     def check(self) -> None:
@@ -229,16 +226,6 @@ class StrategyConfig(Settings):
                 f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or leave it away.",
             )
         require(
-            self.fsdp is None or not self.zero_optimizer,
-            "--fsdp shares out the optimizer's state as well; leave --zero-optimizer away.",
-        )
-        require(
             self.fsdp is None or self.ddp_comm_hook == "none",
             "--ddp-comm-hook is for DDP; with --fsdp take --fsdp-reduce-dtype.",
         )
-
-    def flags(self) -> list[str]:
-        """Those that need several processes, as they are given."""
-        hook = [f"--ddp-comm-hook {self.ddp_comm_hook}"] if self.ddp_comm_hook != "none" else []
-        zero = ["--zero-optimizer"] if self.zero_optimizer else []
-        return zero + hook

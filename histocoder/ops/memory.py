@@ -1,4 +1,4 @@
-"""Memory: how the C library hands it out, how much there is, how much is taken; as many rows at once as it allows."""
+"""Memory: how the C library hands it out, how much there is; as many rows at once as it allows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from histocoder.errors import Notice, UserError
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
 _MADV_HUGEPAGE = 14  # see madvise(2)
 _PAGE = 2**21
-_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # see cgroups(7)
 
 
 def keep_freed_memory() -> None:
@@ -65,71 +64,12 @@ def peak_gpu_memory(device: torch.device) -> dict[str, float]:
     return {"gpu_memory_gb": max(map(float, gather(mine)))}
 
 
-class Limit(NamedTuple):
-    """In bytes, what the processes of a container or job may take, and what they have taken."""
-
-    allowed: float
-    taken: float
-    """But for what the kernel has read from files and would give up at once."""
-
-
-def limits() -> Iterator[Limit]:
-    """Of all groups that this process is in, one within another (cgroups, versions 1 and 2)."""
-    try:
-        lines = _MEMBERSHIP.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if controllers == "":
-            root, files, cached = _GROUPS, ("memory.max", "memory.current"), "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, files = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            cached = "total_inactive_file"
-        else:
-            continue
-        group = root / name.lstrip("/")  # in a container perhaps the host's name, and only the root is there
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(root):
-                break
-            try:
-                allowed, taken = ((folder / file).read_text().strip() for file in files)
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            except OSError:
-                continue
-            if allowed != "max":
-                yield Limit(float(allowed), float(taken) - float(stat.get(cached, 0)))
-
-
 def total_bytes() -> float:
-    """The machine's memory, or as much as this process's container or job may take; infinity where that is unknown."""
+    """Return the machine's memory; infinity where that is unknown."""
     try:
-        size = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):  # the last on Windows
-        size = float("inf")
-    return min([size, *(limit.allowed for limit in limits())])
-
-
-def available_bytes() -> float:
-    """What may still be taken, by this process and all others of its container or job; under Linux.
-
-    Raises
-    ------
-    OSError, KeyError
-        Elsewhere.
-    """
-    free = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
-    return min([free, *(limit.allowed - limit.taken for limit in limits())])
-
-
-def resident_bytes() -> float:
-    """What this process has taken; under Linux."""
-    return _kilobytes(Path("/proc/self/status"), "VmRSS")
-
-
-def _kilobytes(path: Path, name: str) -> float:
-    lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
-    return 1024.0 * int(lines[name].split()[0])
+        return float("inf")
 
 
 Result = TypeVar("Result")

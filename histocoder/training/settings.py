@@ -14,6 +14,7 @@ from histocoder.data.cache import ExampleArrays
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
+from histocoder.errors import UserError
 from histocoder.model.devices import check_compiler
 from histocoder.model.precision import computing_dtype
 from histocoder.training.console import say
@@ -25,10 +26,12 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
     check_strategy(config, device, computing_dtype(config.precision, device, use_amp=config.use_amp))
     if config.world_size is not None:
         say(f"Notice: --world-size has no effect; by its launcher the run has {distributed.world_size()} process(es).")
+    if config.auto_batch_size and device.type != "cuda":
+        raise UserError("--auto-batch-size needs a GPU; on this device set --batch-size.")
     if config.compile:
         check_compiler(device)
-    if distributed.world_size() == 1 and (flags := config.flags()):
-        say(f"Notice: there is one process, which leaves {' and '.join(flags)} without effect.")
+    if distributed.world_size() == 1 and config.ddp_comm_hook != "none":
+        say(f"Notice: --ddp-comm-hook {config.ddp_comm_hook} has no effect with one process.")
 
 
 def what_to_agree_on(

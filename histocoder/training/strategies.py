@@ -17,7 +17,6 @@ from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel, keep_copies, used_together
-from histocoder.training.comm_hook import fp16_hook
 from histocoder.training.optimizer import AdamW, is_table, parameter_groups
 
 Optimizer: TypeAlias = Any
@@ -86,7 +85,7 @@ def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dt
             "--fsdp-cpu-offload does not go with fp16; take --precision bf16, or fp32 where the GPU has no bf16."
         )
     if config.ddp_comm_hook == "bf16" and device.type != "cuda":
-        raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; take fp16 on a CPU, or none.")
+        raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; omit it.")
 
 
 class Replicated:
@@ -94,12 +93,8 @@ class Replicated:
 
     def __init__(self, config: StrategyConfig) -> None:
         self._config = config
-        parts = ["DDP"]
-        if config.ddp_comm_hook != "none":
-            parts.append(f"{config.ddp_comm_hook} gradients")
-        if config.zero_optimizer:
-            parts.append("ZeRO-1")
-        self.name = ", ".join(parts) if distributed.world_size() > 1 else "one process"
+        gradients = f", {config.ddp_comm_hook} gradients" if config.ddp_comm_hook != "none" else ""
+        self.name = f"DDP{gradients}" if distributed.world_size() > 1 else "one process"
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """See `Strategy`, likewise below."""
@@ -114,9 +109,7 @@ class Replicated:
             wrapped = DistributedDataParallel(
                 model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
             )
-        if self._config.ddp_comm_hook == "fp16":
-            wrapped.register_comm_hook(torch.cuda.Stream(device) if device.type == "cuda" else None, fp16_hook)
-        elif self._config.ddp_comm_hook == "bf16":
+        if self._config.ddp_comm_hook == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
             wrapped.register_comm_hook(None, bf16_compress_hook)
@@ -128,17 +121,7 @@ class Replicated:
         if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
             keep_copies(model, together=used_together(model.encoder))
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
-        if not self._config.zero_optimizer:
-            return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
-        from histocoder.training.zero import ZeroAdamW
-
-        num_trained = sum(len(group["params"]) for group in trained)
-        if num_trained < distributed.world_size():
-            raise UserError(
-                f"--zero-optimizer can't share {num_trained} parameters among {distributed.world_size()} processes; "
-                "leave it away."
-            )
-        return ZeroAdamW(trained, lr=config.learning_rate, norm_of_all=distributed.norm_of_all, **options)
+        return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """DDP's `no_sync`."""
@@ -163,9 +146,8 @@ class Replicated:
     def state(
         self, model: MixerModel, optimizer: Optimizer, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Not written, and not copied but for what other processes hold."""
-        state = optimizer.state_dict() if isinstance(optimizer, AdamW) else optimizer.whole_state()
-        return self.weights(model), state
+        """Neither written nor copied."""
+        return self.weights(model), optimizer.state_dict()
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """In place."""

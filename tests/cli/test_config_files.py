@@ -62,6 +62,7 @@ def test_the_example_of_the_page(tmp_path: Path):
         ("seed: 8\nepochs: 1\nseed: 9", 'run.yaml", line 3'),
         ("training: {seed: 8}\ntraining: {batch_size: 9}", "'training' stands twice"),
         ("config: other.yaml", "no flag 'config'"),
+        ("zero_optimizer: true", "no flag 'zero_optimizer'"),
         ("language: no", "language can't be False. Put a word such as no or yes in quotation marks."),
         ("language:", "language has no value; give it one, or leave the line away."),
         ("target_cols: [a, null]", "target_cols has no value"),
@@ -77,6 +78,13 @@ def test_mistakes_are_named(tmp_path: Path, text: str, message: str):
 def test_a_blank_value_leaves_a_flag_without_a_default_as_it_is(tmp_path: Path):
     text = "language_col:\nmax_steps: null\ntraining:\n"
     assert parsed(tmp_path / "run.yaml", text) == parsed(tmp_path / "run.yaml", "{}")
+
+
+@pytest.mark.parametrize("name", ["run", "ngram"])
+def test_args_yaml_of_earlier_runs_is_read(name: str):
+    args = ROOT / "tests" / "fixtures" / name / "args.yaml"
+    assert "zero_optimizer: false" in args.read_text(encoding="utf-8")
+    assert parse(FinetuneConfig, ["--config", str(args)]).ddp_comm_hook == "none"
 
 
 def example(path: Path) -> tuple[str, list[str]]:

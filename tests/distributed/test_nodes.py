@@ -176,13 +176,13 @@ def test_a_nodes_copy_that_is_damaged_is_sent_anew(apart: list[Path]):
 
 
 def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
-    others = ("--learning-rate", "2e-3", "--eval-interval", 9, "--zero-optimizer")
+    others = ("--learning-rate", "2e-3", "--eval-interval", 9, "--gradient-checkpointing")
     commands = [training(apart[0]), training(apart[1], *others)]
     with ranks(*commands, each_a_node=True) as started:
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
     (named,) = re.findall(r"Process 1 was started otherwise than process 0: (.*?)\. ", ended[0].stderr)
-    assert set(named.split(", ")) == {"--learning-rate", "--eval-interval", "--zero-optimizer"}
+    assert set(named.split(", ")) == {"--learning-rate", "--eval-interval", "--gradient-checkpointing"}
     assert not (apart[0] / "args.yaml").exists()
 
 

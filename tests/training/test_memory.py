@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from jobs import assert_same_weights, faulty, finetune, leftovers, two_ranks
 from models import tiny_model
 
 from histocoder.checkpoints.training_state import list_checkpoints
-from histocoder.config import TrainConfig
+from histocoder.cli.arguments import parse
+from histocoder.config import FinetuneConfig, TrainConfig
 from histocoder.errors import Notice, UserError
-from histocoder.ops.memory import RowsAtOnce, available_bytes, total_bytes
+from histocoder.ops.memory import RowsAtOnce
 from histocoder.training.batch_size import _Trial, find_batch_size, largest_that_fits
 from histocoder.training.out_of_memory import advice, explaining_out_of_memory
+from histocoder.training.settings import check_machine
+from histocoder.training.trainer import mixed_loss
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(batch_size=8, num_epochs=1, min_steps=0, learning_rate=1e-3, warmup_pct=0.05)
@@ -85,19 +89,15 @@ def test_what_is_in_use_is_not_advised(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("base", "each", "most", "limit", "reckons", "size", "tried"),
+    ("base", "each", "most", "limit", "size", "tried"),
     [
-        (10, 3, math.inf, 1000, False, 16, [1, 2, 4, 8, 16]),  # 32 are expected not to fit, and not tried
-        (10, 3, 30, 1000, False, 4, [1, 2, 4, 8]),  # memory runs out, though there seems to be room
-        (10, 3, math.inf, 11, False, 8, [1, 2, 4, 8]),  # no more rows
-        (10, 0.3, math.inf, 1000, True, 128, [1, 2, 4, 8]),
-        (1e-9, 0, math.inf, 32, True, 32, [1, 2, 4, 8, 16, 32]),  # nothing to reckon with
-        (100, 3, math.inf, 1000, False, 0, [1]),
+        (10, 3, math.inf, 1000, 16, [1, 2, 4, 8, 16]),  # 32 are expected not to fit, and not tried
+        (10, 3, 30, 1000, 4, [1, 2, 4, 8]),  # memory runs out, though there seems to be room
+        (10, 3, math.inf, 11, 8, [1, 2, 4, 8]),  # no more rows
+        (100, 3, math.inf, 1000, 0, [1]),
     ],
 )
-def test_the_largest_size_that_fits(
-    base: float, each: float, most: float, limit: int, reckons: bool, size: int, tried: list[int]
-):
+def test_the_largest_size_that_fits(base: float, each: float, most: float, limit: int, size: int, tried: list[int]):
     seen: list[int] = []
 
     def peak(rows: int) -> float:
@@ -105,14 +105,14 @@ def test_the_largest_size_that_fits(
         used = base + each * rows
         return used if used <= most else math.inf
 
-    assert largest_that_fits(peak, room=60, limit=limit, reckons=reckons)[0] == size
+    assert largest_that_fits(peak, room=60, limit=limit)[0] == size
     assert seen == tried
 
 
 class Steps:
     """A trial of steps that take a byte for each row."""
 
-    room, max_len = 10.0, 8
+    max_len = 8
 
     def __init__(self, *_: object) -> None:
         pass
@@ -124,69 +124,70 @@ class Steps:
 def test_the_peak_of_the_search_is_not_that_of_the_run(monkeypatch: pytest.MonkeyPatch):
     reset: list[torch.device] = []
     monkeypatch.setattr("histocoder.training.batch_size._Trial", Steps)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (12, 24))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     gpu = torch.device("cuda", 0)
     assert find_batch_size(tiny_model, CONFIG, gpu, num_rows=100)[0] == 8 and reset == [gpu]
 
 
 def test_memory_that_runs_out_in_a_trial_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 0)
     trial = _Trial(tiny_model(), CONFIG, CPU)
     assert trial.peak(2) < math.inf
     monkeypatch.setattr("histocoder.training.batch_size.mixed_loss", lambda *_: torch.empty(10**15))
     assert trial.peak(4) == math.inf
 
 
-GIB = 2**30
+def test_sums_of_gradients_are_in_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 0)
+    held: list[bool] = []
+
+    def loss(*args: Any) -> torch.Tensor:
+        held.append(any(p.grad is not None for p in model.parameters()))
+        return mixed_loss(*args)
+
+    monkeypatch.setattr("histocoder.training.batch_size.mixed_loss", loss)
+    for steps, expected in ((1, [False, False]), (4, [False, True, False, True])):
+        held.clear()
+        _Trial(model := tiny_model(), replace(CONFIG, gradient_accumulation_steps=steps), CPU).peak(2)
+        assert held == expected
 
 
-@pytest.mark.parametrize(
-    ("membership", "folder", "files", "cached"),
-    [
-        ("0::/system/job_7/step_0", "system/job_7", ("memory.max", "memory.current"), "inactive_file"),
-        (
-            "5:cpu:/\n4:memory:/slurm/job_7\n0::/",
-            "memory/slurm/job_7",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            "total_inactive_file",
-        ),
-        ("0::/a/name/of/the/host", ".", ("memory.max", "memory.current"), "inactive_file"),
-    ],
-)
-def test_a_job_may_take_less_than_its_machine_has(
-    membership: str, folder: str, files: tuple[str, str], cached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "membership").write_text(membership)
-    group = tmp_path / folder
-    (group / "step_0").mkdir(parents=True)
-    for place, allowed in ((group, str(GIB)), (group / "step_0", "max")):
-        for name, text in zip((*files, "memory.stat"), (allowed, str(GIB // 2), f"{cached} {GIB // 4}"), strict=True):
-            (place / name).write_text(f"{text}\n")
-    monkeypatch.setattr("histocoder.ops.memory._GROUPS", tmp_path)
-    monkeypatch.setattr("histocoder.ops.memory._MEMBERSHIP", tmp_path / "membership")
-    assert total_bytes() == GIB
-    assert available_bytes() == GIB - (GIB // 2 - GIB // 4)  # what was read from files can be given up
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_batch_size_is_sought_on_gpus_alone(device: str):
+    config = parse(FinetuneConfig, ["--dataset", "t.csv", "--target-cols", "hisco_1", "--auto-batch-size"])
+    with pytest.raises(UserError, match="--auto-batch-size needs a GPU; on this device set --batch-size"):
+        check_machine(config, torch.device(device))
 
 
-def test_other_systems_are_told_to_set_the_size(monkeypatch: pytest.MonkeyPatch):
-    def not_here(*_: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", not_here)
-    for device in (CPU, torch.device("mps")):
-        with pytest.raises(UserError, match="set --batch-size"):
-            _Trial(tiny_model(), CONFIG, device)
+def test_a_batch_size_is_not_sought_on_a_cpu(table: Path, tmp_path: Path):
+    ended = run(*finetune(table, tmp_path / "out", "--auto-batch-size"), "--device", "cpu", check=False)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "set --batch-size" in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
-def test_sums_of_gradients_take_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("histocoder.training.batch_size.free_bytes", lambda _: 1e9)
-    rooms = [_Trial(tiny_model(), replace(CONFIG, gradient_accumulation_steps=steps), CPU).room for steps in (1, 2)]
-    assert rooms[0] - rooms[1] == 4 * sum(p.numel() for p in tiny_model().parameters())
+WITH_ROOM = """
+import os, runpy, sys
+import torch
+from histocoder.training import batch_size, train
+torch.cuda.mem_get_info = lambda device: (100 / batch_size._SHARE_OF_MEMORY, None)
+torch.cuda.memory_reserved = lambda device: 0
+torch.cuda.reset_peak_memory_stats = lambda device: None
+batch_size._Trial.peak = lambda trial, rows: rows * (20 if os.environ.get("RANK") == "1" else 1)
+train.check_machine = lambda config, device: None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.mark.slow
 def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Path, tmp_path: Path):
     args = (*STEPS, "--augmentation-prob", 0.5)
-    output = run(*finetune(table, tmp_path / "auto", *args, "--auto-batch-size")).stdout
+    command = ["-c", WITH_ROOM, *finetune(table, tmp_path / "auto", *args, "--auto-batch-size")]
+    output = run(*command).stdout
     assert "Batches of 32 rows fit" in output and "32 × 1 process = 32 rows a step" in output
     run(*finetune(table, tmp_path / "set", *args, "--batch-size", 32))
     assert_same_weights(tmp_path / "auto", tmp_path / "set", tolerance=0)
@@ -195,28 +196,15 @@ def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Pat
 
     checkpoint = list_checkpoints(tmp_path / "auto")[-1]
     checkpoint.rename(tmp_path / "last")
-    again = run(*finetune(table, tmp_path / "auto", *args, "--auto-batch-size")).stdout
+    again = run(*command).stdout
     assert "fit:" not in again and "Going on from step 3" in again and "32 × 1 process" in again
     assert_same_weights(tmp_path / "auto", tmp_path / "set", tolerance=0)
 
 
-UNEQUAL = """
-import os, runpy, sys
-from histocoder.training import batch_size
-batch_size._Trial.peak = lambda trial, rows: rows * (20 if os.environ["RANK"] == "1" else 1)
-init = batch_size._Trial.__init__
-def begin(trial, *args):
-    init(trial, *args)
-    trial.room = 100
-batch_size._Trial.__init__ = begin
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.mark.slow
 def test_all_ranks_take_what_fits_on_each(table: Path, tmp_path: Path):
-    ended = two_ranks(["-c", UNEQUAL, *finetune(table, tmp_path / "out", "--max-steps", 2, "--auto-batch-size")])
+    args = finetune(table, tmp_path / "out", "--max-steps", 2, "--auto-batch-size")
+    ended = two_ranks(["-c", WITH_ROOM, *args])
     assert "Batches of 4 rows fit" in ended[0].stdout and "4 × 2 processes = 8 rows a step" in ended[0].stdout
 
 
