@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend: ends the program with exit code 2 and this message, without a traceback."""
+    """A mistake that the user can fix: ends the program with exit code 2 and this message, without a traceback."""
 
 
 class DamagedError(UserError):
@@ -34,7 +34,7 @@ class Interrupted(Exception):
     Parameters
     ----------
     message : str
-        What was saved, and how to go on.
+        What was saved, and how to resume.
     signum : int
         The signal that asked; the program exits with 128 + `signum`.
     """

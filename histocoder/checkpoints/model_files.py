@@ -256,7 +256,7 @@ def read_published(path: Path) -> Published:
     saved = load_tensors(path)
     weights = saved.get("model", saved) if isinstance(saved, dict) else {}
     if not weights or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
-        raise UserError(f"{path} holds no weights that can be read: it is no model's.")
+        raise UserError(f"{path} holds no weights that can be read: they belong to no known model.")
     return Published(_own_names(weights), _codes_of(saved.get("key", key)), _strings(saved.get("chars", chars)))
 
 
@@ -326,7 +326,9 @@ def load_tensors(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = (
-            "it holds other things than tensors" if "unsupported" in str(error).lower() else "it is no file of torch's"
+            "it contains objects other than tensors"
+            if "unsupported" in str(error).lower()
+            else "it is not a PyTorch file"
         )
         raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
 

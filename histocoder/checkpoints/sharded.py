@@ -57,7 +57,7 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
         reason = "; ".join(sorted({str(failure) for failure, _ in reasons}))
         raise UserError(
             f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are untouched: make room, "
-            "or mend the folder, and start it again."
+            "or fix the folder, and start it again."
         ) from error
     run_on_primary(lambda: _check_whole(folder), doing="looking for all parts of a checkpoint")
 

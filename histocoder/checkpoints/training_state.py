@@ -103,26 +103,26 @@ class Checkpoint:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where a run's checkpoint of a step lies."""
+    """Return the path of a run's checkpoint of a step."""
     return folder / CHECKPOINTS_FOLDER / f"step-{step:07d}"
 
 
 def unfinished(path: Path) -> Path:
-    """Where a checkpoint lies while it is written."""
+    """Return the path of a checkpoint while it is being written."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
-    """Write a checkpoint to its path, and delete all of its run but the newest `keep`."""
+    """Write a checkpoint to its path, and delete all but the newest `keep` checkpoints of its run."""
     final, temporary = checkpoint.path, unfinished(checkpoint.path)
     try:
         _write_files(temporary, checkpoint)
-        _delete(final)  # damaged, else it would not be saved anew
+        _delete(final)  # an existing one is damaged, or this step would not be saved again
         os.replace(temporary, final)
         sync(final.parent)
     except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
         raise UserError(
-            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or mend "
+            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or fix "
             "the folder, and start it again."
         ) from error
     finally:
@@ -194,19 +194,19 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint's folder is named after."""
+    """Return the step that a checkpoint's folder is named after."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def drop_checkpoints_after(folder: Path, step: int) -> None:
-    """Delete a run's checkpoints beyond a step: those of a course that is not gone on with."""
+    """Delete a run's checkpoints beyond a step, which belong to a course that is not resumed."""
     for path in list_checkpoints(folder):
         if step_of(path) > step:
             _delete(path)
 
 
 def _delete(checkpoint: Path) -> None:
-    """Take a checkpoint's name away first, so that half of one is never taken for one."""
+    """Delete a checkpoint; it is renamed first, so that a half-deleted one is never taken for a checkpoint."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
     with suppress(OSError):
         checkpoint.rename(doomed)
@@ -214,14 +214,14 @@ def _delete(checkpoint: Path) -> None:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Compare the files of a checkpoint with their checksums, about a second for each GB.
+    """Compare the files of a checkpoint with their checksums; takes about a second per GB.
 
     Raises
     ------
     DamagedError
-        Where a file is missing or damaged; it is named.
+        If a file is missing or damaged; the message names it.
     UserError
-        Where it was written in another form than this program's.
+        If the checkpoint was written in a format that this version does not read.
     """
     if not (path / MANIFEST_FILE).is_file():
         raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
@@ -234,13 +234,13 @@ def verify_checkpoint(path: Path) -> None:
         )
     if version < CHECKPOINT_VERSION:
         raise UserError(
-            f"The checkpoint {path} has format version {version}, an older one's. Go on with the histocoder that wrote "
-            f"it, or begin anew from its weights: another folder, and --initial-checkpoint {path}."
+            f"The checkpoint {path} has the older format version {version}. Resume it with the histocoder that wrote "
+            f"it, or start a new run from its weights, in another folder, with --initial-checkpoint {path}."
         )
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint, after `verify_checkpoint`; raises UserError where anything but tensors is in its files."""
+    """Read a checkpoint, after `verify_checkpoint`; raises UserError if its files contain anything but tensors."""
     record = read_json(path / STATE_FILE)
     del record["format_version"]
     settings = record.pop("settings")
@@ -264,7 +264,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a checkpoint that was read, with shares put together, as one that a run can go on from by itself."""
+    """Write a checkpoint that was read, its shards combined, as one that a run can resume from."""
     try:
         _write_files(folder, checkpoint)
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -272,6 +272,6 @@ def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def checkpoint_bytes(model: MixerModel) -> int:
-    """What a checkpoint of a model takes on the disk: its weights, and two moments of each that is trained."""
+    """Return the bytes that a model's checkpoint takes on disk: its weights, and two moments of each trained one."""
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained

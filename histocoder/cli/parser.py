@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Parse flags, on top of those of `--config`."""
+        """Parse flags; they override the values in `--config`."""
         for text in sys.argv[1:] if argv is None else argv:
             if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
                 raise UserError(

@@ -70,7 +70,7 @@ class TableConfig(Settings):
             "Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.",
         )
         require(bool(columns), "No target columns are given; name them with --target-cols COL [COL ...].")
-        require(len(set(columns)) == len(columns), "A column stands twice in --target-cols.")
+        require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
         require(
             not {"occ1", "lang"} & set(columns),
             "A target column can't be called occ1 or lang, as the prepared data's own columns are; rename it.",
@@ -365,15 +365,15 @@ class StrategyConfig(Settings):
         for name in ("fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_state_dict", "fsdp_reduce_dtype"):
             require(
                 self.fsdp is not None or getattr(self, name) == getattr(StrategyConfig, name),
-                f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or leave it away.",
+                f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or omit it.",
             )
         require(
             self.fsdp is None or not self.zero_optimizer,
-            "--fsdp shares out the optimizer's state as well; leave --zero-optimizer away.",
+            "--fsdp shards the optimizer's state as well; omit --zero-optimizer.",
         )
         require(
             self.fsdp is None or self.ddp_comm_hook == "none",
-            "--ddp-comm-hook is for DDP; with --fsdp take --fsdp-reduce-dtype.",
+            "--ddp-comm-hook is for DDP; with --fsdp use --fsdp-reduce-dtype.",
         )
 
     def flags(self) -> list[str]:
@@ -393,7 +393,7 @@ class SavingConfig(Settings):
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
     keep_checkpoints: int = free(2, "the newest N are kept", metavar="N", at_least=1)
     resume: str = free(
-        "auto", "checkpoint to go on from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
+        "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
     overwrite: bool = free(False, "throw away what an earlier run left in the folder", is_recorded=False)
     save_format: str = free(

@@ -142,7 +142,7 @@ class OccupationDataset(Dataset):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether texts are altered, in each epoch anew."""
+        """Whether texts are altered, differently in each epoch."""
         return self._augmenter is not None
 
     def lengths(self, epoch: int = 0) -> np.ndarray:

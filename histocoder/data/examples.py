@@ -59,9 +59,9 @@ def _say_nothing(_notice: str) -> None:
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """Files with a description, a language and codes in each row; they are read one behind the other.
+    """Files with a description, a language and codes in each row; they are read one after the other.
 
-    All that reads them raises `UserError` for what a user can mend, with the file and the line.
+    Every method that reads them raises `UserError` for mistakes in them, with the file and the line.
     """
 
     paths: tuple[Path, ...]

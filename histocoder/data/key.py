@@ -62,7 +62,7 @@ def read_key(path: str | Path) -> Key:
     Raises
     ------
     UserError
-        Where a column is missing, a code or a blank cell stands twice, or the indices are not 0, 1, 2, …
+        If a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
     """
     path = Path(path)
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))

@@ -24,7 +24,7 @@ _GRACE_SECONDS = 1.0  # in which torch notices by itself that a batch is late
 
 
 class BatchLoader:
-    """The batches that a sampler names, in its order, merged (see `Batch`); anew whenever it is iterated over.
+    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over.
 
     Parameters
     ----------
@@ -98,14 +98,14 @@ class BatchLoader:
             if what is None and "No space left" in str(error):
                 sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
                 what = (
-                    "There is no room in /dev/shm, where loader workers leave batches; give it more, in a container "
-                    "with --shm-size 1g."
+                    "/dev/shm, where loader workers leave batches, is full; make it larger, in a container with "
+                    "--shm-size 1g."
                 )
             if what is None:
                 raise
             raise MachineError(
-                f"{what} Started again, the run goes on from its last checkpoint; with --num-workers 0 it needs no "
-                "such processes."
+                f"{what} When started again, the run resumes from its last checkpoint; --num-workers 0 loads "
+                "data without such processes."
             ) from error
         finally:
             _expect_ends()

@@ -27,7 +27,7 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     Raises
     ------
     UserError
-        Where there is no such normalisation.
+        If the normalisation is unknown.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
         from text_unidecode import unidecode
 
         return [text if text.isascii() else unidecode(text) for text in (text.lower() for text in texts)]
-    raise UserError(f"There is no text normalisation {how!r}; there are {', '.join(NORMALIZATIONS)}.")
+    raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
 
 
 def folded(texts: Sequence[str]) -> list[str]:

@@ -52,7 +52,7 @@ def prepare(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Prepare data into a folder, or find them prepared there.
+    """Prepare data in a folder, or use those prepared there before.
 
     Writes `data_train.csv`, `data_val.csv`, `key.csv`, `rejected.csv` (each row that was dropped, with its line in
     the source and why) and, last, `prepared.json` (the settings and the source's SHA-256).
@@ -64,9 +64,9 @@ def prepare(
     known : Key, optional
         Codes that come first in the key, whether or not they occur: those of a model that is trained on.
     overwrite : bool
-        Whether to prepare anew where other data are prepared already.
+        Whether to replace other data that were prepared in the folder before.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def prepare(
     Raises
     ------
     UserError
-        For everything that a user can mend; nothing half-prepared is left.
+        If the table or the settings can't be used; no half-prepared files are left.
     """
     record = _record(config)
     make_folder(folder)
@@ -140,14 +140,14 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         version = record["format_version"]
         newer, older = version > PREPARED_VERSION, version < PREPARED_VERSION and "settings" in record
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged; prepare anew with --overwrite.") from error
+        raise UserError(f"{path} is damaged; prepare the data again with --overwrite.") from error
     if newer:
-        raise UserError(f"{path} was written by a newer histocoder; update, or prepare anew with --overwrite.")
+        raise UserError(f"{path} was written by a newer histocoder; update, or prepare again with --overwrite.")
     if older:
         raise UserError(
             f"{path.parent} holds data that an earlier histocoder prepared, by other rules (rows without any "
             "code are kept, and variants of a description may be in both files). Choose another folder, or add "
-            "--overwrite to prepare anew."
+            "--overwrite to prepare them again."
         )
     return record if "settings" in record else None
 

@@ -30,7 +30,7 @@ _OTHER_KINDS = (".xlsx", ".xls", ".ods", ".dta", ".sav", ".rds", ".feather", ".a
 
 @dataclass
 class Table:
-    """Columns of text, and where each row stands in its file."""
+    """Columns of text, and the position of each row in its file."""
 
     file: TableFile
     columns: dict[str, pa.Array]
@@ -70,7 +70,7 @@ class TableFile:
         return pa.schema([(name, pa.string()) for name in self.header])
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise a UserError that names the first column that is missing, with those there are, or that is no text."""
+        """Raise a UserError that names the first column that is missing, with those that exist, or that is not text."""
         for column in columns:
             if (times := self.header.count(column)) > 1:
                 raise UserError(f"{self.path} has {times} columns named {shown(column)}; rename all but one.")
@@ -149,14 +149,14 @@ def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[s
     ----------
     path : path
     columns : sequence of str
-        Those that must be there.
+        Required columns.
     optional : sequence of str
-        Those that may be there. The separator is the one by which most of both are found.
+        Optional columns. The separator is the one that finds most of both.
 
     Raises
     ------
     UserError
-        Where the file or a column is missing, a column is no text, or the file is empty, damaged or no text.
+        If the file or a column is missing, a column is not text, or the file is empty, damaged or not text.
     """
     path = Path(path)
     known = (*columns, *optional)
@@ -223,11 +223,11 @@ def csv_writer(path: Path, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv
 
 
 def check_output(path: Path) -> None:
-    """Refuse, for a table to write, the name of a file of another kind, and what is there and is no file."""
+    """Raise a UserError if `path` has the suffix of another format, or is a folder, a device or a pipe."""
     if path.suffix.lower() in _COMPRESSED:
-        raise UserError(f"{path} would not be compressed; leave {path.suffix} away.")
+        raise UserError(f"{path} would not be compressed; omit {path.suffix}.")
     if path.suffix.lower() in _OTHER_KINDS:
-        raise UserError(f"{path} would be no {path.suffix} file; name one that ends in .csv or .parquet.")
+        raise UserError(f"{path} would not be a {path.suffix} file; choose a name that ends in .csv or .parquet.")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it to write to.")
     if path.exists() and not path.is_file():
@@ -244,7 +244,7 @@ def _check_readable(path: Path) -> None:
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
-        raise UserError(f"There is no file {path}.{hint}")
+        raise UserError(f"File not found: {path}.{hint}")
     try:
         path.open("rb").close()
     except PermissionError as error:

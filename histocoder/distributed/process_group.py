@@ -126,9 +126,9 @@ def _choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cpu" if name == "mps" and _launch.world_size > 1 else name
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU here. Leave --device away, or check nvidia-smi.")
+        raise UserError("--device cuda: torch finds no GPU here. Omit --device, or check nvidia-smi.")
     if name == "mps" and (_launch.world_size > 1 or not torch.backends.mps.is_available()):
-        raise UserError("--device mps is for one process on a Mac. Leave --device away.")
+        raise UserError("--device mps is for one process on a Mac. Omit --device.")
     if name != "cuda":
         return torch.device(name)
     if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ and "LOCAL_WORLD_SIZE" not in os.environ:

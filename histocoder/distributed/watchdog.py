@@ -122,6 +122,6 @@ class Watch(threading.Thread):
             self._end(f"rank {self._next} {silence}; it hangs or has ended")
 
     def _end(self, reason: str) -> None:
-        again = "Started again, the run goes on from its last checkpoint."
+        again = "When started again, the run resumes from its last checkpoint."
         print(f"error: rank {self._rank} ends: {reason}. {again}", file=sys.stderr, flush=True)
         os._exit(1)

@@ -93,7 +93,7 @@ def review(
         frame["conf"] = pd.to_numeric(cells, errors="coerce")
         if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
             line = file.lines(bad[:1] + passed)[0]
-            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is no number.")
+            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
     table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=renamed)

@@ -53,13 +53,15 @@ class GeneralCodes:
         return code.split(WITHIN_BLOCK_SEP) if self.use_within_block_sep else list(code)
 
     def problem(self, code: str) -> str | None:
-        """Why `code` does not fit, or None where it does."""
+        """Return why `code` does not fit, or None if it does."""
         symbols = self._split(code)
         unknown = next((s for s in symbols if s not in self._tokens), None)
         if unknown == WITHIN_BLOCK_SEP:
             return "has ',' in it"
         if unknown is not None:
-            return f"has {unknown!r} in it, which is no number from -999 to 999, ASCII letter or punctuation"
+            return (
+                f"contains {unknown!r}, which is neither a number from -999 to 999 nor an ASCII letter or punctuation"
+            )
         if len(symbols) > self.block_size:
             return f"has {len(symbols)} tokens, more than the block size of {self.block_size}"
         return None

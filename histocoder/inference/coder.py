@@ -222,9 +222,9 @@ class Coder:
         """
         mode = mode or self.mode
         if mode not in MODES:
-            raise UserError(f"There is no mode {mode!r}; there are {', '.join(MODES)}.")
+            raise UserError(f"Unknown mode {mode!r}; choose one of {', '.join(MODES)}.")
         if constrain is False and mode in ("combined", "topk", "full"):
-            raise UserError(f"The mode {mode!r} gives codes of the key only; leave constrain away.")
+            raise UserError(f"The mode {mode!r} gives codes of the key only; omit constrain.")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 or more.")
         check_threshold(threshold)
@@ -429,13 +429,13 @@ class Coder:
         return self._trie
 
     def _trie_search(self) -> TrieSearch:
-        """Made anew for each table, since what it has computed holds for the weights of then."""
+        """Return the search; each table gets a new one, since its cached results depend on the current weights."""
         if self._search is None:
             self._search = TrieSearch(self._computing.decoder, self._code_trie())
         return self._search
 
     def column_names(self, mode: str, *, k: int = 5) -> list[str]:
-        """The columns of `predict`."""
+        """Return the columns of `predict`."""
         if mode == "full":
             return list(self.codes)
         stems = [self.system, "prob", *(["desc"] if self.model.config.descriptions else [])]

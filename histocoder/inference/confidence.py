@@ -100,7 +100,7 @@ class _Orders:
         """
         num_used = used.sum(-1, keepdim=True)
         codes_before_unused = self._places < torch.maximum(self._counts, num_used + (num_used == self._counts))
-        # of a code that stands twice, the copies stay in order: else the same sequence counts twice
+        # the copies of a repeated code stay in order, or the same sequence would count twice
         earlier_copy = (self._same_as_earlier & ~used[:, :, None]).any(-1)
         # the last choice there is: it makes the given order
         last_choice = as_given[..., None] & (num_used == self._places) & (num_used >= self._counts - 2)

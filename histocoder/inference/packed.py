@@ -13,7 +13,7 @@ from histocoder.model.layers import knows_linear
 class PackedLinear:
     """A linear layer as its weights are now, with what follows it done in the same pass where that is possible.
 
-    torch lays out a weight anew for each product of a CPU in bf16, and copies the bias to each row of the result first:
+    PyTorch packs a weight again for each bf16 product on a CPU, and copies the bias to each row of the result first:
     with few rows that takes as long as the product. The operators that do neither are those that `torch.compile` writes
     into its graphs; where there are none, and in all other precisions, the layer is computed as it always is.
 

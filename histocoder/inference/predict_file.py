@@ -117,18 +117,18 @@ def predict_file(
     model_id : str
         What tells this model from others; parts that another has left are not used.
     known : Known, optional
-        Hand-coded descriptions, which get those codes; a column `source` says which.
+        Hand-coded descriptions, which keep their codes; a column `source` says which.
     overwrite : bool
-        Whether an output that is there is replaced.
+        Whether to replace an existing output.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
     chunk_rows : int, optional
         Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
 
     Raises
     ------
     UserError
-        For what a user can mend, such as an output that is there already, or that another run is writing.
+        If the input or the settings can't be used, or the output exists already or is being written by another run.
     """
     source, output = Path(config.input), Path(config.output)
     column_names = coder.column_names if known is None else partial(known.column_names, coder)
@@ -417,7 +417,7 @@ def _is_number(column: str, config: PredictConfig) -> bool:
 
 
 def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:
-    """Make the folder of the parts; one of other settings, or of another input, is begun anew."""
+    """Create the folder of the parts; one with other settings or another input is replaced."""
     path = parts / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
         remove_leftovers(parts)

@@ -75,7 +75,7 @@ def save_parts(path: Path, parts: Sequence[Part]) -> None:
 
 
 def load_parts(path: Path) -> list[Part]:
-    """Read what `save_parts` wrote; nothing where there is no file, or a damaged one."""
+    """Read what `save_parts` wrote; return an empty list if the file is missing or damaged."""
     try:
         with np.load(path) as file:
             arrays = [file[name] for name in sorted(file.files)]

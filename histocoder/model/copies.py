@@ -1,4 +1,4 @@
-"""Weights kept in the precision of computations as well, so that it is not made of them anew at each use."""
+"""Copies of weights in the precision of computations, so that weights are not converted at each use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in the precision of a computation: its kept copy where it has one, else one made now."""
+    """Return a weight in the precision of a computation: its kept copy if it has one, else a new one."""
     copy = kept_copy(weight)
     if copy is None or dtype == weight.dtype or torch.compiler.is_compiling():
         return weight.to(dtype)
@@ -17,7 +17,7 @@ def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Weights in the precision of a computation, one below the other; None where they are not kept so."""
+    """Return weights in the precision of a computation, concatenated by rows; None if they are not kept so."""
     copy = kept_copy(weights[0])
     if copy is None or dtype == weights[0].dtype or torch.compiler.is_compiling():
         return None

@@ -213,7 +213,7 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
         edges = (position == n - 1).long() + 2 * ends.long()
         found += [_bucket(hashes, 4 * n, inside, config)]
         found += [_bucket(hashes, edges + 4 * n, inside & (edges > 0), config)]
-    # a word's hash is the sum of those of its characters, each with its position: no loop over the longest
+    # a word's hash is the sum of its characters' hashes, each with its position: no loop over the longest word
     letters = ((ids + 0x9E3779B1 * (position + 1)) & _MASK ^ 0x811C9DC5) * _FNV_PRIME & _MASK
     letters = torch.where(is_char, (letters ^ (letters >> 15)) * _MIX & _MASK, 0)
     total = letters.cumsum(1)

@@ -27,7 +27,7 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
         Where there is no such precision, or fp16 is asked for on a CPU.
     """
     if precision not in PRECISIONS:
-        raise UserError(f"There is no precision {precision!r}; there are {', '.join(PRECISIONS)}.")
+        raise UserError(f"Unknown precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
     if precision == "fp16" and device.type != "cuda":
         raise UserError("fp16 needs a CUDA GPU; on this device choose --precision auto.")
     if precision == "auto":

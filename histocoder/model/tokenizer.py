@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
     """
 
     pad_id: int
-    """What rows are filled up with; it stands nowhere else."""
+    """Padding at the end of rows; it occurs nowhere else."""
     unit: str
     """What one token is, in the plural."""
     reads_characters: bool

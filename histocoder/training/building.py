@@ -56,7 +56,7 @@ def seeded_model(
         model = build_model(config, files, tokenizer=tokenizer, key=key, languages=languages)
     if config.gradient_checkpointing and not model.can_checkpoint_layers:
         raise UserError(
-            f"--gradient-checkpointing: transformers has none for {type(model.encoder).__name__}; leave it away."
+            f"--gradient-checkpointing: transformers does not support it for {type(model.encoder).__name__}; omit it."
         )
     if any(map(is_table, model.parameters())) and (config.fsdp or config.zero_optimizer):
         raise UserError("--fsdp and --zero-optimizer do not go with an n-gram encoder, which is small; omit them.")

@@ -94,12 +94,12 @@ class Sharded:
             found.copy_(distributed.reduce_sum(found))
 
     def own_parameters(self, model: MixerModel) -> list[Tensor]:
-        """The shares."""
+        """Return this rank's shards."""
         return list(map(_local, self._shares.values()))
 
     @contextmanager
     def whole(self, model: MixerModel) -> Iterator[None]:
-        """Plain parameters stand in the places of the shares, and layers are called without FSDP's hooks."""
+        """Replace the shards by whole parameters, and call layers without FSDP's hooks."""
         functions = model.layer_functions
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -113,14 +113,14 @@ class Sharded:
                 model.layer_functions = functions
 
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
-        """In the CPU's memory; gathered one by one."""
+        """Return the weights in the CPU's memory; they are gathered one by one."""
         gathered = {name: self._on_primary(share) for name, share in self._shares.items()}
         return self._state_dict(gathered) if distributed.is_primary() else {}
 
     def state(
         self, model: MixerModel, optimizer: ShareAdamW, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """With --fsdp-state-dict sharded, each process writes its share."""
+        """Return weights and optimizer state; with --fsdp-state-dict sharded, each rank writes its shard."""
         if into is None or self._config.fsdp_state_dict == "full":
             return self.weights(model), self._gathered_state(optimizer)
         moments = {

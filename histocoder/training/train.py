@@ -123,8 +123,10 @@ def start(config: RunConfig) -> torch.device:
 
 
 def open_folder(config: FinetuneConfig | MixerConfig, *, key: Key, start_step: int) -> None:
-    """Rank 0's part, once nothing stands in a run's way: take away an earlier run that is not gone on with, or what one
-    left beyond the checkpoint that is; write `args.yaml` and `key.csv`.
+    """Prepare the run's folder, on rank 0 and after all checks.
+
+    Writes `args.yaml` and `key.csv`, and deletes an earlier run that is not resumed, or what it left beyond the
+    checkpoint that is.
     """
     folder = config.folder
     if start_step == 0 and (folder / ARGS_FILE).is_file():
@@ -248,7 +250,7 @@ def _check_together(config: RunConfig, folder: Path) -> None:
 
 
 def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
-    """Raise a UserError where processes have other settings than each other, or than the checkpoint to go on from."""
+    """Raise a UserError if settings differ between ranks, or from those of the checkpoint to resume from."""
     shared = (setting for setting in settings_of(TrainConfig) if setting.options.is_recorded)
     refuse_differences(settings | {setting.flag: getattr(config, setting.name) for setting in shared})
     if checkpoint is not None:
@@ -272,12 +274,12 @@ def _fitting_batch_size(
     *,
     num_rows: int,
 ) -> int:
-    """The batch size of the run that is gone on with, else the largest that fits."""
+    """Return the batch size of the resumed run, else the largest that fits."""
     if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
         return max(rows // config.num_parts(distributed.world_size()), 1)
     with explaining_out_of_memory(config, device, max_len=config.max_len):
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
-    say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
+    say(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the memory available.")
     return size
 
 

@@ -236,8 +236,8 @@ class Trainer:
                 f"{what}, and there is no checkpoint from before.{kept} Lower --learning-rate and start a new run."
             )
         return UserError(
-            f"{what}; the last good checkpoint is {last}.{kept} Started again, the run resumes from that checkpoint; "
-            "if it ends like this, lower --learning-rate in another folder, with --initial-checkpoint "
+            f"{what}; the last good checkpoint is {last}.{kept} When started again, the run resumes from that "
+            "checkpoint; if it ends like this, lower --learning-rate in another folder, with --initial-checkpoint "
             f"{best if kept else last}."
         )
 
@@ -371,7 +371,7 @@ class Trainer:
             torch.cuda.set_rng_state(checkpoint.ranks["rng.cuda"][rank].clone(), self.device)
 
     def interrupt(self, signum: int) -> None:
-        """Save and leave, all ranks in the same step."""
+        """Save and end the run, on all ranks in the same step."""
         self.ballot.close()
         self.save()
         self.progress.close()
@@ -380,8 +380,8 @@ class Trainer:
             lambda: mark_interrupted(self.folder, step=step, signum=signum), doing="marking the interruption"
         )
         raise Interrupted(
-            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Started "
-            "again, without --overwrite and --resume, it goes on from there.",
+            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. When "
+            "started again without --overwrite and --resume, the run resumes from there.",
             signum,
         )
 

@@ -162,7 +162,7 @@ def test_outputs_of_a_frozen_encoder_are_sent_as_well(apart: list[Path]):
     assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
 
 
-def test_a_nodes_copy_that_is_damaged_is_sent_anew(apart: list[Path]):
+def test_a_nodes_copy_that_is_damaged_is_sent_again(apart: list[Path]):
     end_together(apart, steps=1)
     ids = [path for path in apart[1].glob("cache/*/ids")]
     for path in ids:
@@ -181,7 +181,7 @@ def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
     named = "--learning-rate, --zero-optimizer, --eval-interval"
-    assert f"Process 1 was started otherwise than process 0: {named}." in ended[0].stderr
+    assert f"Rank 1 was launched with settings that differ from rank 0's: {named}." in ended[0].stderr
     assert not (apart[0] / "args.yaml").exists()
 
 

@@ -29,7 +29,9 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
     fault = "ENOSPC:_multiprocessing.SemLock:1"
     args = finetune(table, tmp_path / "out", *EXTRA)
     ended = run("tests/faulty.py", fault, "--", *args, check=False)
-    assert ended.returncode == 1 and ended.stderr.startswith("error: There is no room in /dev/shm"), ended.stderr
+    assert ended.returncode == 1 and ended.stderr.startswith(
+        "error: /dev/shm, where loader workers leave batches, is full"
+    ), ended.stderr
     assert ended.stderr.count("\n") == 1, ended.stderr
 
 
@@ -47,7 +49,9 @@ def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, 
         "tests/faulty.py", fault, "--", *finetune(table, tmp_path / "out", *EXTRA, *persistent), check=False, fresh=True
     )
     assert result.returncode == 1
-    found = re.search(rf"error: Loader worker {worker} \(process (\d+)\) {what}\. Started again, .*\n", result.stderr)
+    found = re.search(
+        rf"error: Loader worker {worker} \(process (\d+)\) {what}\. When started again, .*\n", result.stderr
+    )
     assert found is not None, result.stderr
     assert not is_alive(int(found[1]))
 

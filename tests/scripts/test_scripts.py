@@ -201,8 +201,8 @@ def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
     assert "With 1 process, set --batch-size 8." in other.stderr
     mistaken = run(*finetune(table, tmp_path / "out", "--fn-word-freq", "none", "--resume", "never"), check=False)
     assert mistaken.returncode == 2 and (tmp_path / "out" / "checkpoints" / "step-0000002").exists()  # nothing is lost
-    anew = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
-    assert "Going on" not in anew.stdout and logged(tmp_path / "out", "step")[0] == 1
+    again = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
+    assert "Going on" not in again.stdout and logged(tmp_path / "out", "step")[0] == 1
 
 
 def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path):

@@ -31,7 +31,7 @@ def test_out_of_memory_says_what_to_try(table: Path, tmp_path: Path):
     ended = run(*faulty(finetune(table, tmp_path / "out", *STEPS, "--batch-size", 8), "memory:0:5"), check=False)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     first, *tries = ended.stderr.splitlines()
-    assert "Out of memory (cpu): 931,322.57 GiB more were asked for, with batches of 8 rows" in first
+    assert "Out of memory (cpu) while allocating 931,322.57 GiB, with batches of 8 rows" in first
     assert [line.split()[1].rstrip(";,") for line in tries] == [
         "--batch-size",
         "--gradient-checkpointing",
@@ -76,7 +76,7 @@ def test_what_is_in_use_is_not_advised(monkeypatch: pytest.MonkeyPatch):
     assert "1. --fsdp full_shard --fsdp-cpu-offload, which" in advice(config, torch.device("cuda", 0), max_len=32)
     monkeypatch.setattr("histocoder.distributed.world_size", lambda: 2)
     sharded = replace(config, fsdp="full_shard")
-    assert advice(sharded, CPU, max_len=32).endswith("no flag left that saves any.")
+    assert advice(sharded, CPU, max_len=32).endswith("No other flag saves memory.")
     assert advice(sharded, torch.device("cuda", 0), max_len=32).endswith("\n  1. --fsdp-cpu-offload")
     assert "1. --fsdp full_shard in place" in advice(replace(config, fsdp="shard_grad_op"), CPU, max_len=32)
     tokens = replace(CONFIG, tokens_per_batch=512)

@@ -95,7 +95,10 @@ def test_encoders_that_checkpointing_does_not_go_with_are_named(table: Path, tmp
     encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 64)
     args = finetune(table, tmp_path / "out", *encoder, "--batch-size", 8, "--gradient-checkpointing")
     ended = run("-c", UNSUPPORTED, *args, check=False)
-    assert ended.returncode == 2 and "--gradient-checkpointing: transformers has none for BertModel" in ended.stderr
+    assert (
+        ended.returncode == 2
+        and "--gradient-checkpointing: transformers does not support it for BertModel" in ended.stderr
+    )
     assert "Traceback" not in ended.stderr and not (tmp_path / "out" / "args.yaml").exists()
 
 
@@ -439,7 +442,7 @@ def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"fsdp": "full_shard", "zero_optimizer": True}, "leave --zero-optimizer away"),
+        ({"fsdp": "full_shard", "zero_optimizer": True}, "omit --zero-optimizer"),
         ({"fsdp": "full_shard", "ddp_comm_hook": "fp16"}, "take --fsdp-reduce-dtype"),
         ({"fsdp_state_dict": "sharded"}, "--fsdp-state-dict is for --fsdp"),
         ({"fsdp_cpu_offload": True}, "--fsdp-cpu-offload is for --fsdp"),
