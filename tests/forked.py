@@ -40,7 +40,7 @@ class Forked:
 
     @property
     def stdout(self) -> str:
-        """What it has written so far, likewise below."""
+        """Standard output so far; `stderr` is standard error."""
         return self._stdout.read_text()
 
     @property

@@ -143,7 +143,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS_FILE
     if (folder / SHARDS_FOLDER).is_dir():
         raise UserError(
-            f"{folder} holds a model in shares. Put it together: histocoder convert --from-shards {folder} "
+            f"{folder} holds a sharded model. Combine the shards: histocoder convert --from-shards {folder} "
             "--output DIR."
         )
     if not path.is_file():

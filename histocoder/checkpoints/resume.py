@@ -161,16 +161,16 @@ def mark_interrupted(folder: Path, *, step: int, signum: int) -> None:
 
 @contextmanager
 def marking_interruptions(folder: Path) -> Iterator[None]:
-    """Have a stop that is asked for before or after training, too, end the run with a sentence and `interrupted.json`.
+    """End the run with a message and `interrupted.json` when it is asked to stop before or after training.
 
     Raises
     ------
     Interrupted
-        Where it is asked for.
+        When a stop signal arrives.
     """
 
     def end(signum: int, _frame: object) -> None:
-        raise Interrupted(f"{signal.Signals(signum).name}: ended. Started again, the run goes on.", signum)
+        raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
 
     before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS}
     try:

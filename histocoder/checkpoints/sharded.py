@@ -31,21 +31,21 @@ _KNOWN = {
 
 
 def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
-    """Write weights and the optimizer's state, each process what it holds of them; all processes call this.
+    """Write weights and the optimizer's state, each rank its shards; a collective call.
 
     Parameters
     ----------
     folder : Path
-        To be made; all processes must see it.
+        Folder to create; all ranks must see it.
     weights : dict of str to Tensor
-        Distributed tensors, or plain ones, which are the same on all processes.
+        DTensors, or plain tensors that are the same on all ranks.
     moments : dict of int to dict of str to Tensor
-        Likewise, by parameter.
+        The optimizer's state by parameter, in the same form.
 
     Raises
     ------
     UserError
-        On all processes, where one of them can't write, or they see different folders.
+        On all ranks, if one of them can't write, or they see different folders.
     """
     state = {f"model.{name}": tensor for name, tensor in weights.items()}
     state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}
@@ -63,13 +63,13 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
 
 
 def check_folder(folder: Path) -> None:
-    """Raise a UserError, on all processes, where one does not see what rank 0 writes into a folder that is there."""
+    """Raise a UserError, on all ranks, if one of them does not see what rank 0 writes into an existing folder."""
     probe = folder / from_primary(f".seen.{uuid.uuid4().hex}.tmp")
     run_on_primary(probe.touch, doing="looking at the run's folder")
     blind = [rank for rank, seen in enumerate(gather(torch.tensor(probe.exists()))) if not seen]
     run_on_primary(probe.unlink, doing="looking at the run's folder")
     if blind:
-        raise _not_seen(f"process {blind[0]} does not find what the first one writes", folder)
+        raise _not_seen(f"rank {blind[0]} does not see what rank 0 writes", folder)
 
 
 def _check_whole(folder: Path) -> None:
@@ -98,7 +98,7 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Any] = {}
     for name, entry in reader.read_metadata().state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise UserError(f"{folder} holds other things than tensors, such as {name}.")
+            raise UserError(f"{folder} contains objects other than tensors, such as {name}.")
         found[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     try:
         with warnings.catch_warnings():  # it is meant so, also where processes train together
@@ -133,7 +133,7 @@ class _Reader(dcp.FileSystemReader):
             with path.open("rb") as file:
                 index = _Unpickler(file).load()
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, OSError) as error:
-            raise DamagedError(f"{path} is no index of parts of a model ({error}).") from error
+            raise DamagedError(f"{path} is not the index of a sharded model ({error}).") from error
         index.storage_meta.load_id = self.load_id
         return index
 

@@ -53,19 +53,19 @@ class TrainState:
     step: int = 0
     """Optimizer steps done."""
     epoch: int = 0
-    """The epoch at hand, from 0."""
+    """The current epoch, from 0."""
     samples: int = 0
-    """Rows of it that all processes together have consumed."""
+    """Rows of the epoch consumed so far, over all ranks."""
     best_accuracy: float = float("-inf")
-    """Of the best model so far: the mean of `greedy_seq_acc` and `flat_acc`; likewise its loss."""
+    """The best mean of `greedy_seq_acc` and `flat_acc` so far; `best_val_loss` is the loss of the same model."""
     best_val_loss: float = float("inf")
     num_worse: int = 0
-    """Validations in a row that found no better model."""
+    """Consecutive validations without improvement."""
     results: dict[str, float] | None = None
-    """The validation of this very step, where there was one."""
+    """The validation results at this step, if it was validated."""
 
     def improves(self, results: dict[str, float]) -> bool:
-        """Note a validation; whether its model is the best so far, by accuracy, then by loss."""
+        """Record a validation; return whether its model is the best so far, by accuracy, then by loss."""
         accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
         if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
             self.best_accuracy, self.best_val_loss, self.num_worse = accuracy, loss, 0
@@ -76,10 +76,10 @@ class TrainState:
 
 @dataclass
 class LearnerState:
-    """What training has made of a model: state dicts, as one process without others has them."""
+    """State dicts of model, optimizer, scheduler and scaler, in the form of a run on one process."""
 
     weights: dict[str, Tensor]
-    """Empty, as the optimizer's state is, where processes have written their shares into a checkpoint's folder."""
+    """Empty, like the optimizer's state, if ranks have written their shards into the checkpoint's folder."""
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     scaler: dict[str, Any]
@@ -88,14 +88,14 @@ class LearnerState:
 
 @dataclass
 class Checkpoint:
-    """What a resume needs."""
+    """The state that a run resumes from."""
 
     path: Path
     """The checkpoint's folder; see `checkpoint_path`."""
     state: TrainState
     learner: LearnerState
     ranks: dict[str, Tensor]
-    """What each rank holds of its own, such as its random state, one row each."""
+    """State of each rank, such as its random state, one row per rank."""
     settings: dict[str, Any]
     """What a resumed run must agree on."""
     model_config: ModelConfig

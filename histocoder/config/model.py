@@ -97,7 +97,7 @@ class ModelConfig:
     flat_loss: str = "bce-mean"
     """What the flat head was trained with, and so what its logits mean; see `losses.flat_loss`."""
     mode: str = "greedy"
-    """The mode that validated best: what `Coder.predict` does unless told otherwise."""
+    """The mode that validated best: the default of `Coder.predict`."""
     decoder_prior: bool = False
     """Whether the decoder starts from what the flat head expects; see `model.prior`."""
     experts: dict[str, float] = field(default_factory=dict)

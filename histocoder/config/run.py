@@ -228,7 +228,7 @@ class FitConfig(Settings):
     early_stopping: int | None = free(
         None, "end after N validations in a row without a better model (default: off)", metavar="N", at_least=1
     )
-    max_steps: int | None = free(None, "end after so many steps (default: by --num-epochs)", metavar="N", at_least=1)
+    max_steps: int | None = free(None, "end after N steps (default: by --num-epochs)", metavar="N", at_least=1)
     batch_size: int = free(None, "rows of a batch, on each process", metavar="N", at_least=1, is_short=True)
     gradient_accumulation_steps: int = free(
         1, "batches of a step, on each process: as one batch N times as large, in less memory", metavar="N", at_least=1
@@ -269,7 +269,7 @@ class FitConfig(Settings):
     compile: bool = free(False, "let torch compile the model's layers, in the first steps")
     max_skipped_steps: int = free(
         10,
-        "end at so many steps in a row whose gradients are not finite; looked at when logging",
+        "end after N consecutive steps with gradients that are not finite; checked when logging",
         metavar="N",
         at_least=1,
     )
@@ -282,11 +282,11 @@ class FitConfig(Settings):
         )
 
     def num_parts(self, num_processes: int) -> int:
-        """Batches of a step: those that accumulate, of all processes together."""
+        """Return the batches of a step: accumulated batches × processes."""
         return self.gradient_accumulation_steps * num_processes
 
     def step_size(self, num_processes: int) -> int:
-        """Rows of a step, or positions where `tokens_per_batch` is given."""
+        """Return the rows of a step, or its positions if `tokens_per_batch` is given."""
         return (self.tokens_per_batch or self.batch_size) * self.num_parts(num_processes)
 
 
@@ -337,15 +337,15 @@ class StrategyConfig(Settings):
     )
     fsdp_min_num_params: int | None = free(
         None,
-        "layers of so many parameters or more are gathered one by one, the rest at once (default: every layer)",
+        "a layer with at least N parameters is its own FSDP unit, the rest is one unit (default: every layer)",
         metavar="N",
         parse=whole_number,
         at_least=1,
     )
-    fsdp_cpu_offload: bool = free(False, "keep shares, and step them, in the CPUs' memory; needs GPUs")
+    fsdp_cpu_offload: bool = free(False, "keep shards and optimizer steps in the CPUs' memory; needs GPUs")
     fsdp_state_dict: str = free(
         "full",
-        "checkpoints: as DDP's, or each process writes its share into a folder that all see",
+        "checkpoints: one state dict as with DDP, or each rank writes its shard into a folder that all see",
         choices=("full", "sharded"),
     )
     fsdp_reduce_dtype: str = free(
@@ -395,7 +395,7 @@ class SavingConfig(Settings):
     resume: str = free(
         "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
-    overwrite: bool = free(False, "throw away what an earlier run left in the folder", is_recorded=False)
+    overwrite: bool = free(False, "delete what an earlier run left in the folder", is_recorded=False)
     save_format: str = free(
         "histocoder",
         "occcanine: write last.bin in the reference's form as well, at the end",

@@ -63,7 +63,7 @@ class Noise(NamedTuple):
     num_edits: np.ndarray
     """Of shape (n,)."""
     edits: np.ndarray
-    """Of shape (n, most edits): which edit; likewise below."""
+    """Kind of each edit, of shape (n, most edits), as are `at` and `what`."""
     at: np.ndarray
     """Where, from 0 (the beginning) to below 1 (the end)."""
     what: np.ndarray

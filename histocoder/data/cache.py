@@ -53,7 +53,7 @@ class ExampleArrays:
     languages: tuple[str, ...]
     """Those that occur."""
     notices: tuple[str, ...]
-    """What a user should know of how the files were read."""
+    """Notices to the user on how the files were read."""
     num_distinct: int
     """Distinct descriptions."""
     fingerprint: str
@@ -109,13 +109,13 @@ def build_cache(
     files : ExampleFiles
     cache_dir : Path
     max_len : int
-        Tokens of an input at most.
+        Maximum number of tokens of an input.
     text_normalization : str
         See `normalize`.
     tokenizer : Tokenizer
         By default CANINE's.
     say : callable
-        Told what was built.
+        Receives a message once the cache is built.
 
     Returns
     -------

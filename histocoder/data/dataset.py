@@ -34,7 +34,7 @@ class Batch:
     class_ids: Tensor
     """Of shape (B, num_blocks), int64; -1 where there is none."""
     num_rows: int
-    """Of the global batch, likewise below; see `samplers.Share`."""
+    """Rows of the global batch; `num_target_blocks` and `weight` refer to it as well, see `samplers.Share`."""
     num_target_blocks: int
     weight: float
     rows: np.ndarray

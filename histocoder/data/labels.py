@@ -208,17 +208,17 @@ class LabelChecker:
         return problem
 
     def finish(self) -> list[str]:
-        """Say what was found in all chunks.
+        """Return notices on what was found in all chunks.
 
         Returns
         -------
         list of str
-            What a user should know.
+            Notices to the user.
 
         Raises
         ------
         UserError
-            Where there is no code at all, or one does not fit and the rules do not provide for it; names rows by line.
+            If there is no code at all, or one does not fit and no rule covers it; names rows by line.
         """
         if not self._has_codes:
             raise UserError(f"{self._file.path} has no code at all in the column {self._target_cols[0]!r}.")

@@ -162,8 +162,8 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
     )
     differences = "; ".join(f"{name}: {old.get(name)!r} there, {new.get(name)!r} now" for name in changed)
     raise UserError(
-        f"{folder} holds data prepared otherwise ({differences}). Choose another folder, or add --overwrite to throw "
-        "away what is there."
+        f"{folder} holds data prepared with other settings ({differences}). Choose another folder, or add "
+        "--overwrite to replace them."
     )
 
 

@@ -84,7 +84,7 @@ class BucketSampler:
         self.set_position(0, 0)
 
     def __len__(self) -> int:
-        """Shares of the epoch at hand."""
+        """Yield the shares of the current epoch."""
         return self.num_batches(self._epoch) * self._num_parts
 
     def num_batches(self, epoch: int) -> int:

@@ -59,16 +59,16 @@ def screen(
     config : PrepareConfig
     formatter : Formatter
     key : Key, optional
-        The only codes there may be.
+        The only codes allowed.
     folder : Path
         Where intermediate files are written.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
 
     Raises
     ------
     UserError
-        Where the table can't be read, its labels do not fit, or no row can be used.
+        If the table can't be read, its labels do not fit, or no row can be used.
     """
     columns = [config.input_col, *config.target_cols, *([config.language_col] if config.language_col else [])]
     file = open_table(config.dataset, columns)

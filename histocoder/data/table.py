@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A CSV or Parquet file that was looked at once; see `open_table`."""
+    """A CSV or Parquet file whose header was read; see `open_table`."""
 
     path: Path
     header: list[str]
@@ -57,7 +57,7 @@ class TableFile:
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know of how the file is read."""
+        """Notices to the user on how the file is read."""
         if self.dialect is None or self.dialect.is_utf8:
             return []
         return [f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."]

@@ -416,7 +416,7 @@ def _is_said_within(seconds: float, message: str, status: int) -> bool:
 
 
 def _announce(message: str, status: int) -> None:
-    """Have all processes end; where the others can't be told any more, they will find out."""
+    """End all processes; those that can't be reached any more notice by themselves."""
     if _watch is not None:
         with suppress(RuntimeError):
             _watch.announce(message, status)

@@ -155,7 +155,7 @@ def head_metrics(
     groups: Mapping[str, pd.Series],
     cuts: Mapping[int, str],
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """All that is told of one way of predicting.
+    """Compute the metrics of one way of predicting.
 
     Parameters
     ----------

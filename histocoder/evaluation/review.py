@@ -47,7 +47,7 @@ def review(
         With the columns of description and language; `checked`, which is blank; codes as predicted, with what they
         mean if the predictions say so; alternatives, if there are; and `conf`, `times`.
     budget : int
-        Descriptions at most.
+        Maximum number of descriptions.
     input_col, language_col : str
         Columns of descriptions and, if there is one, of languages; by default that which `predict --language` added.
     target_cols : sequence of str
@@ -55,9 +55,9 @@ def review(
     renamed : mapping, optional
         What the columns of descriptions and languages are called, where it is not as in the predictions.
     overwrite : bool
-        Whether an output that is there is replaced.
+        Whether to replace an existing output.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
 
     Returns
     -------
@@ -67,13 +67,13 @@ def review(
     Raises
     ------
     UserError
-        Where a column is missing, or the output is there already.
+        Where a column is missing, or the output exists already.
     """
     if budget < 1:
         raise UserError(f"--budget is {budget}; it must be 1 or more.")
     check_output(output)
     if output.exists() and not overwrite:
-        raise UserError(f"{output} is there already, perhaps filled in. Add --overwrite to replace it.")
+        raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
     file = open_table(
         predictions, [c for c in (input_col, language_col) if c], optional=("conf", "pred_conf", "lang", "pred_lang")
     )

@@ -156,7 +156,7 @@ class Coder:
 
     @property
     def mode(self) -> str:
-        """The mode that validated best, which `predict` takes unless told otherwise."""
+        """The mode that validated best, the default of `predict`."""
         return self.model.config.mode
 
     def describe(self, code: str) -> str | None:
@@ -195,17 +195,17 @@ class Coder:
         threshold : float, optional
             flat gives the best class, and others above this; by default above the model's own of the language.
         constrain : bool, optional
-            Whether only codes of the key may come; topk and full always do that, greedy not by default.
+            Whether to restrict predictions to codes of the key; topk and full always do, greedy does not by default.
         min_confidence : float
             Rows with less `conf` get missing codes; `conf` stays.
         batch_size : int
-            Descriptions that go through the model at once, at most; fewer where memory runs out.
+            Maximum number of descriptions per forward pass; reduced when memory runs out.
         progress : bool or callable
-            Whether to show a bar, on a terminal; or what is told, batch by batch, how many distinct descriptions more
-            are coded.
+            Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
+            of distinct descriptions.
         parts : list, optional
-            What an interrupted call with the same arguments has coded, which is not coded again; filled as this one
-            goes on.
+            Results of an interrupted call with the same arguments, which are not computed again; this call appends to
+            them.
 
         Returns
         -------

@@ -27,7 +27,7 @@ class UnknownLanguageWarning(Notice):
 
 
 def not_in_table(languages: Sequence[str]) -> str:
-    """What a user is told of languages that histocoder does not know."""
+    """Return a notice on languages that histocoder does not know."""
     return (
         f"The language {', '.join(languages)} is not in histocoder's table of languages and is read as it stands. Give "
         "an ISO 639-1 code or an English name; docs/configuration.md lists them."

@@ -139,7 +139,7 @@ def predict_file(
     def open_parts() -> None:
         """Make the folder for parts; refuse an output that would be lost."""
         if output.exists() and not overwrite:
-            raise UserError(f"{output} is there already. Add --overwrite to replace it, or choose another --output.")
+            raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
         if source.exists() and output.exists() and output.samefile(source):
             raise UserError("--output is the input itself; choose another.")
         settings = {
@@ -470,7 +470,7 @@ def _read(part: Path, *, numbers: Sequence[str], delimiter: str) -> pa.Table:
 
 
 def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> None:
-    """Make one file of all parts, in order, and take the parts away."""
+    """Join all parts, in order, into one file, and delete them."""
     files = [_part(parts, number, output) for number in range(num_chunks)]
     for file in files:
         if not file.exists():

@@ -91,7 +91,7 @@ class CharacterTokenizer:
     begins_with_cls = True
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """See `Tokenizer`, likewise below."""
+        """See `Tokenizer`."""
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
             texts = [text[: max_len - 2] for text in texts]
@@ -176,7 +176,7 @@ class PretrainedTokenizer:
             raise DamagedError(f"The tokenizer in {folder} can't be read ({error}).") from error
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """See `Tokenizer`, likewise below."""
+        """See `Tokenizer`."""
         if not texts:
             return TokenIds(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
         parts = [text.partition(LANG_SEP) for text in texts]

@@ -89,7 +89,7 @@ def _freeze_unused(model: MixerModel) -> None:
 
 
 def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokenizer:
-    """That of the model to go on with or to begin with, else that of `--encoder`."""
+    """Return the tokenizer of the checkpoint or the initial model, else that of `--encoder`."""
     if checkpoint is not None:
         found = checkpoint.tokenizer
     elif config.initial_checkpoint is not None:

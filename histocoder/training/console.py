@@ -116,13 +116,13 @@ class RunFacts:
     strategy: str
     precision: str
     batch_size: int
-    """Of one process."""
+    """Batch size of one process."""
     batch_unit: str
     """What it counts."""
     accumulation: int
     """Batches whose gradients are added up to one step."""
     step_size: int
-    """Rows, or positions, of a step of all processes together."""
+    """Rows, or positions, of a step, over all ranks."""
     num_steps: int
     num_epochs: int | None
     """None where the number of steps was asked for."""

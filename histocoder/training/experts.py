@@ -94,7 +94,7 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     Parameters
     ----------
     votes : sequence of dict
-        See `Coder.votes`, likewise below.
+        See `Coder.votes`.
     is_true : sequence of Tensor of bool
         Rows without any true candidate are left out.
 

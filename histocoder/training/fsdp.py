@@ -30,10 +30,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Sharded:
-    """FSDP, by PyTorch's `fully_shard` (Zhao et al. 2023).
+    """FSDP by PyTorch's `fully_shard` (Zhao et al. 2023).
 
-    Layers are gathered one by one, in the precision of the run, but those of other encoders than CANINE in fp32; so is
-    what is no layer, which is gathered with the model.
+    Each layer is its own FSDP unit, gathered in the precision of the run (in fp32 for encoders other than CANINE). All
+    other parameters are gathered with the model, in fp32.
     """
 
     def __init__(self, config: StrategyConfig) -> None:
@@ -42,10 +42,10 @@ class Sharded:
         self._empty: MixerModel
         """A model without weights, for the form of its state dict."""
         self._shares: dict[str, DTensor] = {}
-        """By the names of the parameters that they are shares of."""
+        """Shards by parameter name."""
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
-        """See `Strategy`, likewise below."""
+        """Shard the model; see `Strategy` for this and the following methods."""
         self._device, self._functions = device, model.layer_functions
         self._empty = copy.deepcopy(
             model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
@@ -145,7 +145,7 @@ class Sharded:
                 buffer.copy_(self._empty.get_buffer(name))
 
     def load_optimizer(self, optimizer: ShareAdamW, state: dict[str, Any]) -> None:
-        """Likewise."""
+        """Load the optimizer's state, each rank its shards."""
         shares = {
             i: {name: _share_of(value).clone() if value.dim() else value for name, value in values.items()}
             for i, values in state["state"].items()

@@ -14,16 +14,16 @@ from histocoder import distributed
 
 @dataclass
 class Meter:
-    """Sums what was trained since it was last read, on the device."""
+    """Sums loss, gradient norm and rows since the last read, on the device."""
 
     loss: Tensor | float = 0.0
-    """Without steps that were skipped because gradients were not finite; likewise below."""
+    """Sum over steps, as is `grad_norm`, without those skipped because gradients were not finite."""
     grad_norm: Tensor | float = 0.0
     steps: int = 0
-    """Those skipped among them."""
+    """All steps, skipped ones included."""
     skipped: Tensor | int = 0
     skipped_in_a_row: Tensor | int = 0
-    """Up to now; reading leaves it as it is."""
+    """Consecutive skipped steps up to now; not reset by `read`."""
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
 

@@ -153,7 +153,7 @@ class Trainer:
         return results
 
     def train_epoch(self, signals: StopSignals, profiler: Profiler) -> None:
-        """Go through what is left of the epoch at hand."""
+        """Train on the remaining batches of the current epoch."""
         state, config = self.state, self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
@@ -409,7 +409,7 @@ def _by_codes(results: dict[str, float], name: str) -> str:
 
 
 def check_batch_size(config: TrainConfig, num_rows: int) -> None:
-    """Say so where a step of all processes together takes more rows than there are to train on."""
+    """Print a notice if a step over all ranks takes more rows than there are to train on."""
     num_parts = config.num_parts(distributed.world_size())
     if config.step_size(distributed.world_size()) > num_rows:
         times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"

@@ -15,7 +15,7 @@ from histocoder.model import MixerModel
 from histocoder.training import losses, metrics
 
 _MOST_CODES = 3
-"""Rows with so many codes or more are told together."""
+"""Rows with this many codes or more are reported together."""
 
 
 @torch.no_grad()

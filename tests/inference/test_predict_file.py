@@ -381,7 +381,7 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"input": "none.csv"}, "no file none.csv"),
         ({"input_col": "occ"}, "no column 'occ'; it has: id, occ1"),
         ({"language_col": "language"}, "no column 'language'"),
-        ({"output": "there.csv"}, "is there already. Add --overwrite"),
+        ({"output": "there.csv"}, "exists already. Add --overwrite"),
         ({"output": "nowhere/out.csv"}, "no folder nowhere"),
         ({"language": "en"}, "not both"),
         ({"k": 0}, "--k is 0; it must be 1 or more"),
