@@ -233,7 +233,7 @@ def _finish(
 
 
 def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
-    """Those of the data, and "unk"; a user is told of the ones that histocoder does not know."""
+    """Return the languages of the data and "unk", with a notice on those that histocoder does not know."""
     languages = tuple(sorted({*arrays.languages, "unk"}))
     if strange := [lang for lang in languages if not is_language(lang)]:
         say(not_in_table(strange))
@@ -260,7 +260,7 @@ def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Che
 
 
 def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
-    say(f"Going on from step {checkpoint.state.step} ({checkpoint.path}).")
+    say(f"Resuming from step {checkpoint.state.step} ({checkpoint.path}).")
     if config.initial_checkpoint is not None:
         flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
         say(f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights.")
@@ -326,8 +326,8 @@ def refit(
 
     distributed.run_on_primary(save, doing="saving the model")
     say(
-        f"{BEST_FOLDER}/ has learned from all {len(data):,} rows now, the {len(trainer.val_data):,} of validation too; "
-        f"{folder} has not."
+        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {len(trainer.val_data):,} of "
+        f"validation; {folder} is not."
     )
 
 

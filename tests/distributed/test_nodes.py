@@ -150,7 +150,7 @@ def apart(tmp_path: Path) -> list[Path]:
 def test_a_run_goes_on_from_checkpoints_that_are_on_rank_0s_node_alone(apart: list[Path], together: Path):
     end_together(apart, steps=24)
     shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
-    assert "Going on from step 20" in end_together(apart, steps=24)[0]
+    assert "Resuming from step 20" in end_together(apart, steps=24)[0]
     assert_same_end(together, apart[0])
     assert {path.name for path in apart[1].iterdir()} == {"cache"}
 

@@ -229,7 +229,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_where_the_newest_is_damaged(alon
     (newest / "model.safetensors").write_bytes(b"")
     again = run(*training(out, batch_size=8))
     assert f"Warning: The file {newest}/model.safetensors is missing or damaged" in again.stdout
-    assert "Going on from step 20" in again.stdout
+    assert "Resuming from step 20" in again.stdout
     assert_same_end(alone, out)
 
 

@@ -40,7 +40,7 @@ def test_out_of_memory_says_what_to_try(table: Path, tmp_path: Path):
     ]
     assert "--batch-size 4 with --gradient-accumulation-steps 2; the steps stay the same" in tries[0]
     again = run(*finetune(table, tmp_path / "out", *STEPS, "--batch-size", 4, "--gradient-accumulation-steps", 2))
-    assert "Going on from step 3" in again.stdout
+    assert "Resuming from step 3" in again.stdout
 
 
 def test_out_of_memory_on_one_rank_is_said_once_and_ends_all(table: Path, tmp_path: Path):
@@ -196,7 +196,7 @@ def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Pat
     checkpoint = list_checkpoints(tmp_path / "auto")[-1]
     checkpoint.rename(tmp_path / "last")
     again = run(*finetune(table, tmp_path / "auto", *args, "--auto-batch-size")).stdout
-    assert "fit:" not in again and "Going on from step 3" in again and "32 × 1 process" in again
+    assert "fit:" not in again and "Resuming from step 3" in again and "32 × 1 process" in again
     assert_same_weights(tmp_path / "auto", tmp_path / "set", tolerance=0)
 
 
