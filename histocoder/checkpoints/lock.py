@@ -64,7 +64,7 @@ def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
 
 
 def _lock(path: Path, what: str, instead: str) -> int:
-    """The open file; closing it gives the lock back."""
+    """Return the open file; closing it gives the lock back."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:

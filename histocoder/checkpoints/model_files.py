@@ -85,7 +85,7 @@ def _save_sums(folder: Path, sums: dict[str, str]) -> None:
 
 
 def _read_sums(folder: Path) -> dict[str, str]:
-    """The manifest of a folder; empty where there is none, as of models from elsewhere."""
+    """Return the manifest of a folder; empty where there is none, as of models from elsewhere."""
     path = folder / MANIFEST_FILE
     return read_json(path) if path.is_file() else {}
 
@@ -132,7 +132,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder; raises UserError where it is missing or damaged."""
+    """Return the tokenizer of a model's folder; raises UserError where it is missing or damaged."""
     if reads_characters(read_model_config(folder).encoder):
         return CHARACTERS
     return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
@@ -188,7 +188,7 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
 
 
 def is_own_model(path: Path) -> bool:
-    """Whether a path is a folder with a model of this program's."""
+    """Return whether a path is a folder with a model of this program's."""
     return (path / CONFIG_FILE).is_file() and read_json(path / CONFIG_FILE).get("model_type") == MODEL_TYPE
 
 
@@ -261,7 +261,7 @@ def read_published(path: Path) -> Published:
 
 
 def _json_beside(folder: Path, name: str, kind: type) -> Any:
-    """The content of a file of a published model's folder; None where it has no such file."""
+    """Return the content of a file of a published model's folder; None where it has no such file."""
     if not (folder / name).is_file():
         return None
     content = _parsed(folder / name)
@@ -309,7 +309,7 @@ def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], 
 
 
 def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of OccCANINE's first version in this one's; without buffers that old transformers saved."""
+    """Return the names of OccCANINE's first version in this one's; without buffers that old transformers saved."""
     renamed = {}
     for name, tensor in weights.items():
         for theirs, ours in (("basemodel.", "encoder."), ("out.", "linear_decoder.")):

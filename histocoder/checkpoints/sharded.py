@@ -127,7 +127,7 @@ class _Reader(dcp.FileSystemReader):
     """Reads an index, which is a pickle, without running anything in it."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index; raises DamagedError where it is none, or holds what no index of ours does."""
+        """Return the index; raises DamagedError where it is none, or holds what no index of ours does."""
         path = Path(self.path) / _INDEX_FILE
         try:
             with path.open("rb") as file:

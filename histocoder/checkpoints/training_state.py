@@ -183,12 +183,12 @@ def _as_tall(moment: Tensor, weight: Tensor) -> Tensor:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds what a resume needs, not a model alone."""
+    """Return whether a folder holds what a resume needs, not a model alone."""
     return (folder / STATE_FILE).is_file()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoints by step, the newest last; whole or not."""
+    """Return a run's checkpoints by step, the newest last; whole or not."""
     found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
     return sorted((path for path in found if _STEP_NAME.fullmatch(path.name)), key=step_of)
 

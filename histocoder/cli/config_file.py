@@ -74,7 +74,7 @@ def _read(path: str) -> dict[Any, Any]:
 
 
 def _flags(values: dict[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Each flag's name and value, in sections or on their own."""
+    """Yield each flag's name and value, in sections or on their own."""
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name in SECTIONS and (value is None or isinstance(value, dict)):  # 'distributed: true' is a flag
@@ -88,13 +88,13 @@ def _flags(values: dict[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def nearest(name: str, known: Iterable[str], *, mark: str = "") -> str:
-    """A question whether the most similar name is meant; nothing where none is similar."""
+    """Return a question whether the most similar name is meant; nothing where none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {mark + near[0]!r}?" if near else ""
 
 
 def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.ArgumentParser) -> Any:
-    """A value from a file, as the flag itself would take it."""
+    """Return a value from a file, as the flag itself would take it."""
     if value is None and action.default is None:
         return None
     if value is None or (isinstance(value, list) and None in value):

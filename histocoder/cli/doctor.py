@@ -258,7 +258,7 @@ def _all_reduce(patience: float) -> Finding:
 
 
 def _run_processes(count: int, device: str, patience: float) -> tuple[str | None, float]:
-    """What is wrong, if anything; and the time that the all-reduce took."""
+    """Return what is wrong, if anything; and the time that the all-reduce took."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}

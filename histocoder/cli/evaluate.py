@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _coded_rows(args: argparse.Namespace, coder: Coder, rules: LabelRules) -> Examples:
-    """The rows of `--data` that have codes."""
+    """Return the rows of `--data` that have codes."""
     from histocoder.data.examples import ExampleFiles
     from histocoder.inference.known import coded
 

@@ -135,7 +135,7 @@ def _check_known(args: argparse.Namespace) -> None:
 
 
 def _known_file(args: argparse.Namespace, folder: Path) -> Path:
-    """The file of hand-coded descriptions."""
+    """Return the file of hand-coded descriptions."""
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.files import is_same_file
 

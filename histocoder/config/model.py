@@ -48,7 +48,7 @@ def check_decoder(*, dropout: float, dim_feedforward: int | None) -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON is of the type that a field is annotated with."""
+    """Return whether a value of JSON is of the type that a field is annotated with."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return any(_fits(value, one) for one in args)

@@ -377,7 +377,7 @@ class StrategyConfig(Settings):
         )
 
     def flags(self) -> list[str]:
-        """Those that need several processes, as they are given."""
+        """Return those that need several processes, as they are given."""
         hook = [f"--ddp-comm-hook {self.ddp_comm_hook}"] if self.ddp_comm_hook != "none" else []
         zero = ["--zero-optimizer"] if self.zero_optimizer else []
         return zero + hook

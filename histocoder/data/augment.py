@@ -46,7 +46,7 @@ class WordList:
         return cls(dict(counts.most_common(max_words)))
 
     def place(self, draws: np.ndarray) -> np.ndarray:
-        """The words that numbers in [0, 1) draw, as places in `words`; the empty word where there are none."""
+        """Return the words that numbers in [0, 1) draw, as places in `words`; the empty word where there are none."""
         found = np.searchsorted(self._cumulative, draws * self._cumulative[-1], side="right")
         return np.minimum(found, len(self.words) - 1)
 
@@ -148,7 +148,7 @@ class Augmenter:
         return lengths
 
     def alter(self, text: str, noise: Noise, row: int) -> str:
-        """A description after its noise, which is the one at place `row`."""
+        """Return a description after its noise, which is the one at place `row`."""
         for i in range(noise.num_edits[row]):
             edit = self._edits[noise.edits[row, i]]
             text = edit(text, noise.at[row, i], noise.what[row, i]) or text

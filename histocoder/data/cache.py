@@ -168,7 +168,7 @@ def _made_from(files: ExampleFiles, max_len: int, text_normalization: str, token
 
 
 def is_whole(folder: Path, made_from: dict[str, Any] | None = None) -> bool:
-    """Whether a folder holds what `build_cache` has written, made from the same."""
+    """Return whether a folder holds what `build_cache` has written, made from the same."""
     try:
         record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
         return made_from in (None, record["made_from"]) and all(

@@ -78,7 +78,7 @@ def _rewind(file: TextIO, num_skipped: int) -> None:
 
 
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """All columns as text as it stands; raises UserError, with the line, where the form is broken."""
+    """Yield all columns as text as it stands; raises UserError, with the line, where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
     try:
         yield from pa.csv.open_csv(path, **_csv_options(header, dialect, ragged))
@@ -89,7 +89,7 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
 
 
 def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarray:
-    """The line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
+    """Return the line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
     lines = np.empty(len(positions), dtype=np.int64)
     with path.open(encoding=dialect.encoding, newline="") as file, _long_cells():
         _rewind(file, dialect.num_skipped)
@@ -197,7 +197,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _is_mostly_utf8(path: Path) -> bool:
-    """Whether more characters of several bytes are UTF-8 than there are bytes that are not.
+    """Return whether more characters of several bytes are UTF-8 than there are bytes that are not.
 
     Text in cp1252 has such characters by accident alone: a capital with an accent before a sign, as in "«CAFÉ»".
     """

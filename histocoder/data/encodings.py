@@ -59,7 +59,7 @@ class Encodings:
         return Encodings, (self._folder,)
 
     def pad(self, rows: np.ndarray, *, num_positions: int) -> Encoded:
-        """Those of some rows, each with so many positions as its text has tokens, and zeros behind."""
+        """Return those of some rows, each with so many positions as its text has tokens, and zeros behind."""
         places = self._place[rows]
         memory = np.zeros((len(rows), num_positions, self._memory.shape[1]), dtype=np.uint8)
         for i, place in enumerate(places.tolist()):

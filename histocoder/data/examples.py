@@ -39,7 +39,7 @@ class Examples:
         return len(self.texts)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Some of the rows."""
+        """Return some of the rows."""
         texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
         return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True))
 
@@ -90,7 +90,7 @@ class ExampleFiles:
             raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
 
     def read(self, *, say: Callable[[str], None] = _say_nothing) -> Examples:
-        """All rows at once."""
+        """Return all rows at once."""
         return Examples.join(list(self.chunks(say=say)))
 
     def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
@@ -147,7 +147,7 @@ class ExampleFiles:
 
     @staticmethod
     def _own_name(file: TableFile, column: str) -> str:
-        """What a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
+        """Return what a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
         return next((name for name in (column, column.upper(), column.lower()) if name in file.header), column)
 
     def _select(self, table: Table, codes: pd.DataFrame, keep: np.ndarray) -> Examples:
@@ -162,13 +162,13 @@ class ExampleFiles:
 
 
 def language_codes(column: pa.Array) -> pa.Array:
-    """The code of each row's language; see `language_code`."""
+    """Return the code of each row's language; see `language_code`."""
     coded = column.fill_null("unk").dictionary_encode()
     return pa.array([language_code(text) for text in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
 
 
 def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
-    """The codes that a column of class indices stands for."""
+    """Return the codes that a column of class indices stands for."""
     coded = table.columns[column].dictionary_encode()
     codes: list[str | None] = []
     for text in coded.dictionary.to_pylist():

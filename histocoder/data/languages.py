@@ -45,7 +45,7 @@ HELP = (
 
 
 def language_code(text: str) -> str:
-    """The code by which models are trained of a language that is given by a code or its English name.
+    """Return the code by which models are trained of a language that is given by a code or its English name.
 
     What is no language of the table is returned as it is, but for blanks around it; what is missing is "unk".
 
@@ -64,12 +64,12 @@ def language_code(text: str) -> str:
 
 
 def is_language(code: str) -> bool:
-    """Whether `language_code` knows what it returned."""
+    """Return whether `language_code` knows what it returned."""
     return code == "unk" or iso_code(code) in NAMES
 
 
 def iso_code(code: str) -> str:
-    """The ISO 639-1 code of a language by which a model was trained; others as they are."""
+    """Return the ISO 639-1 code of a language by which a model was trained; others as they are."""
     return _ISO.get(code, code)
 
 

@@ -65,7 +65,7 @@ class BatchLoader:
             yield batch
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """The next batch, or None. Workers that keep this process waiting for too long are killed.
+        """Return the next batch, or None. Workers that keep this process waiting for too long are killed.
 
         torch's own timeout ends only the wait for a message: its tensors are fetched from the worker, which may be
         stopped by then.
@@ -113,7 +113,7 @@ class BatchLoader:
                 worker.kill()  # a stopped one heeds nothing else
 
     def _failure(self, error: str) -> str | None:
-        """What has happened to which worker, if anything."""
+        """Return what has happened to which worker, if anything."""
         time.sleep(_END_SECONDS)
         if error.startswith("DataLoader timed out"):
             self._late = self._num_received % len(self._workers)

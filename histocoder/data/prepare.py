@@ -35,7 +35,7 @@ _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 
 
 def formatter_of(config: PrepareConfig) -> Formatter:
-    """The formatter of prepared data: the general one, with a block for each target column."""
+    """Return the formatter of prepared data: the general one, with a block for each target column."""
     return build_formatter(
         "general",
         num_blocks=len(config.target_cols),
@@ -132,7 +132,7 @@ def _write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """What a folder's data were prepared from; None where none are, or not all of them yet."""
+    """Return what a folder's data were prepared from; None where none are, or not all of them yet."""
     if not path.is_file():
         return None
     try:
@@ -210,7 +210,7 @@ def _write_split(
 
 
 def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:
-    """The largest of the hashes that are for validation: the smallest ones, a share of the distinct."""
+    """Return the largest of the hashes that are for validation: the smallest ones, a share of the distinct."""
     ordered = np.sort(units)
     distinct = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
     if len(distinct) < 2:

@@ -98,7 +98,7 @@ class BucketSampler:
         self._epoch, self._consumed = epoch, consumed
 
     def global_batches(self, epoch: int, *, consumed: int = 0) -> Iterator[np.ndarray]:
-        """The batches of an epoch, in order, but the first ones that have `consumed` rows together."""
+        """Yield the batches of an epoch, in order, but the first ones that have `consumed` rows together."""
         rng = np.random.default_rng([self._seed, epoch])
         lengths = self._lengths(epoch)
         rows = np.arange(len(lengths), dtype=np.int32)

@@ -38,11 +38,11 @@ class Screened:
     """Those that occur in rows that are kept."""
 
     def units(self) -> np.ndarray:
-        """What each kept row belongs to when rows are split, of shape (num_kept,): a hash."""
+        """Return what each kept row belongs to when rows are split, of shape (num_kept,): a hash."""
         return map_array(self.folder / _UNITS, np.uint64)
 
     def kept(self) -> Iterator[pa.RecordBatch]:
-        """The kept rows, a chunk at a time."""
+        """Yield the kept rows, a chunk at a time."""
         with pa.memory_map(str(self.folder / _KEPT)) as source:
             reader = pa.ipc.open_file(source)
             for i in range(reader.num_record_batches):

@@ -42,7 +42,7 @@ class Table:
         return len(self.rows)
 
     def lines(self, index: np.ndarray) -> np.ndarray:
-        """The line (in Parquet: the row, from 1) where each of some rows, in their order, begins in its file."""
+        """Return the line (in Parquet: the row, from 1) where each of some rows, in their order, begins in its file."""
         return self.file.lines(self.rows[index])
 
 
@@ -89,13 +89,13 @@ class TableFile:
                 )
 
     def read(self, columns: Sequence[str]) -> Table:
-        """Some columns as text, at once; raises UserError as `read_table` does."""
+        """Return some columns as text, at once; raises UserError as `read_table` does."""
         parts = list(self.tables(columns))
         joined = {c: pa.concat_arrays([part.columns[c] for part in parts]) for c in columns}
         return Table(self, joined, np.concatenate([part.rows for part in parts]))
 
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """All columns in chunks, CSV as text; raises UserError, as far as a chunk tells, as `read_table` does.
+        """Yield all columns in chunks, CSV as text; raises UserError, as far as a chunk tells, as `read_table` does.
 
         A chunk has `chunk_rows` rows, the last one may have fewer. Of Parquet, `columns` alone are read where they are
         given.
@@ -121,7 +121,7 @@ class TableFile:
             raise UserError(f"{self.path} has {'columns' if self.dialect is None else 'a header'} but no rows.")
 
     def tables(self, columns: Sequence[str]) -> Iterator[Table]:
-        """Some columns in chunks, as text; raises UserError, as far as a chunk tells, as `read_table` does."""
+        """Yield some columns in chunks, as text; raises UserError, as far as a chunk tells, as `read_table` does."""
         self.check(columns)
         whole = _whole_numbers(self.path, columns) if self.dialect is None else set()
         position = 0
@@ -135,7 +135,7 @@ class TableFile:
             position += len(chunk)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
-        """The line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
+        """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
         return positions + 1 if self.dialect is None else find_lines(self.path, self.dialect, positions)
 
 
@@ -186,14 +186,14 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Table:
 
 
 def fingerprint(path: str | Path) -> str:
-    """The SHA-256 of a user's file; raises UserError where there is none that can be read."""
+    """Return the SHA-256 of a user's file; raises UserError where there is none that can be read."""
     path = Path(path)
     _check_readable(path)
     return sha256(path)
 
 
 def count_rows(path: str | Path) -> int:
-    """The rows of a file; of a CSV file with line breaks within its cells, somewhat more."""
+    """Return the rows of a file; of a CSV file with line breaks within its cells, somewhat more."""
     path = Path(path)
     if is_parquet(path):
         return pa.parquet.read_metadata(path).num_rows
@@ -217,7 +217,7 @@ def write_csv(table: pa.Table, path: Path, *, delimiter: str = ",") -> None:
 
 
 def csv_writer(path: Path, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
-    """A writer of CSV, with quotation marks where they are needed."""
+    """Return a writer of CSV, with quotation marks where they are needed."""
     options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)
     return pa.csv.CSVWriter(path, schema, write_options=options)
 
@@ -268,7 +268,7 @@ def _whole_numbers(path: Path, columns: Sequence[str]) -> set[str]:
 
 
 def _is_whole(array: pa.Array) -> bool:
-    """Whether all floats are integers, and of 64 bits at most."""
+    """Return whether all floats are integers, and of 64 bits at most."""
     numbers = _without_nan(array).cast(pa.float64())
     fits = pc.and_(pc.equal(pc.round(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
     return pc.all(fits, min_count=0).as_py()
@@ -289,7 +289,7 @@ def _without_nan(array: Arrays) -> Arrays:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether cells of a kind can be read as text."""
+    """Return whether cells of a kind can be read as text."""
     try:
         strings(pa.nulls(0, kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -72,7 +72,7 @@ def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARA
 
 
 def join_language(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
-    """What the model reads: language, separator, description."""
+    """Return what the model reads: language, separator, description."""
     return [f"{lang}{LANG_SEP}{text}" for text, lang in zip(texts, langs, strict=True)]
 
 
@@ -83,6 +83,6 @@ def lower_characters(texts: Sequence[str]) -> np.ndarray:
 
 
 def _ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The indices start, start + 1, …, start + length - 1 of each run, one run behind the other."""
+    """Return the indices start, start + 1, …, start + length - 1 of each run, one run behind the other."""
     behind = np.cumsum(lengths)
     return np.repeat(starts - (behind - lengths), lengths) + np.arange(behind[-1])

@@ -159,12 +159,12 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Return how many processes there are."""
     return _launch.world_size
 
 
 def backend() -> str | None:
-    """What gradients are exchanged over: "nccl" or "gloo"; None where there is no process group."""
+    """Return what gradients are exchanged over: "nccl" or "gloo"; None where there is no process group."""
     return dist.get_backend() if _group is not None else None
 
 
@@ -174,27 +174,27 @@ def nccl_version() -> str | None:
 
 
 def local_world_size() -> int:
-    """How many processes there are on this machine."""
+    """Return how many processes there are on this machine."""
     return _launch.local_world_size
 
 
 def is_primary() -> bool:
-    """Whether this is the process that writes, prints and logs."""
+    """Return whether this is the process that writes, prints and logs."""
     return _launch.is_primary
 
 
 def is_first_here() -> bool:
-    """Whether this is the first process of its node."""
+    """Return whether this is the first process of its node."""
     return _launch.local_rank == 0
 
 
 def control_group() -> Any:
-    """The processes, for collectives of what is in their CPUs' memory; None where there is no process group."""
+    """Return the processes, for collectives of what is in their CPUs' memory; None where there is no process group."""
     return None if _group is None else _group.control
 
 
 def reduce_sum(values: Tensor) -> Tensor:
-    """The sum of `values` over all processes, on each of them."""
+    """Return the sum of `values` over all processes, on each of them."""
     if _group is not None:
         values = values.clone()
         dist.all_reduce(values, group=_group.control if values.device.type == "cpu" else None)
@@ -202,7 +202,7 @@ def reduce_sum(values: Tensor) -> Tensor:
 
 
 def norm_of_all(norm: Tensor) -> Tensor:
-    """The norm of a vector of which each process holds a part, by the norm of this one's, of shape ()."""
+    """Return the norm of a vector of which each process holds a part, by the norm of this one's, of shape ()."""
     return reduce_sum(norm.square()).sqrt()
 
 
@@ -353,7 +353,7 @@ def from_primary(value: T | None) -> T:
 
 
 def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
-    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
+    """Return what fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
     # without it the other ranks, under NCCL, would split its communicator, which waits for these (pytorch#145376)
     group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
     return lambda values: dist.broadcast(values, src=0, group=group)

@@ -15,7 +15,7 @@ from histocoder.errors import MachineError, UserError
 
 
 def meet() -> dist.Store:
-    """What the processes share, at the address that the environment names.
+    """Return what the processes share, at the address that the environment names.
 
     Raises
     ------
@@ -81,7 +81,7 @@ _ADVICE = {
 
 
 def fault_of_nccl(error: RuntimeError) -> str | None:
-    """What has failed in NCCL, and what to do, unless it is the network, or no error of NCCL's."""
+    """Return what has failed in NCCL, and what to do, unless it is the network, or no error of NCCL's."""
     text = str(error)
     advice = next((advice for sign, advice in _ADVICE.items() if sign in text), None)
     if advice is None and ("socket interface" in text or not any(name in text for name in _NOT_OF_THE_NETWORK)):

@@ -73,7 +73,7 @@ class Watch(threading.Thread):
             self._store.set("failure", json.dumps([message, status]))
 
     def is_said(self) -> bool:
-        """Whether the processes end, and one of them has said why."""
+        """Return whether the processes end, and one of them has said why."""
         try:
             return self._store is not None and self._store.check(["failure"]) and not self._failure()[0]
         except RuntimeError:

@@ -57,7 +57,7 @@ class Evaluation:
     `recall`, `f1` and `conf`; the `rank` of the first true code (inf: not among the best k); the same of `flat`."""
 
     def thresholds(self) -> dict[str, float]:
-        """The flat head's best threshold by language, as `ModelConfig.thresholds` takes it."""
+        """Return the flat head's best threshold by language, as `ModelConfig.thresholds` takes it."""
         return {lang: best["threshold"] for lang, best in self.metrics["thresholds"].items()}
 
 
@@ -198,7 +198,7 @@ def _groups(
     texts_seen: Mapping[str, int] | None,
     codes_seen: Mapping[str, int] | None,
 ) -> dict[str, pd.Series]:
-    """Each row's language, number of true codes, and how often its description and its rarest code were seen."""
+    """Return each row's language, number of true codes, and how often its description and its rarest code were seen."""
     num_rows = len(examples)
     groups = {
         "language": pd.Series(examples.langs, dtype=object),
@@ -217,7 +217,7 @@ def _groups(
 def _rows(
     examples: Examples, decoded: pd.DataFrame, scores: pd.DataFrame, flat: pd.DataFrame, flat_scores: pd.DataFrame
 ) -> pd.DataFrame:
-    """Each description with its true codes, and what both ways of predicting make of it."""
+    """Return each description with its true codes, and what both ways of predicting make of it."""
     rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     rows = rows.join(examples.codes.reset_index(drop=True).add_prefix("true_"))
     rows = rows.join(decoded.drop(columns="conf").add_prefix("predicted_"))

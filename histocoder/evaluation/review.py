@@ -115,19 +115,19 @@ def review(
 
 
 def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """The first row of each description, with the sum of `times`."""
+    """Return the first row of each description, with the sum of `times`."""
     times = rows.groupby(by, dropna=False)["times"].transform("sum")
     return rows.assign(times=times).drop_duplicates(by)
 
 
 def _prefix(header: list[str]) -> str:
-    """What the names of the last coding's columns begin with."""
+    """Return what the names of the last coding's columns begin with."""
     found = [name.removesuffix("conf") for name in header if name.endswith("conf")]
     return next((prefix for prefix in reversed(found) if f"{prefix}prob_1" in header), "")
 
 
 def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
-    """What a coding's columns of codes, of what they mean, and of alternatives are to be called.
+    """Return what a coding's columns of codes, of what they mean, and of alternatives are to be called.
 
     A column of codes stands before a `prob_…` of the same number.
     """
@@ -144,7 +144,7 @@ def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str
 
 
 def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, Any]) -> str:
-    """What there is to do with what has been corrected: where the model's run is known, a command as it is.
+    """Return what there is to do with what has been corrected: where the model's run is known, a command as it is.
 
     Parameters
     ----------
@@ -176,6 +176,6 @@ def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, A
 
 
 def _from_here(path: str | Path) -> str:
-    """A path as it is shortest: within the current folder without that."""
+    """Return a path as it is shortest: within the current folder without that."""
     absolute = Path(path).absolute()
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)

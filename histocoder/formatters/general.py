@@ -67,16 +67,16 @@ class GeneralCodes:
         return None
 
     def length(self, code: str) -> int:
-        """The number of tokens that `code` takes of its block."""
+        """Return the number of tokens that `code` takes of its block."""
         return len(self._split(code))
 
     def to_block(self, code: str) -> list[int]:
-        """The `block_size` tokens of a valid code."""
+        """Return the `block_size` tokens of a valid code."""
         tokens = [self._tokens[symbol] for symbol in self._split(code)]
         return tokens + [EOS] * (self.block_size - len(tokens))
 
     def from_block(self, block: Sequence[int]) -> str | None:
-        """The code that a block of tokens stands for; None where it stands for none, or for a missing one."""
+        """Return the code that a block of tokens stands for; None where it stands for none, or for a missing one."""
         tokens = list(block)
         tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
         if not tokens or min(tokens) < FIRST_TOKEN:

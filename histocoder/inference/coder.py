@@ -160,7 +160,7 @@ class Coder:
         return self.model.config.mode
 
     def describe(self, code: str) -> str | None:
-        """What a code means, where the key says so."""
+        """Return what a code means, where the key says so."""
         return self.model.config.descriptions.get(code)
 
     def predict(
@@ -338,7 +338,7 @@ class Coder:
         return self._real_classes(self._computing.class_probabilities(pooled))
 
     def _real_classes(self, probabilities: Tensor) -> Tensor:
-        """The classes that are codes, out of all: the key of a published model may have a blank one."""
+        """Return the classes that are codes, out of all: the key of a published model may have a blank one."""
         if len(self.codes) == self.model.config.num_classes:
             return probabilities
         return probabilities[:, [place for place, code in enumerate(self.model.config.codes) if code]]
@@ -356,7 +356,7 @@ class Coder:
         return Prediction(codes, probs, conf)
 
     def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor:
-        """Each row's threshold of the flat head."""
+        """Return each row's threshold of the flat head."""
         values = [threshold_of(self.model.config, lang) if threshold is None else threshold for lang in langs]
         return torch.tensor(values, device=self.device)
 
@@ -380,7 +380,7 @@ class Coder:
     def votes(
         self, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame, *, batch_size: int = 256
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """What the experts think of each description's first code, and of its second one, batch by batch.
+        """Yield what the experts think of each description's first code, and of its second one, batch by batch.
 
         Parameters
         ----------

@@ -27,7 +27,7 @@ def set_probability(
     *,
     is_code: Tensor,
 ) -> Tensor:
-    """The probability of each row's set of codes, summed over the orders in which they can be written.
+    """Return the probability of each row's set of codes, summed over the orders in which they can be written.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class Descriptions(NamedTuple):
         *,
         languages: tuple[str, ...],
     ) -> Descriptions:
-        """The descriptions of n rows; blank ones are missing.
+        """Return the descriptions of n rows; blank ones are missing.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Descriptions(NamedTuple):
 
 
 def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
-    """The codes under which a model knows languages, and "unk" in place of others, with a warning."""
+    """Return the codes under which a model knows languages, and "unk" in place of others, with a warning."""
     langs = np.where(pd.isna(langs), "unk", langs)
     distinct = set(langs.tolist())
     if languages:

@@ -17,7 +17,7 @@ def threshold_of(config: ModelConfig, lang: str) -> float:
 
 
 def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
-    """The flat head's answer: the most probable class, and others above a threshold.
+    """Return the flat head's answer: the most probable class, and others above a threshold.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ class _TriePath:
         self._level = 0
 
     def restrict(self, probs: Tensor, position: int) -> Tensor:
-        """The probabilities of shape (B, V), -1 for tokens that lead out of the trie."""
+        """Return the probabilities of shape (B, V), -1 for tokens that lead out of the trie."""
         if self._level == 0:
             self._node = torch.zeros_like(self._node)
         children, tokens = self._trie.children[self._level][self._node], self._trie.tokens[self._level][self._node]

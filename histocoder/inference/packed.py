@@ -38,15 +38,15 @@ class PackedLinear:
 
     @classmethod
     def of(cls, layer: nn.Linear) -> PackedLinear:
-        """A module's."""
+        """Return a module's."""
         return cls(layer.weight, layer.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The layer of `x` (…, in), of shape (…, out)."""
+        """Return the layer of `x` (…, in), of shape (…, out)."""
         return self._packed(x, "none") if self.is_packed else F.linear(x, self._weight, self._bias)
 
     def relu(self, x: Tensor) -> Tensor:
-        """What of it is positive, 0 in place of the rest."""
+        """Return what of it is positive, 0 in place of the rest."""
         return self._packed(x, "relu") if self.is_packed else F.linear(x, self._weight, self._bias).relu_()
 
     def add_to(self, x: Tensor, inner: Tensor) -> Tensor:

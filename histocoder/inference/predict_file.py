@@ -316,7 +316,7 @@ class _Memory:
         self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
 
     def code(self, chunk: pa.Table, batches: _Batches) -> pa.Table:
-        """The chunk with the codes' columns behind its own.
+        """Return the chunk with the codes' columns behind its own.
 
         `batches` hears what is done, and holds what an interrupted run has done.
         """
@@ -368,7 +368,7 @@ class _Memory:
         return [(text, lang or "unk") for text, lang in zip(texts, langs, strict=True)]
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
-        """Those that are not known, and the row of each where it comes first."""
+        """Return those that are not known, and the row of each where it comes first."""
         new: dict[tuple[str, str], int] = {}
         for row, pair in enumerate(pairs):
             if pair not in self._places:
@@ -454,7 +454,7 @@ def _write(part: Path, table: pa.Table, *, delimiter: str) -> None:
 
 
 def _read(part: Path, *, numbers: Sequence[str], delimiter: str) -> pa.Table:
-    """A part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
+    """Return a part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
     if is_parquet(part):
         return pa.parquet.ParquetFile(part).read()
     with part.open(encoding="utf-8", newline="") as file:

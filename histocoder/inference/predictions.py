@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
         return cls(codes, probs, conf)
 
     def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
-        """A row for each of the descriptions; the last is the one that `join` has added, if it has.
+        """Return a row for each of the descriptions; the last is the one that `join` has added, if it has.
 
         Parameters
         ----------

@@ -52,11 +52,11 @@ class CanineConfig:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> CanineConfig:
-        """The sizes among the fields of a config file; the others say nothing about an encoder."""
+        """Return the sizes among the fields of a config file; the others say nothing about an encoder."""
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The fields of a config file, as a `PretrainedConfig` has this method."""
+        """Return the fields of a config file, as a `PretrainedConfig` has this method."""
         return {"model_type": self.model_type, **asdict(self)}
 
     @property

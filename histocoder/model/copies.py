@@ -38,7 +38,7 @@ class Stack:
         """Of the weights, when they were copied."""
 
     def of(self, dtype: torch.dtype) -> Tensor:
-        """The copies, up to date."""
+        """Return the copies, up to date."""
         is_trained = self.weights[0].requires_grad
         with torch.inference_mode(mode=False), torch.no_grad():  # whoever asks first, they are there to train with
             if self.tensor is None or (self.tensor.dtype, self.tensor.requires_grad) != (dtype, is_trained):
@@ -60,7 +60,7 @@ class KeptCopy:
         self._rows = slice(start, start + len(stack.weights[place]))
 
     def of(self, dtype: torch.dtype) -> Tensor:
-        """The copy, up to date."""
+        """Return the copy, up to date."""
         return self._part(self.stack.of(dtype))
 
     @property

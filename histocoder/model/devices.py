@@ -15,7 +15,7 @@ from histocoder.errors import UserError
 
 
 def device_name(device: torch.device) -> str:
-    """The name that its maker gave it; of a CPU with the number of threads that torch uses."""
+    """Return the name that its maker gave it; of a CPU with the number of threads that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":

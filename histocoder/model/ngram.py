@@ -71,11 +71,11 @@ class NgramConfig:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> NgramConfig:
-        """The sizes among the fields of a config file."""
+        """Return the sizes among the fields of a config file."""
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The fields of a config file, as a `PretrainedConfig` has this method."""
+        """Return the fields of a config file, as a `PretrainedConfig` has this method."""
         return {"model_type": self.model_type, **asdict(self)}
 
 
@@ -224,7 +224,7 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
 
 @torch.no_grad()
 def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
-    """The n-grams of descriptions that cross a blank, of 2 to `max_n` characters.
+    """Return the n-grams of descriptions that cross a blank, of 2 to `max_n` characters.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConf
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """The characters `by` places before each one; 0 where there are none."""
+    """Return the characters `by` places before each one; 0 where there are none."""
     if by >= 0:
         return F.pad(x, (by, 0))[:, : x.shape[1]]
     return F.pad(x, (0, -by))[:, -by:]

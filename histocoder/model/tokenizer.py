@@ -73,7 +73,7 @@ class Tokenizer(Protocol):
         """Of a batch's positions, those that are encoded."""
 
     def fingerprint(self) -> str | None:
-        """What tells it from others; None for CANINE's, of which there is one."""
+        """Return what tells it from others; None for CANINE's, of which there is one."""
 
     def save(self, folder: Path) -> None:
         """Write its files into a folder of their own, whole or not at all; without any, there will be no folder."""
@@ -235,7 +235,7 @@ class PretrainedTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of an encoder: a preset, a local folder, or a name on the Hugging Face hub.
+    """Return the tokenizer of an encoder: a preset, a local folder, or a name on the Hugging Face hub.
 
     Raises
     ------

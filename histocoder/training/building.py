@@ -107,7 +107,7 @@ def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokeni
 def build_model(
     config: RunConfig, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
 ) -> MixerModel:
-    """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
+    """Return a new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     model_config = ModelConfig(
         encoder={},
         formatter=files.formatter.to_config(),
@@ -206,7 +206,7 @@ def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[
 
 
 def initial_key(config: RunConfig) -> Key | None:
-    """The codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
+    """Return the codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
     if config.initial_checkpoint is None or config.only_encoder:
         return None
     path = Path(config.initial_checkpoint)

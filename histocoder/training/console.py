@@ -129,7 +129,7 @@ class RunFacts:
 
 
 def banner(facts: RunFacts) -> list[str]:
-    """The lines that say it.
+    """Return the lines that say it.
 
     Examples
     --------

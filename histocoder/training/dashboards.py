@@ -140,13 +140,13 @@ def _hush_writers() -> None:
 def open_wandb(
     folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
 ) -> Tracker:
-    """A `WandbRun` that training does not depend on."""
+    """Return a `WandbRun` that training does not depend on."""
     options: dict[str, Any] = {"project": project, "name": name, "config": config, "uploads_model": uploads_model}
     return InBackground("W&B", lambda: WandbRun(folder, **options), patience_with_model=UPLOAD_SECONDS)
 
 
 def open_tensorboard(folder: Path, *, start_step: int) -> Tracker:
-    """A `TensorBoardRun` that training does not depend on."""
+    """Return a `TensorBoardRun` that training does not depend on."""
     return InBackground("TensorBoard", lambda: TensorBoardRun(folder, start_step=start_step))
 
 

@@ -112,7 +112,7 @@ def open_data(config: RunConfig, files: list[ExampleFiles], folder: Path, tokeni
 
 
 def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
-    """The noise that the settings ask for; None where they ask for none."""
+    """Return the noise that the settings ask for; None where they ask for none."""
     alters = config.augmentation_prob > 0 and config.num_transformations > 0
     if not alters and config.unk_lang_prob == 0:
         return None

@@ -66,7 +66,7 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
 
 
 def _encoder_id(model: MixerModel) -> str:
-    """A hash of all that outputs depend on."""
+    """Return a hash of all that outputs depend on."""
     config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
     digest = hashlib.sha256(f"{_VERSION} {model.dtype} {config}".encode())
     for name, weight in model.encoder.state_dict().items():

@@ -153,7 +153,7 @@ class Sharded:
         optimizer.load_state_dict({**state, "state": shares})
 
     def _gathered_state(self, optimizer: ShareAdamW) -> dict[str, Any]:
-        """The optimizer's, in rank 0's CPU memory; gathered one by one."""
+        """Return the optimizer's, in rank 0's CPU memory; gathered one by one."""
         gathered = {
             i: {
                 name: self._on_primary(_like(share, value)) if value.dim() else value.cpu()
@@ -165,12 +165,12 @@ class Sharded:
         return {**optimizer.state_dict(), "state": gathered} if distributed.is_primary() else {}
 
     def _state_dict(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict of a model with these parameters, by name."""
+        """Return the state dict of a model with these parameters, by name."""
         with _replaced(self._empty, parameters):
             return self._empty.state_dict()
 
     def _shared_weights(self) -> dict[str, Tensor]:
-        """The model's state dict, of shares but where it holds other tensors than parameters."""
+        """Return the model's state dict, of shares but where it holds other tensors than parameters."""
         differing = [
             name
             for name, tensor in self._state_dict({}).items()
@@ -180,11 +180,11 @@ class Sharded:
         return {name: tensor if name in differing else self._shares.get(name, tensor) for name, tensor in whole.items()}
 
     def _gathered(self, share: DTensor) -> Tensor:
-        """The whole tensor, on this process's device."""
+        """Return the whole tensor, on this process's device."""
         return _like(share, _local(share).to(self._device)).full_tensor()
 
     def _on_primary(self, share: DTensor) -> Tensor:
-        """The whole tensor in rank 0's CPU memory; nothing on others."""
+        """Return the whole tensor in rank 0's CPU memory; nothing on others."""
         whole = self._gathered(share)
         return whole.cpu() if distributed.is_primary() else torch.empty(0)
 
@@ -253,12 +253,12 @@ def _set(model: MixerModel, name: str, parameter: nn.Parameter) -> None:
 
 
 def _local(share: DTensor) -> Tensor:
-    """What this process holds, in its place."""
+    """Return what this process holds, in its place."""
     return share.to_local().detach()
 
 
 def _like(share: DTensor, local: Tensor) -> DTensor:
-    """A tensor that is shared out as another is, of what this process holds of it."""
+    """Return a tensor that is shared out as another is, of what this process holds of it."""
     if local.device.type != share.device_mesh.device_type:  # offloaded; `from_local` would bring it back
         found: Any = torch.empty_like(share.detach())
         _local(found).copy_(local)
@@ -269,6 +269,6 @@ def _like(share: DTensor, local: Tensor) -> DTensor:
 
 
 def _share_of(whole: Tensor) -> Tensor:
-    """What this process holds of a tensor; FSDP cuts along the first dimension."""
+    """Return what this process holds of a tensor; FSDP cuts along the first dimension."""
     parts = whole.chunk(distributed.world_size())
     return parts[distributed.rank()] if distributed.rank() < len(parts) else whole[:0]

@@ -51,7 +51,7 @@ class Meter:
         return means
 
     def state(self) -> Tensor:
-        """What this rank has summed, of shape (7,)."""
+        """Return what this rank has summed, of shape (7,)."""
         sums = (self.loss, self.grad_norm, self.skipped, self.skipped_in_a_row)
         seconds = time.monotonic() - self.started
         return torch.tensor([*map(float, sums), self.steps, self.rows, seconds], dtype=torch.float64)

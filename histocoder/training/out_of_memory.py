@@ -34,7 +34,7 @@ def explaining_out_of_memory(config: TrainConfig, device: torch.device, *, max_l
 
 
 def advice(config: TrainConfig, device: torch.device, *, max_len: int, asked_for: str = "") -> str:
-    """What to try where memory has run out, in order, but what is in use already."""
+    """Return what to try where memory has run out, in order, but what is in use already."""
     size = f"{config.batch_size} rows" if config.tokens_per_batch is None else f"{config.tokens_per_batch} positions"
     asked = f" while allocating {asked_for}" if asked_for else ""
     tries = [*_smaller_batches(config, max_len), *_other_ways(config, device, max_len)]
@@ -46,7 +46,7 @@ def advice(config: TrainConfig, device: torch.device, *, max_len: int, asked_for
 
 
 def that_a_gpu_is_full(error: torch.OutOfMemoryError) -> str:
-    """What to say where no flag is known to save any."""
+    """Return what to say where no flag is known to save any."""
     asked = f": {size} could not be allocated" if (size := _asked_for(str(error))) else ""
     return f"The GPU's memory is full{asked}. End other programs that use it, or compute on the CPU, with --device cpu."
 
@@ -80,7 +80,7 @@ def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iter
 
 
 def _asked_for(message: str) -> str:
-    """The size in an error of torch's, if it says one."""
+    """Return the size in an error of torch's, if it says one."""
     found = re.search(r"tried to allocate ([\d.]+) (bytes|[KMG]i?B)", message, re.IGNORECASE)
     if found is None:
         return ""

@@ -103,5 +103,5 @@ def fill_in(config: _Config) -> _Config:
 
 
 def _own_config(path: str | None) -> ModelConfig | None:
-    """The config of a model of this program's."""
+    """Return the config of a model of this program's."""
     return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None

@@ -298,7 +298,7 @@ def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: tor
 
 
 def _refits(config: RunConfig, trainer: Trainer, folder: Path) -> bool:
-    """Whether the best model is to learn from the validation data as well: where rows are few, each tells."""
+    """Return whether the best model is to learn from the validation data as well: where rows are few, each tells."""
     num_rows = len(trainer.train_data) + len(trainer.val_data)
     if config.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
         return False
@@ -390,7 +390,7 @@ def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
 
 
 def _facts(config: RunConfig, trainer: Trainer) -> RunFacts:
-    """What the banner tells; all ranks ask for it together."""
+    """Return what the banner tells; all ranks ask for it together."""
     model, device = trainer.model, trainer.device
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return RunFacts(

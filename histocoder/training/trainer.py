@@ -103,7 +103,7 @@ class Trainer:
         self.progress = Progress(self.total_steps, show=False)
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
-        """What names the batches of training data, and what makes them."""
+        """Return what names the batches of training data, and what makes them."""
         sampler = BucketSampler(
             data.lengths,
             data.num_target_blocks,
@@ -228,7 +228,7 @@ class Trainer:
             raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
 
     def not_finite(self, what: str) -> UserError:
-        """The error of a run that has come to nothing: what is not finite, and where there is something good."""
+        """Return the error of a run that has come to nothing: what is not finite, and where there is something good."""
         last, best = next(reversed(list_checkpoints(self.folder)), None), self.folder / BEST_FOLDER
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
         if last is None:
@@ -353,7 +353,7 @@ class Trainer:
         progress.close()
 
     def card(self) -> str:
-        """The model card of what has been trained so far."""
+        """Return the model card of what has been trained so far."""
         return model_card(
             self.model.config, num_train=len(self.train_data), num_val=len(self.val_data), metrics=self.state.results
         )
@@ -403,7 +403,7 @@ def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_w
 
 
 def _by_codes(results: dict[str, float], name: str) -> str:
-    """An accuracy, and those of rows with one code, two, three or more."""
+    """Return an accuracy, and those of rows with one code, two, three or more."""
     parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
     return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
 
