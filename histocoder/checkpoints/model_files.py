@@ -39,7 +39,7 @@ def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *,
 
 
 def save_model_files(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """What `save_model` does, but for the manifest."""
+    """Write a model's files as `save_model` does, without the manifest."""
     tokenizer.save(folder / TOKENIZER_FOLDER)
     with replacing(folder / WEIGHTS_FILE) as temporary:
         try:
@@ -275,7 +275,7 @@ def _strings(chars: Any) -> list[str] | None:
 
 
 def _codes_of(key: Any) -> tuple[str, ...] | None:
-    """In the order of their classes. OccCANINE makes a class of blank cells, NaN, where there are several columns."""
+    """Return codes in the order of their classes. OccCANINE has a class for blank cells, NaN, with several columns."""
     if not isinstance(key, dict):
         return None
     return tuple("" if str(code) == "nan" else str(code) for code in sorted(key, key=key.__getitem__))

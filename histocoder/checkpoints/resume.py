@@ -188,7 +188,7 @@ def marking_interruptions(folder: Path) -> Iterator[None]:
 
 
 def stay_interrupted(folder: Path) -> None:
-    """Where a launcher starts processes again (--max-restarts) that had been asked to stop, end them once more.
+    """End processes that a launcher restarts (--max-restarts) although they had been asked to stop.
 
     Raises
     ------

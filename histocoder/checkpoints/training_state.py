@@ -176,7 +176,7 @@ def save_last_bin(
 
 
 def _as_tall(moment: Tensor, weight: Tensor) -> Tensor:
-    """With zeros for the positions that were not trained (see `trim_positions`)."""
+    """Pad positions that were not trained with zeros (see `trim_positions`)."""
     if moment.dim() == 0 or len(moment) == len(weight):
         return moment
     return torch.cat([moment, moment.new_zeros(len(weight) - len(moment), *moment.shape[1:])])

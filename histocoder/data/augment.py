@@ -161,7 +161,7 @@ class Augmenter:
 
 
 def _row_hashes(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
-    """Of shape (n,), uint64; pandas hashes integers by the mixing function of SplitMix64."""
+    """Hash rows, of shape (n,), uint64; pandas hashes integers by the mixing function of SplitMix64."""
     parts = pd.util.hash_array(np.array([seed % 2**64, epoch], dtype=np.uint64))
     run = pd.util.hash_array(parts[:1] + np.uint64(3) * parts[1:])
     return pd.util.hash_array(run + rows.astype(np.uint64))

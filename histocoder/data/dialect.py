@@ -105,7 +105,7 @@ def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarra
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    """Within it, Python's reader takes cells as long as Arrow's does, instead of 131,072 characters at most."""
+    """Let Python's CSV reader take cells as long as Arrow's does, instead of 131,072 characters at most."""
     before = csv.field_size_limit(_BLOCK_BYTES)
     try:
         yield

@@ -45,7 +45,7 @@ class Examples:
 
     @classmethod
     def join(cls, parts: list[Examples]) -> Examples:
-        """One behind the other."""
+        """Concatenate parts."""
         return cls(
             texts=[text for part in parts for text in part.texts],
             langs=[lang for part in parts for lang in part.langs],
@@ -80,7 +80,7 @@ class ExampleFiles:
     """What is done about codes that do not fit."""
 
     def chunks(self, *, say: Callable[[str], None] = _say_nothing) -> Iterator[Examples]:
-        """All rows, so many at once that they take little memory; labels that do not fit are an error at the end."""
+        """Yield all rows, in chunks that take little memory; labels that do not fit raise an error at the end."""
         is_empty = True
         for path in self.paths:
             for examples in self._file_chunks(path, say):
@@ -94,7 +94,7 @@ class ExampleFiles:
         return Examples.join(list(self.chunks(say=say)))
 
     def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
-        """So many of the `of` rows at random, in their order; all of them where there are no more."""
+        """Draw `num_rows` of the `of` rows at random, in their order; all of them if there are no more."""
         chosen = np.sort(np.random.default_rng(seed).permutation(of)[:num_rows])
         parts, passed = [], 0
         for examples in self.chunks():
@@ -134,7 +134,7 @@ class ExampleFiles:
             say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
 
     def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
-        """By target column, the column of a file that holds its codes; and whether that holds indices into the key."""
+        """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
         indexed = [column for column in _INDEX_COLS if column in file.header]
         first = self.target_cols[0]
         own_names = {target: self._own_name(file, target) for target in self.target_cols}

@@ -143,7 +143,7 @@ class LabelChecker:
         return values, present, has_code
 
     def _distinct(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
-        """Each cell's place among the distinct codes, -1 where it is missing; and these, "" for a missing one."""
+        """Return each cell's index among the distinct codes, -1 if it is missing; and these codes, "" if missing."""
         coded = pc.dictionary_encode(column)
         index, cells = np.asarray(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
         counts = np.bincount(index[index >= 0], minlength=len(cells))

@@ -74,7 +74,7 @@ def iso_code(code: str) -> str:
 
 
 def same_language(lang: str, known: Iterable[str]) -> str | None:
-    """The one of some known languages that a language is, under the code that it has there; None where there is none.
+    """Return the known language that equals a language, under its code there; None if there is none.
 
     Examples
     --------

@@ -55,8 +55,9 @@ def folded(texts: Sequence[str]) -> list[str]:
 
 
 def fold(text: str) -> str:
-    """A description without differences of case, blanks and Unicode normal form: what codes that people gave are found
-    by. Unlike `folded` it takes letters that differ in upper case only, such as ß and ss, for the same.
+    """Fold case, blanks and Unicode normal form of a description, by which hand-coded descriptions are found.
+
+    Unlike `folded` it treats letters that differ in upper case only, such as ß and ss, as the same.
 
     Examples
     --------

@@ -127,7 +127,7 @@ class BucketSampler:
 
 
 def _bounds_within(budget: TokenBudget, lengths: np.ndarray) -> np.ndarray:
-    """Where to cut rows that are ordered by length into batches within a budget, of shape (num_batches + 1,)."""
+    """Return where to cut rows, ordered by length, into batches within a budget; of shape (num_batches + 1,)."""
     counts = np.bincount(lengths)
     bounds, shorter_end = [0], 0
     for length in counts.nonzero()[0].tolist():

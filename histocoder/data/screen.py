@@ -151,9 +151,7 @@ def _dropped_rows(table: Table, reasons: dict[int, str], config: PrepareConfig, 
 
 
 def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
-    """A hash of each row's description, the same for its variants, or of its position where rows are split; keyed by
-    the seed.
-    """
+    """Hash each row's description, alike for its variants, or its position if rows are split; keyed by the seed."""
     values = folded(texts.to_pylist()) if config.split_by == "text" else positions.astype(str)
     key = f"{config.seed:016x}"[-16:]
     return pd.util.hash_array(np.array(values, dtype=object), hash_key=key, categorize=False)

@@ -259,7 +259,7 @@ def _parquet_columns(path: Path) -> list[str]:
 
 
 def _whole_numbers(path: Path, columns: Sequence[str]) -> set[str]:
-    """The columns of floats that are all whole: integers with gaps are often saved so, and 61110.0 means 61110."""
+    """Return the float columns with integers only: integers with gaps are often saved so; 61110.0 means 61110."""
     file = pa.parquet.ParquetFile(path)
     whole = {c for c in columns if pa.types.is_floating(file.schema_arrow.field(c).type)}
     for batch in file.iter_batches(columns=sorted(whole)) if whole else ():
@@ -275,7 +275,7 @@ def _is_whole(array: pa.Array) -> bool:
 
 
 def _text(column: pa.ChunkedArray, *, is_whole: bool) -> pa.Array:
-    """One array of strings, null where blank."""
+    """Return one array of strings, null where blank."""
     array = column.combine_chunks()
     array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
     array = strings(_without_nan(array).cast(pa.int64()) if is_whole else array)

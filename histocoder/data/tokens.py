@@ -42,7 +42,7 @@ class TokenizedTexts:
         return [joined[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
     def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
-        """Some texts as one array of shape (len(rows), S), padding behind each; S is by default what they need."""
+        """Pad some texts to one array of shape (len(rows), S); S is by default the length of the longest."""
         starts, lengths = self.offsets[rows].astype(np.int64), self.lengths[rows].astype(np.int64)
         num_positions = num_positions or self.tokenizer.num_positions(int(lengths.max()), max_len)
         padded = np.full((len(rows), num_positions), self.tokenizer.pad_id, dtype=np.int32)

@@ -79,7 +79,7 @@ def attempt_of(launch: Launch) -> int:
 
 
 def node_name(environ: Mapping[str, str] | None = None) -> str:
-    """What tells this process's node from the others: its number, as torchrun or SLURM say it, else its host's name."""
+    """Return this node's identity: its number according to torchrun or SLURM, else its host's name."""
     env = os.environ if environ is None else environ
     return env.get("GROUP_RANK") or env.get("SLURM_NODEID") or socket.gethostname()
 

@@ -27,7 +27,7 @@ def on_each_node(
     files: str = "*",
     is_whole: Callable[[Path], bool] = Path.is_dir,
 ) -> Path:
-    """Where this process finds a folder that rank 0 has finished; nodes that do not see it are sent a copy.
+    """Return the path of a folder that rank 0 has finished; nodes that do not see it receive a copy.
 
     Parameters
     ----------

@@ -169,7 +169,7 @@ def backend() -> str | None:
 
 
 def nccl_version() -> str | None:
-    """Of the NCCL that torch is built with; None where it is built without."""
+    """Return the version of the NCCL that torch is built with; None if it is built without."""
     return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
@@ -216,7 +216,7 @@ def gather(values: Tensor) -> list[Tensor]:
 
 
 def mean_of_rows(gradient: Tensor) -> Tensor:
-    """The mean of sparse tensors over all processes, each of which has rows of its own; all processes call this."""
+    """Average sparse tensors, each with its own rows, over all ranks; a collective call."""
     if _group is None:
         return gradient
     gradient = gradient.coalesce()
@@ -333,13 +333,13 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
 
 
 def expect_end() -> None:
-    """The processes were asked to stop, so that one that is not heard of has ended."""
+    """Note that the processes were asked to stop, so that a silent one counts as ended."""
     if _watch is not None:
         _watch.expect_end()
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
-    """Whether an error says that another process has ended or can't be reached, not that something failed here."""
+    """Return whether an error means that another process has ended or can't be reached."""
     return (isinstance(error, dist.DistError) and fault_of_nccl(error) is None) or "gloo/transport" in str(error)
 
 

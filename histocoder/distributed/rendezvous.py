@@ -97,7 +97,7 @@ _FAR_AWAY = "198.51.100.1"
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface over which a host is reached, or that has the host's own address; None where unknown.
+    """Return the network interface that reaches a host, or that has the host's address; None if unknown.
 
     A name that stands for the loopback here, as a machine's own does in Debian's /etc/hosts, stands for another address
     elsewhere; it is taken for that of the default route.

@@ -64,7 +64,7 @@ class Watch(threading.Thread):
             self._beat("done")
 
     def expect_end(self) -> None:
-        """The processes were asked to stop: one that gives no sign of life now has ended."""
+        """Note that the processes were asked to stop, so that a silent one counts as ended."""
         self._patience = min(self._patience, _LAST_SECONDS)
 
     def announce(self, message: str, status: int) -> None:

@@ -137,7 +137,7 @@ def evaluate(
 
 
 def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """How often each of some descriptions, `folded`, and each code occur in training data: what `evaluate` takes."""
+    """Count how often each description (`folded`) and each code occurs in the training data, for `evaluate`."""
     wanted = set(folded(list(texts)))
     texts_seen: Counter[str] = Counter()
     codes_seen: Counter[str] = Counter()
@@ -229,7 +229,7 @@ def _rows(
 def _probable_classes(
     coder: Coder, examples: Examples, *, batch_size: int, progress: bool
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """The flat head's classes above the lowest threshold (`row`, `code`, `prob`), and each row's best probability."""
+    """Return the flat head's classes above the lowest threshold (`row`, `code`, `prob`), and each row's best one."""
     order = np.argsort(np.array(examples.texts, dtype=object), kind="stable")  # like texts go into the same table
     texts, langs = (np.array(values, dtype=object) for values in (examples.texts, examples.langs))
     parts, conf = [], np.zeros(len(order))

@@ -129,7 +129,7 @@ def first_true_rank(truth: pd.DataFrame, ranked: pd.DataFrame | np.ndarray) -> n
 
 
 def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
-    """For 1 to k, the share of rows that have a true code among so many; rows without true codes do not count."""
+    """Return, for i from 1 to k, the share of rows with a true code among the first i, of those with true codes."""
     ranks = ranks[~np.isnan(ranks)]
     return {str(i): float((ranks <= i).mean()) if len(ranks) else 0.0 for i in range(1, k + 1)}
 

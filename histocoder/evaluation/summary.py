@@ -72,7 +72,7 @@ def summary(metrics: Metrics) -> list[str]:
 
 
 def comparison(metrics: Metrics) -> list[str]:
-    """How the model compares with simple methods (see `Baselines.compare`), and what to try where it is behind."""
+    """Compare the model with simple methods (see `Baselines.compare`), and suggest what to try if it is behind."""
     found = metrics["baselines"]
     exact, svc = found["exact_match"], found.get("svc")
     name, other = ("the linear model", svc) if svc else ("exact match", exact)

@@ -322,7 +322,7 @@ class Coder:
         *,
         batch_size: int = 256,
     ) -> np.ndarray:
-        """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
+        """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
         at_once = RowsAtOnce(self.device)
@@ -361,7 +361,7 @@ class Coder:
         return torch.tensor(values, device=self.device)
 
     def _weights(self) -> dict[str, float]:
-        """Of the experts, alike where none were fitted."""
+        """Return the weights of the experts, all equal if none were fitted."""
         names = ["decoder", "flat", *(["linear"] if self.model.linear_expert is not None else [])]
         return self.model.config.experts or dict.fromkeys(names, 1 / len(names))
 

@@ -108,7 +108,7 @@ class _Orders:
 
 
 def _other_orders(stepper: Stepper, orders: _Orders) -> Tensor:
-    """The probability of all orders but the given one, of shape (B,); those that begin alike are computed together."""
+    """Return the probability of all orders but the given one, of shape (B,); common prefixes are computed once."""
     batch, num_blocks, block_size = orders.blocks.shape
     device = orders.blocks.device
     row = torch.arange(batch, device=device)[:, None]

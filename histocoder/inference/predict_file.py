@@ -268,7 +268,7 @@ def _check_csv(table: TableFile) -> None:
 
 
 def _part(parts: Path, number: int, output: Path) -> Path:
-    """Where a chunk is kept, in the output's form."""
+    """Return the path of a chunk, in the output's format."""
     return parts / f"{number:06d}{output.suffix}"
 
 
@@ -494,7 +494,7 @@ def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> N
 
 
 def _groups(files: Sequence[Path]) -> Iterator[pa.Table]:
-    """What several Parquet files hold, in few tables: a writer keeps a note of each, and of its columns, to the end."""
+    """Yield the rows of several Parquet files in few tables, since a writer keeps metadata of each to the end."""
     tables: list[pa.Table] = []
     for file in files:
         tables.append(pa.parquet.ParquetFile(file).read())

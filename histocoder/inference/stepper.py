@@ -116,14 +116,14 @@ class _Nodes:
         self._places = None if real is None else real.flatten().nonzero()[:, 0]
 
     def spread(self, x: Tensor) -> Tensor:
-        """Of `x` (real nodes, …), one of shape (B, W, …), 0 where there is no node."""
+        """Spread `x` (real nodes, …) to the shape (B, W, …), 0 where there is no node."""
         if self._places is None or len(self._places) == self._shape[0] * self._shape[1]:
             return x.unflatten(0, self._shape)
         spread = x.new_zeros(self._shape[0] * self._shape[1], *x.shape[1:])
         return spread.index_copy_(0, self._places, x).unflatten(0, self._shape)
 
     def collect(self, x: Tensor) -> Tensor:
-        """Of `x` (B, W, …), the real nodes."""
+        """Collect the real nodes of `x` (B, W, …)."""
         return x.flatten(0, 1) if self._places is None else x.flatten(0, 1)[self._places]
 
 

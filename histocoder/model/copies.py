@@ -80,7 +80,7 @@ class KeptCopy:
         self.stack.versions[self._place] = self.stack.weights[self._place]._version
 
     def forget_gradient(self) -> None:
-        """As `zero_grad` does for the weight."""
+        """Drop the gradient, as `zero_grad` does for the weight."""
         if self.stack.tensor is not None:
             self.stack.tensor.grad = None
 
@@ -89,7 +89,7 @@ class KeptCopy:
 
 
 def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = ()) -> None:
-    """From now on, keep a module's weights in the precision of its computations as well.
+    """Keep copies of a module's weights in the precision of its computations from now on.
 
     Worth it where one process trains: on a CPU a step is shorter by the time it takes to read all weights, on a GPU it
     launches no casts of them. An optimizer must know of it; `training.optimizer.AdamW` does. Changes of a weight's
@@ -110,5 +110,5 @@ def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = 
 
 
 def kept_copy(weight: Tensor) -> KeptCopy | None:
-    """Where a weight's copy is kept, if it is."""
+    """Return a weight's kept copy, if there is one."""
     return getattr(weight, "kept_copy", None)

@@ -80,7 +80,7 @@ def trimmed_length(length: int, max_len: int) -> int:
 
 
 def encoded_length(num_positions: int, max_len: int) -> int:
-    """Of a batch's positions, by `trimmed_length` or more, those that are encoded: the rest was there to look at.
+    """Return how many of a batch's positions, `trimmed_length` or more, are encoded; the rest is context.
 
     Examples
     --------

@@ -193,7 +193,7 @@ def attention_mask(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to scores: 0 where it is true, else the least finite number; others as they are."""
+    """Return a bool mask as one to add to scores: 0 if true, else the least finite number; others unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)

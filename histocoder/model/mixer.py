@@ -206,7 +206,7 @@ class MixerModel(nn.Module):
         return logits.softmax(-1) if self.config.flat_loss == "softmax" else logits.sigmoid()
 
     def prior(self, flat_logits: Tensor) -> Prior | None:
-        """What the decoder starts from, by the flat head's logits (B, num_classes); None where it starts from nothing.
+        """Return the decoder's prior from the flat head's logits (B, num_classes); None if it has none.
 
         No gradients flow through it.
         """

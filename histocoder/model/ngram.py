@@ -180,7 +180,7 @@ class NgramEncoder(nn.Module):
 
 @torch.no_grad()
 def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
-    """The n-grams of descriptions: of 1 to `max_n` characters within a word, those at its ends once more as such, and
+    """Hash the n-grams of descriptions: of 1 to `max_n` characters in a word, those at its ends once more as such, and
     the word as a whole.
 
     Parameters
@@ -250,7 +250,7 @@ def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
 
 
 def _description_start(ids: Tensor) -> Tensor:
-    """Where each description begins, behind the language, of shape (B, 1)."""
+    """Return where each description begins, behind the language, of shape (B, 1)."""
     lang_sep = _code_points(ids.device).lang_sep.tolist()
     starts_sep = torch.stack([_shifted(ids, -i) == c for i, c in enumerate(lang_sep)]).all(0)
     return torch.where(starts_sep.any(1), starts_sep.int().argmax(1) + len(LANG_SEP), 0)[:, None]

@@ -115,7 +115,7 @@ def read_config(name: str, options: dict[str, Any]) -> PretrainedConfig:
 
 
 def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
-    """The config with transformers' default attention: one that it names may be code on the hub, which would be run."""
+    """Return the config with transformers' default attention: another could run code from the hub."""
     for name in ("_attn_implementation", "_experts_implementation"):
         if hasattr(config, name):
             setattr(config, name, None)  # which does the same to the configs within it
@@ -123,7 +123,7 @@ def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
-    """Where transformers has a class for an encoder alone, as of T5, that; else its general one."""
+    """Return transformers' class for an encoder alone, if it has one, as for T5; else its general class."""
     from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoModel, AutoModelForTextEncoding
 
     return AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel

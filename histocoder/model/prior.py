@@ -29,7 +29,7 @@ class Prior(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
-        """The prior by the flat head's logits (B, num_classes) and the blocks (num_classes, block_size) of classes."""
+        """Build the prior from flat logits (B, num_classes) and the blocks (num_classes, block_size) of classes."""
         best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
         return cls(best.values, best.indices, blocks[best.indices], vocab_size)
 

@@ -70,7 +70,7 @@ class Tokenizer(Protocol):
         """Positions that a batch needs whose longest row has `length` tokens."""
 
     def num_encoded(self, num_positions: int, max_len: int) -> int:
-        """Of a batch's positions, those that are encoded."""
+        """Return how many of a batch's positions are encoded."""
 
     def fingerprint(self) -> str | None:
         """Return what tells it from others; None for CANINE's, of which there is one."""

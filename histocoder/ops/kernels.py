@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def kind_of_cpu() -> str:
-    """Of "AVX512", "AVX2" and "", what this processor is."""
+    """Return the processor's vector extension: "AVX512", "AVX2" or ""."""
     return next(kind for kind in _KINDS if torch.backends.cpu.get_cpu_capability().startswith(kind))
 
 
@@ -119,7 +119,7 @@ class Parts:
         self._parts["wide"] = [_is_wide(gradient) for gradient in gradients]
 
     def sum_of_squares(self) -> float:
-        """Of all gradients."""
+        """Sum the squares of all gradients."""
         return _library().sum_of_squares(self._parts.ctypes.data, len(self._parts))
 
     def adamw(

@@ -46,7 +46,7 @@ def seeded_model(
     key: Key,
     languages: tuple[str, ...],
 ) -> MixerModel:
-    """A new model, or one of a checkpoint's configuration; draws from here on differ from rank to rank, as dropout
+    """Build a new model, or one of a checkpoint's configuration; later draws differ from rank to rank, as dropout
     should.
     """
     torch.manual_seed(config.seed)

@@ -38,7 +38,7 @@ class Progress:
             self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1)
 
     def advance(self, **values: float) -> None:
-        """One step more; `values` are shown where there is a bar."""
+        """Advance by a step; `values` are shown in the progress bar, if there is one."""
         self._done += 1
         if self._done == _FIRST_STEPS:
             self._counted_since = time.monotonic()

@@ -76,7 +76,7 @@ class Sharded:
         return model
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> ShareAdamW:
-        """Of the shares."""
+        """Build the optimizer of the shards."""
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         return ShareAdamW(parameter_groups(self._shares.items(), config), lr=config.learning_rate, **options)
 
@@ -136,7 +136,7 @@ class Sharded:
         return {}, {**optimizer.state_dict(), "state": {}}
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
-        """In place; of each tensor this process's share."""
+        """Load weights in place, each rank its shards."""
         with _replaced(self._empty, {}):
             self._empty.load_state_dict(weights, assign=True)
             for name, whole in self._empty.named_parameters():

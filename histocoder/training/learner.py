@@ -90,7 +90,7 @@ class Learner:
         return self.optimizer.grad_norm
 
     def whole(self) -> AbstractContextManager[Any]:
-        """Within it, each process can use all of the model by itself."""
+        """Make the whole model available on each rank, without collective calls."""
         return self.strategy.whole(self.model)
 
     def is_finite(self) -> bool:

@@ -212,6 +212,6 @@ def _refresh_copies(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _copy_in_bf16(parameter: nn.Parameter) -> KeptCopy | None:
-    """Where a parameter's copy is kept, if one in bf16 is."""
+    """Return a parameter's kept copy in bf16, if there is one."""
     copy = kept_copy(parameter)
     return copy if copy is not None and copy.tensor is not None and copy.tensor.dtype == torch.bfloat16 else None

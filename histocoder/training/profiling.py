@@ -59,7 +59,7 @@ class Profiler:
             self._profile.start()
 
     def step(self) -> None:
-        """One step has been taken."""
+        """Count a step."""
         if self._profile is not None:
             self._steps += 1
             if self._steps == self._last_step:

@@ -189,7 +189,7 @@ class Trainer:
         return self.config.early_stopping is not None and self.state.num_worse >= self.config.early_stopping
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.
+        """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
 
         Returns this rank's part of the loss, and the norm of all gradients.
         """
