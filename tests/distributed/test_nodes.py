@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -180,8 +181,8 @@ def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
     with ranks(*commands, each_a_node=True) as started:
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
-    named = "--learning-rate, --zero-optimizer, --eval-interval"
-    assert f"Rank 1 was launched with settings that differ from rank 0's: {named}." in ended[0].stderr
+    (named,) = re.findall(r"Rank 1 was launched with settings that differ from rank 0's: (.*?)\. ", ended[0].stderr)
+    assert set(named.split(", ")) == {"--learning-rate", "--eval-interval", "--zero-optimizer"}
     assert not (apart[0] / "args.yaml").exists()
 
 

@@ -29,10 +29,10 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
     fault = "ENOSPC:_multiprocessing.SemLock:1"
     args = finetune(table, tmp_path / "out", *EXTRA)
     ended = run("tests/faulty.py", fault, "--", *args, check=False)
-    assert ended.returncode == 1 and ended.stderr.startswith(
-        "error: /dev/shm, where loader workers leave batches, is full"
-    ), ended.stderr
-    assert ended.stderr.count("\n") == 1, ended.stderr
+    # a machine with one processor is warned of by torch before
+    (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert ended.returncode == 1 and said.startswith("error: /dev/shm, where"), ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize(

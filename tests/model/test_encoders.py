@@ -76,6 +76,9 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save_pretrained(request.param, tmp_path / request.param)
 
 
+@pytest.mark.parametrize(
+    "encoder", ["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("xlm-r", "byt5"))], indirect=True
+)
 def test_a_run_trains_all_of_it_and_its_folder_needs_no_other(encoder: Path, table: Path, tmp_path: Path):
     out = tmp_path / "out"
     args = training(table, out, encoder, "--precision", "bf16", "--num-workers", 1)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from conftest import run, write_table
@@ -55,6 +56,7 @@ def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model
     assert args["initial_checkpoint"] == str(out) and not config(more / "best").get("fitted_to_validation")
 
 
+@pytest.mark.slow
 def test_two_ranks_refit_as_one_does(tmp_path: Path):
     table = write_table(tmp_path / "table.csv")
     extra = ("--no-experts", "--ngram-dropout", 0, "--unk-lang-prob", 0)

@@ -257,9 +257,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(
-    ("flags", "weights", "moments"), [((), 1, 1), (ZERO, 1, 0.5), (("--fsdp", "full_shard"), 0.5, 0.5)]
-)
+@pytest.mark.parametrize(("flags", "weights", "moments"), [(ZERO, 1, 0.5), (("--fsdp", "full_shard"), 0.5, 0.5)])
 def test_each_of_two_ranks_holds_half(
     data: Path, tmp_path: Path, flags: tuple[str, ...], weights: float, moments: float
 ):
@@ -397,7 +395,7 @@ def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, 
     assert not list_checkpoints(out) and not leftovers(out)
 
 
-@pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), ZERO])
+@pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), pytest.param(ZERO, marks=pytest.mark.slow)])
 def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(data: Path, tmp_path: Path, flags: tuple[str, ...]):
     args = (*STEPS, "--max-steps", 6)
     run(*faulty(finetune(data, tmp_path / "one", *args, "--batch-size", 12), "nan:0:3-4"))

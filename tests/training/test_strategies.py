@@ -23,7 +23,9 @@ def large(data: Path) -> Path:
     return data.parent / "large"
 
 
-@pytest.mark.parametrize(("processes", "accumulated", "size"), [(1, 2, 9), (1, 5, 4), (2, 3, 3)])
+@pytest.mark.parametrize(
+    ("processes", "accumulated", "size"), [(1, 2, 9), pytest.param(1, 5, 4, marks=pytest.mark.slow), (2, 3, 3)]
+)
 def test_batches_that_accumulate_are_one_large_batch(
     large: Path, data: Path, tmp_path: Path, processes: int, accumulated: int, size: int
 ):
