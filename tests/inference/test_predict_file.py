@@ -378,7 +378,7 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input": "none.csv"}, "no file none.csv"),
+        ({"input": "none.csv"}, "File not found: none.csv"),
         ({"input_col": "occ"}, "no column 'occ'; it has: id, occ1"),
         ({"language_col": "language"}, "no column 'language'"),
         ({"output": "there.csv"}, "exists already. Add --overwrite"),
