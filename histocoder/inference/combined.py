@@ -41,7 +41,7 @@ class Belief(NamedTuple):
     knows shares only."""
 
     def of_next(self, candidates: Tensor, number: int) -> Tensor:
-        """The probability that each candidate (B, K) is one of `number` + 1 codes."""
+        """Return the probability that each candidate (B, K) is one of `number` + 1 codes."""
         if number and self.belongs is not None:
             found = self.belongs.gather(1, candidates)
         else:

@@ -44,7 +44,7 @@ class LinearExpert(nn.Module):
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
-        """The log-odds of each class, by itself.
+        """Return the log-odds of each class, by itself.
 
         Parameters
         ----------

@@ -31,7 +31,7 @@ def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model
     assert config(out / "best")["experts"] and config(out / "best")["num_linear_features"]
     before = (out / "best" / "model.safetensors").read_bytes()
     again = run(*trained(table, out)).stdout
-    assert "has learned" not in again and (out / "best" / "model.safetensors").read_bytes() == before
+    assert "is now trained on" not in again and (out / "best" / "model.safetensors").read_bytes() == before
 
     ended = run(
         "-m",
