@@ -209,7 +209,7 @@ def test_where_no_checkpoint_is_whole_the_run_is_refused_and_nothing_is_deleted(
     assert len(list_checkpoints(saved)) == 2
 
 
-@pytest.mark.parametrize(("version", "message"), [(3, "Update histocoder"), (1, "the older format version 1")])
+@pytest.mark.parametrize(("version", "message"), [(3, "Update histocoder"), (1, "Resume it with the histocoder that wrote it")])
 def test_a_checkpoint_of_another_form_is_refused_by_its_version(saved: Path, version: int, message: str):
     newest = list_checkpoints(saved)[-1]
     before = (newest / "state.json").read_text()

@@ -441,7 +441,7 @@ def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: 
     ("flags", "message"),
     [
         ({"fsdp": "full_shard", "zero_optimizer": True}, "omit --zero-optimizer"),
-        ({"fsdp": "full_shard", "ddp_comm_hook": "fp16"}, "take --fsdp-reduce-dtype"),
+        ({"fsdp": "full_shard", "ddp_comm_hook": "fp16"}, "use --fsdp-reduce-dtype"),
         ({"fsdp_state_dict": "sharded"}, "--fsdp-state-dict is for --fsdp"),
         ({"fsdp_cpu_offload": True}, "--fsdp-cpu-offload is for --fsdp"),
         ({"fsdp": "full_shard", "fsdp_min_num_params": 0}, "must be 1 or more"),
