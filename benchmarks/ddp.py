@@ -13,7 +13,7 @@ all-reduce takes the gradients' V bytes 2 (N - 1) / N times over a link of B byt
 
 DDP hides it behind the backward pass, two thirds of T. So the efficiency, which is N GPUs' rows a second over N times
 one GPU's, is T / (T + max(0, C - 2/3 T)). B is NVLink's within a node of 8 GPUs, and beyond it that of the node's
-network. Waiting for the slowest rank is left out. What is assumed stands in the output.
+network. The model omits waiting for the slowest rank. The output lists its assumptions.
 
 Usage: python benchmarks/ddp.py [--batch-size N] [--steps N] [--rounds N] [--networks GB/s ...]
 """

@@ -38,7 +38,7 @@ NUM_CODES, REFERENCE_BATCH = 1919, 32
 
 
 def codes() -> tuple[str, ...]:
-    """1,919 codes: HISCO's where its list stands beside the project, else as many that spread likewise."""
+    """Return 1,919 codes: HISCO's if its list is available, else as many with a similar spread."""
     path = SHARED / "reference" / "hisco_codes.csv"
     if path.exists():
         return tuple(pd.read_csv(path, dtype=str)["hisco"])

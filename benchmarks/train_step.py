@@ -333,7 +333,7 @@ class Side:
 
 
 def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -> None:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # compile anew
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # no compiled code of an earlier run
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = Data(folder / name)
     config = train_config(args.batch_size, precision=args.precision, compile=name == "compiled")

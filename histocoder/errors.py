@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend: ends the program with exit code 2 and this message, without a traceback."""
+    """A mistake that the user can fix: ends the program with exit code 2 and this message, without a traceback."""
 
 
 class DamagedError(UserError):
@@ -18,12 +18,12 @@ class Notice(UserWarning):
 
 
 def shown(text: str) -> str:
-    """A text from a user's file as messages show it: in quotation marks, on one line, not all of a long one."""
+    """Return a text from a user's file as messages show it: in quotation marks, on one line, not all of a long one."""
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def misfit(error: RuntimeError) -> str:
-    """The first of what `load_state_dict` says of weights that do not fit, and not all of a long list."""
+    """Return the first of what `load_state_dict` says of weights that do not fit, and not all of a long list."""
     first = (str(error).strip().splitlines()[1:2] or [str(error)])[0].strip()
     return first if len(first) <= 200 else f"{first[:200]} ..."
 
@@ -34,7 +34,7 @@ class Interrupted(Exception):
     Parameters
     ----------
     message : str
-        What was saved, and how to go on.
+        What was saved, and how to resume.
     signum : int
         The signal that asked; the program exits with 128 + `signum`.
     """

@@ -29,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_same_file(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths, of which the first is there, lead to one file or folder."""
+    """Return whether two paths, of which the first is there, lead to one file or folder."""
     return os.path.exists(other) and os.path.samefile(one, other)
 
 
@@ -45,7 +45,7 @@ def sync(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_HASH_BYTES):

@@ -41,7 +41,7 @@ NOTES = ["", " (deceased)", " (retired)", "'s apprentice", " and dealer", ", jou
 
 
 def shared(path: str) -> Path:
-    """A reference file that stands beside the project; the test is skipped where it is absent."""
+    """Return the path of a reference file outside the project; skip the test if it is missing."""
     found = SHARED / path
     if not found.exists():
         pytest.skip(f"no {path} beside the project")
@@ -96,7 +96,7 @@ def environment(**extra: str) -> dict[str, str]:
 def run(
     *args: object, check: bool = True, env: dict[str, str] | None = None, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script of the project in a process of its own: a forked one, or where `fresh` a Python that starts anew."""
+    """Run a script of the project in its own process: a forked one, or a new Python interpreter if `fresh`."""
     command, env = [str(arg) for arg in args], env or environment()
     if fresh:
         result = subprocess.run(

@@ -1,8 +1,8 @@
 """The project's programs in processes of their own, that start with torch, transformers and pandas imported.
 
 Imports take three seconds of each start; what a program does with a tiny model takes one. So a process that has done
-nothing but import is forked for each program, which finds itself as if started anew: its own arguments, environment,
-standard output and error. Only the seed of hashes is the same in all; tests in which that may matter start afresh.
+nothing but import is forked for each program, which runs as in a new interpreter: with its own arguments, environment,
+standard output and error. Only the seed of hashes is shared; tests in which it may matter start a new interpreter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Forked:
 
     @property
     def stdout(self) -> str:
-        """What it has written so far, likewise below."""
+        """Standard output so far; `stderr` is standard error."""
         return self._stdout.read_text()
 
     @property
@@ -81,7 +81,7 @@ def run_forked(args: list[str], *, cwd: Path, env: dict[str, str], timeout: floa
 
 def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: Path) -> None:
     """Turn into the program."""
-    multiprocessing.set_start_method(None, force=True)  # that of a Python that starts anew
+    multiprocessing.set_start_method(None, force=True)  # the default of a new interpreter
     for number, path in ((1, stdout), (2, stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()

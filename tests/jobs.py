@@ -103,7 +103,7 @@ def wait_for_step(process: Forked, step: int) -> None:
 
 
 class Torchrun:
-    """Two ranks under torchrun, each a Python that starts anew."""
+    """Two ranks under torchrun, each in a new Python interpreter."""
 
     def __init__(self, args: list[str], *options: str) -> None:
         launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", *options)

@@ -63,7 +63,7 @@ On {rows:,} descriptions that were not trained on: {greedy:.1f} % got exactly th
 def model_card(
     config: ModelConfig, *, num_train: int | None = None, num_val: int = 0, metrics: Mapping[str, float] | None = None
 ) -> str:
-    """The text of a model's README.md.
+    """Return the text of a model's README.md.
 
     Parameters
     ----------
@@ -105,12 +105,12 @@ def write_card(folder: Path, card: str) -> None:
 
 
 def may_be_hub_id(name: str) -> bool:
-    """Whether a name is that of a repo on the hub, by its form, and of nothing here."""
+    """Return whether a name is that of a repo on the hub, by its form, and of nothing here."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 
 def local_folder(path_or_hub_id: str | Path) -> Path:
-    """A model's folder, fetched from the hub where it is none here.
+    """Return a model's folder, fetched from the hub where it is none here.
 
     Raises
     ------

@@ -39,7 +39,7 @@ else:
 
 @contextmanager
 def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
-    """Hold a lock, all processes together, by a file that is there as long; a second run that takes it ends at once.
+    """Hold a lock file, shared by all ranks of a run; a second run that tries to take it ends at once.
 
     The kernel, or the file server, gives a lock back when its process ends, however it ends: a file that a killed run
     has left holds nobody up. Loader processes do not inherit it.
@@ -64,7 +64,7 @@ def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
 
 
 def _lock(path: Path, what: str, instead: str) -> int:
-    """The open file; closing it gives the lock back."""
+    """Return the open file; closing it gives the lock back."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -74,10 +74,10 @@ def _lock(path: Path, what: str, instead: str) -> int:
                 raise UserError(
                     f"Another run {what}: {_holder(handle)}. Wait for its end, or choose {instead}."
                 ) from error
-            # the file system has no locks: go on without
+            # the file system has no locks: continue without
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
-        os.close(handle)  # its holder has just ended and taken it away
+        os.close(handle)  # its holder has just ended and deleted it
     os.truncate(handle, 0)
     os.write(handle, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
     return handle

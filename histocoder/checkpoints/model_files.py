@@ -39,7 +39,7 @@ def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *,
 
 
 def save_model_files(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """What `save_model` does, but for the manifest."""
+    """Write a model's files as `save_model` does, without the manifest."""
     tokenizer.save(folder / TOKENIZER_FOLDER)
     with replacing(folder / WEIGHTS_FILE) as temporary:
         try:
@@ -85,7 +85,7 @@ def _save_sums(folder: Path, sums: dict[str, str]) -> None:
 
 
 def _read_sums(folder: Path) -> dict[str, str]:
-    """The manifest of a folder; empty where there is none, as of models from elsewhere."""
+    """Return the manifest of a folder; empty where there is none, as of models from elsewhere."""
     path = folder / MANIFEST_FILE
     return read_json(path) if path.is_file() else {}
 
@@ -132,7 +132,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder; raises UserError where it is missing or damaged."""
+    """Return the tokenizer of a model's folder; raises UserError where it is missing or damaged."""
     if reads_characters(read_model_config(folder).encoder):
         return CHARACTERS
     return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
@@ -143,7 +143,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS_FILE
     if (folder / SHARDS_FOLDER).is_dir():
         raise UserError(
-            f"{folder} holds a model in shares. Put it together: histocoder convert --from-shards {folder} "
+            f"{folder} holds a sharded model. Combine the shards: histocoder convert --from-shards {folder} "
             "--output DIR."
         )
     if not path.is_file():
@@ -188,7 +188,7 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
 
 
 def is_own_model(path: Path) -> bool:
-    """Whether a path is a folder with a model of this program's."""
+    """Return whether a path is a folder with a model of this program's."""
     return (path / CONFIG_FILE).is_file() and read_json(path / CONFIG_FILE).get("model_type") == MODEL_TYPE
 
 
@@ -256,12 +256,12 @@ def read_published(path: Path) -> Published:
     saved = load_tensors(path)
     weights = saved.get("model", saved) if isinstance(saved, dict) else {}
     if not weights or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
-        raise UserError(f"{path} holds no weights that can be read: it is no model's.")
+        raise UserError(f"{path} holds no weights that can be read: they belong to no known model.")
     return Published(_own_names(weights), _codes_of(saved.get("key", key)), _strings(saved.get("chars", chars)))
 
 
 def _json_beside(folder: Path, name: str, kind: type) -> Any:
-    """The content of a file of a published model's folder; None where it has no such file."""
+    """Return the content of a file of a published model's folder; None where it has no such file."""
     if not (folder / name).is_file():
         return None
     content = _parsed(folder / name)
@@ -275,7 +275,7 @@ def _strings(chars: Any) -> list[str] | None:
 
 
 def _codes_of(key: Any) -> tuple[str, ...] | None:
-    """In the order of their classes. OccCANINE makes a class of blank cells, NaN, where there are several columns."""
+    """Return codes in the order of their classes. OccCANINE has a class for blank cells, NaN, with several columns."""
     if not isinstance(key, dict):
         return None
     return tuple("" if str(code) == "nan" else str(code) for code in sorted(key, key=key.__getitem__))
@@ -309,7 +309,7 @@ def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], 
 
 
 def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names of OccCANINE's first version in this one's; without buffers that old transformers saved."""
+    """Return the names of OccCANINE's first version in this one's; without buffers that old transformers saved."""
     renamed = {}
     for name, tensor in weights.items():
         for theirs, ours in (("basemodel.", "encoder."), ("out.", "linear_decoder.")):
@@ -326,7 +326,9 @@ def load_tensors(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = (
-            "it holds other things than tensors" if "unsupported" in str(error).lower() else "it is no file of torch's"
+            "it contains objects other than tensors"
+            if "unsupported" in str(error).lower()
+            else "it is not a PyTorch file"
         )
         raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
 

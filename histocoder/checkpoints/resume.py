@@ -1,4 +1,4 @@
-"""What a run goes on from: the newest checkpoint that is whole, with the settings of then."""
+"""Resuming a run: find the newest intact checkpoint, load it, and compare its settings with the current ones."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ BATCH_SETTINGS = {
     "--batch-size": "rows a step",
     "--tokens-per-batch": "positions a step",
 }
-"""Settings of all processes together, by the flag that says each one's part."""
+"""Settings aggregated over all ranks, by the flag that sets the value per rank."""
 
 
 def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = print) -> Path | None:
-    """The checkpoint that a run goes on from, verified.
+    """Find and verify the checkpoint that a run resumes from.
 
     Parameters
     ----------
     folder : Path
         The run's.
     resume : str
-        "auto" (the newest that is whole, if any), "never", or the path of a checkpoint or of a run.
+        "auto" (the newest intact one, if any), "never", or the path of a checkpoint or of a run.
     warn : callable
-        Told of each damaged checkpoint that is passed over.
+        Receives a message for each damaged checkpoint that is skipped.
 
     Raises
     ------
     UserError
-        Where there are checkpoints but none is whole, a path is given that holds none, or one has another form than
-        this program's.
+        If there are checkpoints but none is intact, if the given path holds none, or if one was written in a format
+        that this version does not read.
     """
     if resume == "never":
         return None
@@ -68,21 +68,21 @@ def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = 
             verify_checkpoint(checkpoint)
         except DamagedError as error:
             damage = damage or str(error)
-            warn(f"Warning: {error} An older checkpoint is looked for.")
+            warn(f"Warning: {error} Looking for an older checkpoint.")
         else:
             return checkpoint
     if damage:
-        raise UserError(f"{damage} No older checkpoint of {path} is whole; begin anew with --resume never.")
+        raise UserError(f"{damage} No older checkpoint in {path} is intact; start a new run with --resume never.")
     if resume != "auto":
         raise UserError(f"--resume {resume}: no checkpoint is there. Name a folder checkpoints/step-…, or a run's.")
     return None
 
 
 def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
-    """`find_checkpoint` on rank 0, and load what it finds on every rank; nodes that do not see it are sent it.
+    """Call `find_checkpoint` on rank 0, and load the result on every rank; nodes that do not see it receive a copy.
 
-    Processes that their launcher has started again go on with what they had begun, whatever `resume` says. Of another
-    run's checkpoint the validations so far do not count: the model that was best in them is not in this folder.
+    Processes that their launcher has restarted resume their own run, whatever `resume` says. The validation results in
+    another run's checkpoint are dropped: the best model that they refer to is not in this folder.
     """
 
     def find() -> tuple[str, bool]:
@@ -110,9 +110,9 @@ def open_checkpoint(folder: Path, resume: str) -> Checkpoint | None:
 def refuse_other_settings(
     checkpoint: Checkpoint, settings: dict[str, Any], folder: Path, *, gradient_accumulation_steps: int
 ) -> None:
-    """Raise a UserError with a table of what a checkpoint was trained with and what is asked for now.
+    """Raise a UserError with a table of the settings that differ between a checkpoint and the current run.
 
-    Settings that an earlier histocoder did not keep are taken to agree.
+    Settings that an earlier histocoder did not record are assumed to agree.
     """
     then = checkpoint.settings
     rows = [
@@ -124,13 +124,13 @@ def refuse_other_settings(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     raise UserError(
-        f"The run in {folder} can't go on with other settings. Use those of then, or begin anew with --resume never:\n"
-        + "\n".join([*table, *_what_keeps_the_batch(then, settings, gradient_accumulation_steps)])
+        f"The run in {folder} can't be resumed with other settings. Use the earlier ones, or start a new run with "
+        "--resume never:\n" + "\n".join([*table, *_what_keeps_the_batch(then, settings, gradient_accumulation_steps)])
     )
 
 
 def _what_keeps_the_batch(then: dict[str, Any], now: dict[str, Any], num_accumulated: int) -> Iterator[str]:
-    """Sentences on what to set with this number of processes, and of batches that accumulate."""
+    """Yield sentences on what to set for this number of processes and of accumulated batches."""
     processes = distributed.world_size()
     what = f"{processes} process{'es' * (processes > 1)}"
     if num_accumulated > 1:
@@ -161,16 +161,16 @@ def mark_interrupted(folder: Path, *, step: int, signum: int) -> None:
 
 @contextmanager
 def marking_interruptions(folder: Path) -> Iterator[None]:
-    """Have a stop that is asked for before or after training, too, end the run with a sentence and `interrupted.json`.
+    """End the run with a message and `interrupted.json` when it is asked to stop before or after training.
 
     Raises
     ------
     Interrupted
-        Where it is asked for.
+        When a stop signal arrives.
     """
 
     def end(signum: int, _frame: object) -> None:
-        raise Interrupted(f"{signal.Signals(signum).name}: ended. Started again, the run goes on.", signum)
+        raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
 
     before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS}
     try:
@@ -188,7 +188,7 @@ def marking_interruptions(folder: Path) -> Iterator[None]:
 
 
 def stay_interrupted(folder: Path) -> None:
-    """Where a launcher starts processes again (--max-restarts) that had been asked to stop, end them once more.
+    """End processes that a launcher restarts (--max-restarts) although they had been asked to stop.
 
     Raises
     ------

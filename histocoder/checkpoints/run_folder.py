@@ -58,18 +58,18 @@ def clear_run(folder: Path) -> None:
 
 
 def refuse_others_files(folder: Path) -> None:
-    """Raise a UserError, on every process, where a run would replace or delete in its folder what no run has made."""
+    """Raise a UserError, on every rank, if a run would replace or delete files that histocoder did not create."""
 
     def look() -> None:
-        """Rank 0's part."""
+        """Check the folder; called on rank 0 only."""
         if (folder / ARGS_FILE).is_file():
             return
         prepared = () if (folder / PREPARED_FILE).is_file() else PREPARED_TABLES
         found = [name for name in (*prepared, *_FILES, *_FOLDERS) if os.path.lexists(folder / name)]
         if found:
             raise UserError(
-                f"{folder} is no run's folder, and holds {', '.join(found)}, which a run would replace. Choose a new "
-                "folder."
+                f"{folder} is not the folder of a run, and holds {', '.join(found)}, which a run would replace. "
+                "Choose a new folder."
             )
 
     distributed.run_on_primary(look, doing="looking at the run's folder")

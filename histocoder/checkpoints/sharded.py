@@ -31,21 +31,21 @@ _KNOWN = {
 
 
 def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
-    """Write weights and the optimizer's state, each process what it holds of them; all processes call this.
+    """Write weights and the optimizer's state, each rank its shards; a collective call.
 
     Parameters
     ----------
     folder : Path
-        To be made; all processes must see it.
+        Folder to create; all ranks must see it.
     weights : dict of str to Tensor
-        Distributed tensors, or plain ones, which are the same on all processes.
+        DTensors, or plain tensors that are the same on all ranks.
     moments : dict of int to dict of str to Tensor
-        Likewise, by parameter.
+        The optimizer's state by parameter, in the same form.
 
     Raises
     ------
     UserError
-        On all processes, where one of them can't write, or they see different folders.
+        On all ranks, if one of them can't write, or they see different folders.
     """
     state = {f"model.{name}": tensor for name, tensor in weights.items()}
     state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}
@@ -57,19 +57,19 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
         reason = "; ".join(sorted({str(failure) for failure, _ in reasons}))
         raise UserError(
             f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are untouched: make room, "
-            "or mend the folder, and start it again."
+            "or fix the folder, and start it again."
         ) from error
     run_on_primary(lambda: _check_whole(folder), doing="looking for all parts of a checkpoint")
 
 
 def check_folder(folder: Path) -> None:
-    """Raise a UserError, on all processes, where one does not see what rank 0 writes into a folder that is there."""
+    """Raise a UserError, on all ranks, if one of them does not see what rank 0 writes into an existing folder."""
     probe = folder / from_primary(f".seen.{uuid.uuid4().hex}.tmp")
     run_on_primary(probe.touch, doing="looking at the run's folder")
     blind = [rank for rank, seen in enumerate(gather(torch.tensor(probe.exists()))) if not seen]
     run_on_primary(probe.unlink, doing="looking at the run's folder")
     if blind:
-        raise _not_seen(f"process {blind[0]} does not find what the first one writes", folder)
+        raise _not_seen(f"rank {blind[0]} does not see what rank 0 writes", folder)
 
 
 def _check_whole(folder: Path) -> None:
@@ -98,7 +98,7 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Any] = {}
     for name, entry in reader.read_metadata().state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise UserError(f"{folder} holds other things than tensors, such as {name}.")
+            raise UserError(f"{folder} contains objects other than tensors, such as {name}.")
         found[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     try:
         with warnings.catch_warnings():  # it is meant so, also where processes train together
@@ -127,13 +127,13 @@ class _Reader(dcp.FileSystemReader):
     """Reads an index, which is a pickle, without running anything in it."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index; raises DamagedError where it is none, or holds what no index of ours does."""
+        """Return the index; raises DamagedError where it is none, or holds what no index of ours does."""
         path = Path(self.path) / _INDEX_FILE
         try:
             with path.open("rb") as file:
                 index = _Unpickler(file).load()
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, OSError) as error:
-            raise DamagedError(f"{path} is no index of parts of a model ({error}).") from error
+            raise DamagedError(f"{path} is not the index of a sharded model ({error}).") from error
         index.storage_meta.load_id = self.load_id
         return index
 

@@ -53,19 +53,19 @@ class TrainState:
     step: int = 0
     """Optimizer steps done."""
     epoch: int = 0
-    """The epoch at hand, from 0."""
+    """The current epoch, from 0."""
     samples: int = 0
-    """Rows of it that all processes together have consumed."""
+    """Rows of the epoch consumed so far, over all ranks."""
     best_accuracy: float = float("-inf")
-    """Of the best model so far: the mean of `greedy_seq_acc` and `flat_acc`; likewise its loss."""
+    """The best mean of `greedy_seq_acc` and `flat_acc` so far; `best_val_loss` is the loss of the same model."""
     best_val_loss: float = float("inf")
     num_worse: int = 0
-    """Validations in a row that found no better model."""
+    """Consecutive validations without improvement."""
     results: dict[str, float] | None = None
-    """The validation of this very step, where there was one."""
+    """The validation results at this step, if it was validated."""
 
     def improves(self, results: dict[str, float]) -> bool:
-        """Note a validation; whether its model is the best so far, by accuracy, then by loss."""
+        """Record a validation; return whether its model is the best so far, by accuracy, then by loss."""
         accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
         if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
             self.best_accuracy, self.best_val_loss, self.num_worse = accuracy, loss, 0
@@ -76,10 +76,10 @@ class TrainState:
 
 @dataclass
 class LearnerState:
-    """What training has made of a model: state dicts, as one process without others has them."""
+    """State dicts of model, optimizer, scheduler and scaler, in the form of a run on one process."""
 
     weights: dict[str, Tensor]
-    """Empty, as the optimizer's state is, where processes have written their shares into a checkpoint's folder."""
+    """Empty, like the optimizer's state, if ranks have written their shards into the checkpoint's folder."""
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     scaler: dict[str, Any]
@@ -88,14 +88,14 @@ class LearnerState:
 
 @dataclass
 class Checkpoint:
-    """What a resume needs."""
+    """The state that a run resumes from."""
 
     path: Path
     """The checkpoint's folder; see `checkpoint_path`."""
     state: TrainState
     learner: LearnerState
     ranks: dict[str, Tensor]
-    """What each rank holds of its own, such as its random state, one row each."""
+    """State of each rank, such as its random state, one row per rank."""
     settings: dict[str, Any]
     """What a resumed run must agree on."""
     model_config: ModelConfig
@@ -103,26 +103,26 @@ class Checkpoint:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where a run's checkpoint of a step lies."""
+    """Return the path of a run's checkpoint of a step."""
     return folder / CHECKPOINTS_FOLDER / f"step-{step:07d}"
 
 
 def unfinished(path: Path) -> Path:
-    """Where a checkpoint lies while it is written."""
+    """Return the path of a checkpoint while it is being written."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
-    """Write a checkpoint to its path, and delete all of its run but the newest `keep`."""
+    """Write a checkpoint to its path, and delete all but the newest `keep` checkpoints of its run."""
     final, temporary = checkpoint.path, unfinished(checkpoint.path)
     try:
         _write_files(temporary, checkpoint)
-        _delete(final)  # damaged, else it would not be saved anew
+        _delete(final)  # an existing one is damaged, or this step would not be saved again
         os.replace(temporary, final)
         sync(final.parent)
     except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
         raise UserError(
-            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or mend "
+            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or fix "
             "the folder, and start it again."
         ) from error
     finally:
@@ -176,37 +176,37 @@ def save_last_bin(
 
 
 def _as_tall(moment: Tensor, weight: Tensor) -> Tensor:
-    """With zeros for the positions that were not trained (see `trim_positions`)."""
+    """Pad positions that were not trained with zeros (see `trim_positions`)."""
     if moment.dim() == 0 or len(moment) == len(weight):
         return moment
     return torch.cat([moment, moment.new_zeros(len(weight) - len(moment), *moment.shape[1:])])
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds what a resume needs, not a model alone."""
+    """Return whether a folder holds what a resume needs, not a model alone."""
     return (folder / STATE_FILE).is_file()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoints by step, the newest last; whole or not."""
+    """Return a run's checkpoints by step, the newest last; whole or not."""
     found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
     return sorted((path for path in found if _STEP_NAME.fullmatch(path.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint's folder is named after."""
+    """Return the step that a checkpoint's folder is named after."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def drop_checkpoints_after(folder: Path, step: int) -> None:
-    """Delete a run's checkpoints beyond a step: those of a course that is not gone on with."""
+    """Delete a run's checkpoints beyond a step, which belong to a course that is not resumed."""
     for path in list_checkpoints(folder):
         if step_of(path) > step:
             _delete(path)
 
 
 def _delete(checkpoint: Path) -> None:
-    """Take a checkpoint's name away first, so that half of one is never taken for one."""
+    """Delete a checkpoint; it is renamed first, so that a half-deleted one is never taken for a checkpoint."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
     with suppress(OSError):
         checkpoint.rename(doomed)
@@ -214,14 +214,14 @@ def _delete(checkpoint: Path) -> None:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Compare the files of a checkpoint with their checksums, about a second for each GB.
+    """Compare the files of a checkpoint with their checksums; takes about a second per GB.
 
     Raises
     ------
     DamagedError
-        Where a file is missing or damaged; it is named.
+        If a file is missing or damaged; the message names it.
     UserError
-        Where it was written in another form than this program's.
+        If the checkpoint was written in a format that this version does not read.
     """
     if not (path / MANIFEST_FILE).is_file():
         raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
@@ -234,13 +234,13 @@ def verify_checkpoint(path: Path) -> None:
         )
     if version < CHECKPOINT_VERSION:
         raise UserError(
-            f"The checkpoint {path} has format version {version}, an older one's. Go on with the histocoder that wrote "
-            f"it, or begin anew from its weights: another folder, and --initial-checkpoint {path}."
+            f"The checkpoint {path} has the older format version {version}. Resume it with the histocoder that wrote "
+            f"it, or start a new run from its weights, in another folder, with --initial-checkpoint {path}."
         )
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint, after `verify_checkpoint`; raises UserError where anything but tensors is in its files."""
+    """Read a checkpoint, after `verify_checkpoint`; raises UserError if its files contain anything but tensors."""
     record = read_json(path / STATE_FILE)
     del record["format_version"]
     settings = record.pop("settings")
@@ -264,7 +264,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a checkpoint that was read, with shares put together, as one that a run can go on from by itself."""
+    """Write a checkpoint that was read, its shards combined, as one that a run can resume from."""
     try:
         _write_files(folder, checkpoint)
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -272,6 +272,6 @@ def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def checkpoint_bytes(model: MixerModel) -> int:
-    """What a checkpoint of a model takes on the disk: its weights, and two moments of each that is trained."""
+    """Return the bytes that a model's checkpoint takes on disk: its weights, and two moments of each trained one."""
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained

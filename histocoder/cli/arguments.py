@@ -39,7 +39,7 @@ def build_parser(kind: type[Settings]) -> Parser:
 
 
 def _form(setting: Setting) -> dict[str, Any]:
-    """What argparse has to know of a setting to read it."""
+    """Return what argparse has to know of a setting to read it."""
     if setting.options.is_negatable:
         return {"action": argparse.BooleanOptionalAction}
     if setting.type is bool:

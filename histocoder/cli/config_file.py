@@ -37,8 +37,8 @@ def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     Raises
     ------
     UserError
-        Where the file can't be read, a flag or a section is unknown or stands twice, or a value is missing, or none of
-        its flag's.
+        If the file can't be read, a flag or a section is unknown or specified twice, or a value is missing or not valid
+        for its flag.
     """
     actions = {action.dest: action for action in parser._actions if action.dest not in _NOT_IN_FILES}
     values: dict[str, Any] = {}
@@ -48,20 +48,20 @@ def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         if name not in actions:
             raise UserError(f"--config {path}: no flag {name!r}.{nearest(name, actions)}")
         if name in values:
-            raise UserError(f"--config {path}: {name!r} stands twice.")
+            raise UserError(f"--config {path}: {name!r} is specified twice.")
         values[name] = _checked(actions[name], value, path, parser)
     return values
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which PyYAML would take the last."""
+    """Rejects a key that is specified twice; PyYAML would use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [str(key.value) for key, _ in node.value]
         for i, (key, _) in enumerate(node.value):
             if names[i] in names[:i]:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{names[i]!r} stands twice", problem_mark=key.start_mark
+                    problem=f"{names[i]!r} is specified twice", problem_mark=key.start_mark
                 )
         return super().construct_mapping(node, deep)
 
@@ -78,7 +78,7 @@ def _read(path: str) -> dict[Any, Any]:
 
 
 def _flags(values: dict[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Each flag's name and value, in sections or on their own."""
+    """Yield each flag's name and value, in sections or on their own."""
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name in SECTIONS and (value is None or isinstance(value, dict)):  # 'distributed: true' is a flag
@@ -92,17 +92,17 @@ def _flags(values: dict[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def nearest(name: str, known: Iterable[str], *, mark: str = "") -> str:
-    """A question whether the most similar name is meant; nothing where none is similar."""
+    """Return a question whether the most similar name is meant; nothing where none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {mark + near[0]!r}?" if near else ""
 
 
 def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.ArgumentParser) -> Any:
-    """A value from a file, as the flag itself would take it."""
+    """Return a value from a file, as the flag itself would take it."""
     if value is None and action.default is None:
         return None
     if value is None or (isinstance(value, list) and None in value):
-        raise UserError(f"--config {path}: {action.dest} has no value; give it one, or leave the line away.")
+        raise UserError(f"--config {path}: {action.dest} has no value; give it one, or omit the line.")
     is_flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
     items = value if isinstance(value, list) and action.nargs else [value]
     is_word = any(isinstance(item, bool) for item in items)

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     output = Path(args.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):
-        raise UserError(f"{output} is there already; choose another --output.")
+        raise UserError(f"{output} exists already; choose another --output.")
     if args.from_shards:
         _put_together(Path(args.from_shards), output)
     elif args.to_occcanine:
@@ -71,7 +71,7 @@ def _put_together(path: Path, output: Path) -> None:
     from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
 
     if not (path / SHARDS_FOLDER).is_dir() or not is_checkpoint(path):
-        raise UserError(f"{path} is no checkpoint in shares; name a folder checkpoints/step-….")
+        raise UserError(f"{path} is not a sharded checkpoint; name a folder checkpoints/step-….")
     verify_checkpoint(path)
     save_whole(load_checkpoint(path), output)
 

@@ -258,7 +258,7 @@ def _all_reduce(patience: float) -> Finding:
 
 
 def _run_processes(count: int, device: str, patience: float) -> tuple[str | None, float]:
-    """What is wrong, if anything; and the time that the all-reduce took."""
+    """Return what is wrong, if anything; and the time that the all-reduce took."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
@@ -291,7 +291,7 @@ def _run_processes(count: int, device: str, patience: float) -> tuple[str | None
 
 
 def _add_up(device_kind: str) -> None:
-    """One of the processes: print how long the second all-reduce took, or end with 1 where the sum is wrong."""
+    """Run as one of the processes: print how long the second all-reduce took, or exit with 1 if the sum is wrong."""
     device = distributed.start(device=device_kind)
     mine = torch.full((_NUMBERS,), float(distributed.rank() + 1), device=device)
     seconds = 0.0

@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _coded_rows(args: argparse.Namespace, coder: Coder, rules: LabelRules) -> Examples:
-    """The rows of `--data` that have codes."""
+    """Return the rows of `--data` that have codes."""
     from histocoder.data.examples import ExampleFiles
     from histocoder.inference.known import coded
 
@@ -148,7 +148,7 @@ def _coded_rows(args: argparse.Namespace, coder: Coder, rules: LabelRules) -> Ex
 
 
 def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iterator[Examples]:
-    """A run's validation data; a user is told where they are among what is evaluated."""
+    """Yield a run's validation data, with a notice if some of them are among the evaluated descriptions."""
     from histocoder.checkpoints.run_folder import REPORT_FILE
     from histocoder.data.normalize import folded
 

@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> Parser:
-    """The commands and their flags."""
+    """Return the commands and their flags."""
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
     parser.add_version()
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

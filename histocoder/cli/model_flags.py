@@ -58,7 +58,7 @@ def add_label_flags(parser: argparse.ArgumentParser, *, of: str = "") -> None:
 
 
 def training_files(path: Path, coder: Coder, args: argparse.Namespace, rules: LabelRules) -> tuple[ExampleFiles, bool]:
-    """A file of training data, and whether it has a column of languages.
+    """Return a file of training data, and whether it has a column of languages.
 
     Columns that are not there by the names that were given are sought by those of prepared data.
     """
@@ -82,7 +82,7 @@ def training_files(path: Path, coder: Coder, args: argparse.Namespace, rules: La
 
 
 def run_of(folder: Path) -> Path:
-    """The folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
+    """Return the folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
     from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER
 
     folder = folder.resolve()

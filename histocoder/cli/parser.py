@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does; of a flag that there is not, the most similar one is named."""
+        """Parse flags as argparse does; the error for an unknown flag suggests the most similar one."""
         words = sys.argv[1:] if args is None else list(args)
         flags = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
         for flag in flags if self._subparsers is None else []:
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Parse flags, on top of those of `--config`."""
+        """Parse flags; they override the values in `--config`."""
         for text in sys.argv[1:] if argv is None else argv:
             if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
                 raise UserError(

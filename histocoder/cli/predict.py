@@ -39,7 +39,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
     parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead; -: standard input")
     parser.add_argument("--output", metavar="FILE", help="where to write it with its codes; -: standard output")
-    parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
     parser.add_argument(
         "--language",
@@ -135,7 +135,7 @@ def _check_known(args: argparse.Namespace) -> None:
 
 
 def _known_file(args: argparse.Namespace, folder: Path) -> Path:
-    """The file of hand-coded descriptions."""
+    """Return the file of hand-coded descriptions."""
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.files import is_same_file
 

@@ -20,7 +20,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--language-col", metavar="COL", help="column of languages (default: lang, where predict --language added it)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an --output that is there already")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     parser.set_defaults(run=run)
 
 

@@ -50,8 +50,8 @@ def run_script(main: Callable[[], None]) -> None:
         if not distributed.is_lost_contact(error):
             raise
         distributed.leave(
-            f"error: another process has ended or can't be reached ({str(error).splitlines()[0]}). Started again, the "
-            "run goes on from its last checkpoint.",
+            f"error: another process has ended or can't be reached ({str(error).splitlines()[0]}). When "
+            "started again, the run resumes from its last checkpoint.",
             1,
         )
     distributed.stop()

@@ -53,7 +53,7 @@ class TableConfig(Settings):
             "Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.",
         )
         require(bool(columns), "No target columns are given; name them with --target-cols COL [COL ...].")
-        require(len(set(columns)) == len(columns), "A column stands twice in --target-cols.")
+        require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
         require(
             not {"occ1", "lang"} & set(columns),
             "A target column can't be called occ1 or lang, as the prepared data's own columns are; rename it.",

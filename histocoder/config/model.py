@@ -48,7 +48,7 @@ def check_decoder(*, dropout: float, dim_feedforward: int | None) -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON is of the type that a field is annotated with."""
+    """Return whether a value of JSON is of the type that a field is annotated with."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return any(_fits(value, one) for one in args)
@@ -97,7 +97,7 @@ class ModelConfig:
     flat_loss: str = "bce-mean"
     """What the flat head was trained with, and so what its logits mean; see `losses.flat_loss`."""
     mode: str = "greedy"
-    """The mode that validated best: what `Coder.predict` does unless told otherwise."""
+    """The mode that validated best: the default of `Coder.predict`."""
     decoder_prior: bool = False
     """Whether the decoder starts from what the flat head expects; see `model.prior`."""
     experts: dict[str, float] = field(default_factory=dict)

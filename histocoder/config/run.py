@@ -31,9 +31,9 @@ class SavingConfig(Settings):
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
     keep_checkpoints: int = free(2, "the newest N are kept", metavar="N", at_least=1)
     resume: str = free(
-        "auto", "checkpoint to go on from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
+        "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
-    overwrite: bool = free(False, "throw away what an earlier run left in the folder", is_recorded=False)
+    overwrite: bool = free(False, "delete what an earlier run left in the folder", is_recorded=False)
     save_format: str = free(
         "histocoder",
         "occcanine: write last.bin in the reference's form as well, at the end",

@@ -118,12 +118,12 @@ class Setting:
 
 
 def shown(value: Any) -> str:
-    """A default or a value as a person would write it."""
+    """Return a default or a value as a person would write it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> Any:
-    """What a flag would give, for the lists and paths that Python programs give."""
+    """Return what a flag would give, for the lists and paths that Python programs give."""
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -146,7 +146,7 @@ class Settings:
 
 
 def settings_of(kind: type[Settings]) -> list[Setting]:
-    """The settings that a class has, in the order of its groups."""
+    """Return the settings that a class has, in the order of its groups."""
     types, groups = get_type_hints(kind), dict[str, str]()
     for base in reversed(kind.__mro__):
         for name in vars(base).get("__annotations__", ()):
@@ -162,7 +162,7 @@ def settings_of(kind: type[Settings]) -> list[Setting]:
 
 
 def recorded(config: Settings) -> dict[str, Any]:
-    """The settings that args.yaml repeats, by name."""
+    """Return the settings that args.yaml repeats, by name."""
     return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.options.is_recorded}
 
 

@@ -89,7 +89,7 @@ class FitConfig(Settings):
     early_stopping: int | None = free(
         None, "end after N validations in a row without a better model (default: off)", metavar="N", at_least=1
     )
-    max_steps: int | None = free(None, "end after so many steps (default: by --num-epochs)", metavar="N", at_least=1)
+    max_steps: int | None = free(None, "end after N steps (default: by --num-epochs)", metavar="N", at_least=1)
     batch_size: int = free(None, "rows of a batch, on each process", metavar="N", at_least=1, is_short=True)
     gradient_accumulation_steps: int = free(
         1, "batches of a step, on each process: as one batch N times as large, in less memory", metavar="N", at_least=1
@@ -130,7 +130,7 @@ class FitConfig(Settings):
     compile: bool = free(False, "let torch compile the model's layers, in the first steps")
     max_skipped_steps: int = free(
         10,
-        "end at so many steps in a row whose gradients are not finite; looked at when logging",
+        "end after N consecutive steps with gradients that are not finite; checked when logging",
         metavar="N",
         at_least=1,
     )
@@ -143,11 +143,11 @@ class FitConfig(Settings):
         )
 
     def num_parts(self, num_processes: int) -> int:
-        """Batches of a step: those that accumulate, of all processes together."""
+        """Return the batches of a step: accumulated batches × processes."""
         return self.gradient_accumulation_steps * num_processes
 
     def step_size(self, num_processes: int) -> int:
-        """Rows of a step, or positions where `tokens_per_batch` is given."""
+        """Return the rows of a step, or its positions if `tokens_per_batch` is given."""
         return (self.tokens_per_batch or self.batch_size) * self.num_parts(num_processes)
 
 
@@ -198,15 +198,15 @@ class StrategyConfig(Settings):
     )
     fsdp_min_num_params: int | None = free(
         None,
-        "layers of so many parameters or more are gathered one by one, the rest at once (default: every layer)",
+        "a layer with at least N parameters is its own FSDP unit, the rest is one unit (default: every layer)",
         metavar="N",
         parse=whole_number,
         at_least=1,
     )
-    fsdp_cpu_offload: bool = free(False, "keep shares, and step them, in the CPUs' memory; needs GPUs")
+    fsdp_cpu_offload: bool = free(False, "keep shards and optimizer steps in the CPUs' memory; needs GPUs")
     fsdp_state_dict: str = free(
         "full",
-        "checkpoints: as DDP's, or each process writes its share into a folder that all see",
+        "checkpoints: one state dict as with DDP, or each rank writes its shard into a folder that all see",
         choices=("full", "sharded"),
     )
     fsdp_reduce_dtype: str = free(
@@ -223,9 +223,9 @@ class StrategyConfig(Settings):
         for name in ("fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_state_dict", "fsdp_reduce_dtype"):
             require(
                 self.fsdp is not None or getattr(self, name) == getattr(StrategyConfig, name),
-                f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or leave it away.",
+                f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or omit it.",
             )
         require(
             self.fsdp is None or self.ddp_comm_hook == "none",
-            "--ddp-comm-hook is for DDP; with --fsdp take --fsdp-reduce-dtype.",
+            "--ddp-comm-hook is for DDP; with --fsdp use --fsdp-reduce-dtype.",
         )

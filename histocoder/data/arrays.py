@@ -55,7 +55,7 @@ class ArrayFile:
 
 
 def map_array(path: Path, dtype: np.typing.DTypeLike) -> np.ndarray:
-    """A file's numbers, mapped into memory: a plain array, since a `memmap` takes microseconds for each slice."""
+    """Map a file's numbers into memory, as a plain array, since a `memmap` takes microseconds for each slice."""
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 

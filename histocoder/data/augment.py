@@ -46,7 +46,7 @@ class WordList:
         return cls(dict(counts.most_common(max_words)))
 
     def place(self, draws: np.ndarray) -> np.ndarray:
-        """The words that numbers in [0, 1) draw, as places in `words`; the empty word where there are none."""
+        """Return the words that numbers in [0, 1) draw, as places in `words`; the empty word where there are none."""
         found = np.searchsorted(self._cumulative, draws * self._cumulative[-1], side="right")
         return np.minimum(found, len(self.words) - 1)
 
@@ -63,7 +63,7 @@ class Noise(NamedTuple):
     num_edits: np.ndarray
     """Of shape (n,)."""
     edits: np.ndarray
-    """Of shape (n, most edits): which edit; likewise below."""
+    """Kind of each edit, of shape (n, most edits), as are `at` and `what`."""
     at: np.ndarray
     """Where, from 0 (the beginning) to below 1 (the end)."""
     what: np.ndarray
@@ -148,7 +148,7 @@ class Augmenter:
         return lengths
 
     def alter(self, text: str, noise: Noise, row: int) -> str:
-        """A description after its noise, which is the one at place `row`."""
+        """Return a description after its noise, which is the one at place `row`."""
         for i in range(noise.num_edits[row]):
             edit = self._edits[noise.edits[row, i]]
             text = edit(text, noise.at[row, i], noise.what[row, i]) or text
@@ -161,7 +161,7 @@ class Augmenter:
 
 
 def _row_hashes(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
-    """Of shape (n,), uint64; pandas hashes integers by the mixing function of SplitMix64."""
+    """Hash rows, of shape (n,), uint64; pandas hashes integers by the mixing function of SplitMix64."""
     parts = pd.util.hash_array(np.array([seed % 2**64, epoch], dtype=np.uint64))
     run = pd.util.hash_array(parts[:1] + np.uint64(3) * parts[1:])
     return pd.util.hash_array(run + rows.astype(np.uint64))

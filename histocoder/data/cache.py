@@ -53,7 +53,7 @@ class ExampleArrays:
     languages: tuple[str, ...]
     """Those that occur."""
     notices: tuple[str, ...]
-    """What a user should know of how the files were read."""
+    """Notices to the user on how the files were read."""
     num_distinct: int
     """Distinct descriptions."""
     fingerprint: str
@@ -109,13 +109,13 @@ def build_cache(
     files : ExampleFiles
     cache_dir : Path
     max_len : int
-        Tokens of an input at most.
+        Maximum number of tokens of an input.
     text_normalization : str
         See `normalize`.
     tokenizer : Tokenizer
         By default CANINE's.
     say : callable
-        Told what was built.
+        Receives a message once the cache is built.
 
     Returns
     -------
@@ -168,7 +168,7 @@ def _made_from(files: ExampleFiles, max_len: int, text_normalization: str, token
 
 
 def is_whole(folder: Path, made_from: dict[str, Any] | None = None) -> bool:
-    """Whether a folder holds what `build_cache` has written, made from the same."""
+    """Return whether a folder holds what `build_cache` has written, made from the same."""
     try:
         record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
         return made_from in (None, record["made_from"]) and all(
@@ -213,14 +213,14 @@ def _write_arrays(
 
 
 def _num_distinct(parts: Sequence[np.ndarray]) -> int:
-    """How many numbers of int64 there are in several sorted arrays together; a few at a time, for they may be many."""
+    """Count the distinct int64 values of several sorted arrays; in pieces, since they may be large."""
     bounds = np.arange(-7, 8, dtype=np.int64) << 60
     shares = zip(*(np.split(part, np.searchsorted(part, bounds)) for part in parts), strict=True)
     return sum(len(_distinct(np.concatenate(share))) for share in shares)
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
-    """In order; as `np.unique`, in a fraction of its time."""
+    """Return the distinct values in order, as `np.unique` does, in a fraction of its time."""
     ordered = np.sort(values)
     is_new = np.ones(len(ordered), dtype=bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
@@ -247,7 +247,7 @@ def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) ->
 
 
 def _places(values: Sequence[str] | np.ndarray, places: dict[str, int]) -> np.ndarray:
-    """Where each value stands in a table, an array of int of shape (n,); -1 where it is missing. New ones are added."""
+    """Return each value's index in a table, an array of int of shape (n,); -1 if missing. New values are added."""
     index, distinct = pd.factorize(np.asarray(values, dtype=object))
     table = [places.setdefault(value, len(places)) for value in distinct]
     return np.array([*table, -1])[index]  # a missing value's index is -1

@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def bare(cell: str) -> str:
-    """A cell without blanks around it, and without what keeps a spreadsheet from reading it as a number.
+    """Return a cell without blanks around it, and without what keeps a spreadsheet from reading it as a number.
 
     Examples
     --------
@@ -27,22 +27,22 @@ def bare(cell: str) -> str:
 
 
 def whole_number(cell: str) -> str | None:
-    """The digits of a whole number that has decimals, as in "61110.0"; None for other cells."""
+    """Return the digits of a whole number that has decimals, as in "61110.0"; None for other cells."""
     match = _WHOLE.fullmatch(cell)
     return match and match[1]
 
 
 def is_integer(cell: str) -> bool:
-    """Whether a cell may be that of a column of integers, with decimals or without."""
+    """Return whether a cell may be that of a column of integers, with decimals or without."""
     return re.fullmatch(r"-?[0-9]+", whole_number(cell) or cell) is not None
 
 
 def printed_hisco(cell: str) -> str | None:
-    """The five digits of a HISCO code as it is printed, "6-11.10"; None for other cells."""
+    """Return the five digits of a HISCO code as it is printed, "6-11.10"; None for other cells."""
     match = _PRINTED_HISCO.fullmatch(cell)
     return match and "".join(match.groups())
 
 
 def looks_like_a_number(cell: str) -> bool:
-    """Whether a cell is a number with decimals or an exponent."""
+    """Return whether a cell is a number with decimals or an exponent."""
     return not cell.lstrip("+-").isdigit() and _NUMBER.fullmatch(cell) is not None

@@ -70,7 +70,7 @@ class Corrections:
         return batch, is_corrected
 
     def others(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Those whose description was in none of the rows, as prepared rows."""
+        """Return those whose description was in none of the rows, as prepared rows."""
         keys = [key for key in self._codes if key not in self._used]
         columns = {
             TEXT_COL: [self._texts[key] for key in keys],

@@ -34,7 +34,7 @@ class Batch:
     class_ids: Tensor
     """Of shape (B, num_blocks), int64; -1 where there is none."""
     num_rows: int
-    """Of the global batch, likewise below; see `samplers.Share`."""
+    """Rows of the global batch; `num_target_blocks` and `weight` refer to it as well, see `samplers.Share`."""
     num_target_blocks: int
     weight: float
     rows: np.ndarray
@@ -45,7 +45,7 @@ class Batch:
     """The encoder's outputs, where they are known before."""
 
     def merged(self) -> Batch:
-        """The same with rows that are alike, in text and codes, once, and counted as often as they occur.
+        """Return the same with rows that are alike, in text and codes, once, and counted as often as they occur.
 
         Loss and gradients are the same but for dropout, which such rows then share. Some stay as they are, so that a
         multiple of 16 rows remains: processors prepare themselves for each shape of a batch.
@@ -67,11 +67,11 @@ class Batch:
         return merged._mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
+        """Return the same on another device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """The same in pinned memory; called by `DataLoader`."""
+        """Return the same in pinned memory; called by `DataLoader`."""
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -142,7 +142,7 @@ class OccupationDataset(Dataset):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether texts are altered, in each epoch anew."""
+        """Whether texts are altered, differently in each epoch."""
         return self._augmenter is not None
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
@@ -212,14 +212,14 @@ class OccupationDataset(Dataset):
 
 
 def _block_table(codes: Sequence[str], formatter: Formatter) -> np.ndarray:
-    """The tokens of each code behind those of an unused block, an array of int64 of shape (1 + n, block_size)."""
+    """Return the tokens of an unused block and of each code, an array of int64 of shape (1 + n, block_size)."""
     targets = formatter.encode_columns([np.array(codes, dtype=object)])
     blocks = targets[:, 1 : 1 + formatter.block_size].astype(np.int64)
     return np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
 
 
 def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
-    """The class of each code behind that of an unused block; -1 where there is none."""
+    """Return the class of each code behind that of an unused block; -1 where there is none."""
     index = {code: i for i, code in enumerate(classes)}
     strange = next((code for code in codes if code not in index and code != MISSING), None)
     if strange is not None:

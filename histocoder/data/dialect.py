@@ -43,12 +43,15 @@ class Dialect:
 
 
 def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
-    """The header, and the delimiter that a first line `sep=…` names, else that shows most of some columns (then: most).
+    """Return the header and the dialect of a CSV file.
+
+    The delimiter is the one that a first line `sep=…` names, else the one that finds most of `columns` (then: most
+    columns at all).
 
     Raises
     ------
     UserError
-        Where the file is no text in UTF-8 or cp1252, is UTF-8 with damage, or has no header.
+        If the file is not text in UTF-8 or cp1252, is damaged UTF-8, or has no header.
     """
     encoding = "utf-8-sig" if _is_utf8(path) else "cp1252"
     try:
@@ -75,7 +78,7 @@ def _rewind(file: TextIO, num_skipped: int) -> None:
 
 
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """All columns as text as it stands; raises UserError, with the line, where the form is broken."""
+    """Yield all columns as text as it stands; raises UserError, with the line, where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
     try:
         yield from pa.csv.open_csv(path, **_csv_options(header, dialect, ragged))
@@ -86,7 +89,7 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
 
 
 def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarray:
-    """The line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
+    """Return the line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
     lines = np.empty(len(positions), dtype=np.int64)
     with path.open(encoding=dialect.encoding, newline="") as file, _long_cells():
         _rewind(file, dialect.num_skipped)
@@ -102,7 +105,7 @@ def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarra
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    """Within it, Python's reader takes cells as long as Arrow's does, instead of 131,072 characters at most."""
+    """Let Python's CSV reader take cells as long as Arrow's does, instead of 131,072 characters at most."""
     before = csv.field_size_limit(_BLOCK_BYTES)
     try:
         yield
@@ -150,14 +153,14 @@ def _describe_ragged(path: Path, dialect: Dialect, row: pa.csv.InvalidRow) -> st
     line = find_lines(path, dialect, np.array([row.number - 2 - dialect.num_skipped]))[0]
     return (
         f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} "
-        f"({shown(row.text)}). Quote a field that holds the separator, or mend the row."
+        f"({shown(row.text)}). Quote a field that contains the separator, or fix the row."
     )
 
 
 def _is_utf8(path: Path) -> bool:
-    """Go through a CSV file once: whether it is UTF-8; raises UserError where it is no text, or damaged UTF-8."""
+    """Read a CSV file once and return whether it is UTF-8; raises UserError if it is not text, or damaged UTF-8."""
     decoder, line, passed = codecs.getincrementaldecoder("utf-8")(), 1, 0
-    damage = ""  # the first byte that is no UTF-8
+    damage = ""  # the first byte that is not UTF-8
     with path.open("rb") as file:
         head = file.read(4)
         if not head.removeprefix(codecs.BOM_UTF8).strip():
@@ -174,7 +177,7 @@ def _is_utf8(path: Path) -> bool:
             if (at := chunk.find(b"\0")) >= 0:
                 line += chunk.count(b"\n", 0, at)
                 raise UserError(
-                    f"{path} has a NUL byte in line {line}; it is damaged or no text. Save it as UTF-8 CSV."
+                    f"{path} has a NUL byte in line {line}; it is damaged or not text. Save it as UTF-8 CSV."
                 )
             try:
                 if not damage:
@@ -188,14 +191,13 @@ def _is_utf8(path: Path) -> bool:
             passed += len(chunk)
     if damage and (head.startswith(codecs.BOM_UTF8) or _is_mostly_utf8(path)):
         raise UserError(
-            f"{path}, {damage} is no UTF-8, which the file is for the most part. Mend that line, or save the file as "
-            "UTF-8 anew."
+            f"{path}, {damage} is not UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 again."
         )
     return not damage
 
 
 def _is_mostly_utf8(path: Path) -> bool:
-    """Whether more characters of several bytes are UTF-8 than there are bytes that are not.
+    """Return whether more characters of several bytes are UTF-8 than there are bytes that are not.
 
     Text in cp1252 has such characters by accident alone: a capital with an accent before a sign, as in "«CAFÉ»".
     """

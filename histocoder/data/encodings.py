@@ -59,7 +59,7 @@ class Encodings:
         return Encodings, (self._folder,)
 
     def pad(self, rows: np.ndarray, *, num_positions: int) -> Encoded:
-        """Those of some rows, each with so many positions as its text has tokens, and zeros behind."""
+        """Return the encodings of some rows, padded with zeros behind the tokens of each text."""
         places = self._place[rows]
         memory = np.zeros((len(rows), num_positions, self._memory.shape[1]), dtype=np.uint8)
         for i, place in enumerate(places.tolist()):
@@ -102,12 +102,12 @@ def distinct_texts(texts: TokenizedTexts) -> DistinctTexts:
 
 
 def encodings_folder(arrays: ExampleArrays, encoder_id: str) -> Path:
-    """Where the encodings of some rows by some encoder are kept: they go when what they were made from goes."""
+    """Return the folder of some rows' encodings by an encoder; it is deleted together with the rows."""
     return arrays.folder / f"encodings-{encoder_id}"
 
 
 def has_encodings(folder: Path) -> bool:
-    """Whether a folder holds what `write_encodings` wrote, all files in their length; their content is not read."""
+    """Return whether a folder holds all files of `write_encodings` in full length; their content is not read."""
     try:
         sizes = json.loads((folder / ENCODINGS_FILE).read_text(encoding="utf-8"))["sizes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())

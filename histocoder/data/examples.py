@@ -39,13 +39,13 @@ class Examples:
         return len(self.texts)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Some of the rows."""
+        """Return some of the rows."""
         texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
         return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True))
 
     @classmethod
     def join(cls, parts: list[Examples]) -> Examples:
-        """One behind the other."""
+        """Concatenate parts."""
         return cls(
             texts=[text for part in parts for text in part.texts],
             langs=[lang for part in parts for lang in part.langs],
@@ -59,9 +59,9 @@ def _say_nothing(_notice: str) -> None:
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """Files with a description, a language and codes in each row; they are read one behind the other.
+    """Files with a description, a language and codes in each row; they are read one after the other.
 
-    All that reads them raises `UserError` for what a user can mend, with the file and the line.
+    Every method that reads them raises `UserError` for mistakes in them, with the file and the line.
     """
 
     paths: tuple[Path, ...]
@@ -80,7 +80,7 @@ class ExampleFiles:
     """What is done about codes that do not fit."""
 
     def chunks(self, *, say: Callable[[str], None] = _say_nothing) -> Iterator[Examples]:
-        """All rows, so many at once that they take little memory; labels that do not fit are an error at the end."""
+        """Yield all rows, in chunks that take little memory; labels that do not fit raise an error at the end."""
         is_empty = True
         for path in self.paths:
             for examples in self._file_chunks(path, say):
@@ -90,11 +90,11 @@ class ExampleFiles:
             raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
 
     def read(self, *, say: Callable[[str], None] = _say_nothing) -> Examples:
-        """All rows at once."""
+        """Return all rows at once."""
         return Examples.join(list(self.chunks(say=say)))
 
     def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
-        """So many of the `of` rows at random, in their order; all of them where there are no more."""
+        """Draw `num_rows` of the `of` rows at random, in their order; all of them if there are no more."""
         chosen = np.sort(np.random.default_rng(seed).permutation(of)[:num_rows])
         parts, passed = [], 0
         for examples in self.chunks():
@@ -134,7 +134,7 @@ class ExampleFiles:
             say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
 
     def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
-        """By target column, the column of a file that holds its codes; and whether that holds indices into the key."""
+        """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
         indexed = [column for column in _INDEX_COLS if column in file.header]
         first = self.target_cols[0]
         own_names = {target: self._own_name(file, target) for target in self.target_cols}
@@ -147,7 +147,7 @@ class ExampleFiles:
 
     @staticmethod
     def _own_name(file: TableFile, column: str) -> str:
-        """What a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
+        """Return what a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
         return next((name for name in (column, column.upper(), column.lower()) if name in file.header), column)
 
     def _select(self, table: Table, codes: pd.DataFrame, keep: np.ndarray) -> Examples:
@@ -162,13 +162,13 @@ class ExampleFiles:
 
 
 def language_codes(column: pa.Array) -> pa.Array:
-    """The code of each row's language; see `language_code`."""
+    """Return the code of each row's language; see `language_code`."""
     coded = column.fill_null("unk").dictionary_encode()
     return pa.array([language_code(text) for text in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
 
 
 def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
-    """The codes that a column of class indices stands for."""
+    """Return the codes that a column of class indices stands for."""
     coded = table.columns[column].dictionary_encode()
     codes: list[str | None] = []
     for text in coded.dictionary.to_pylist():

@@ -41,7 +41,7 @@ class Key:
 
     @classmethod
     def from_codes(cls, codes: Iterable[str]) -> Key:
-        """The key of all distinct codes, sorted."""
+        """Return the key of all distinct codes, sorted."""
         return cls(tuple(sorted(set(codes))))
 
     def extended(self, codes: Iterable[str], descriptions: Mapping[str, str]) -> Key:
@@ -62,7 +62,7 @@ def read_key(path: str | Path) -> Key:
     Raises
     ------
     UserError
-        Where a column is missing, a code or a blank cell stands twice, or the indices are not 0, 1, 2, …
+        If a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
     """
     path = Path(path)
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
@@ -106,13 +106,13 @@ def read_key(path: str | Path) -> Key:
 
 
 def _index(text: str | None) -> int:
-    """The class that a cell names; -1 where it names none."""
+    """Return the class that a cell names; -1 where it names none."""
     text = (text or "").strip()
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
 
 
 def _first_odd(values: Sequence[T], *, allowed: Container[T]) -> int | None:
-    """The first place of a value that is not allowed or stood there before."""
+    """Return the first place of a value that is not allowed or stood there before."""
     seen: set[T] = set()
     for i, value in enumerate(values):
         if value in seen or value not in allowed:

@@ -39,7 +39,7 @@ class LabelRules:
 
 
 def rules_of(config: DataConfig) -> LabelRules:
-    """The rules that the settings of a run name."""
+    """Return the rules that the settings of a run name."""
     return LabelRules(
         config.zero_pad_codes,
         config.allow_codes_shorter_than_block_size,
@@ -117,7 +117,7 @@ class LabelChecker:
     def _check_column(
         self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The codes of the i-th column, the rows that are read on, and those with a code here; adds to `bad`."""
+        """Return the codes of the i-th column, the rows that are read on, and those with a code here; adds to `bad`."""
         name = self._target_cols[i]
         index, distinct = self._distinct(name, table.columns[name])
         present = index >= 0
@@ -143,7 +143,7 @@ class LabelChecker:
         return values, present, has_code
 
     def _distinct(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
-        """Each cell's place among the distinct codes, -1 where it is missing; and these, "" for a missing one."""
+        """Return each cell's index among the distinct codes, -1 if it is missing; and these codes, "" if missing."""
         coded = pc.dictionary_encode(column)
         index, cells = np.asarray(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
         counts = np.bincount(index[index >= 0], minlength=len(cells))
@@ -161,7 +161,7 @@ class LabelChecker:
         return np.where(is_missing[index], -1, index), codes
 
     def _read(self, name: str, cell: str) -> str:
-        """The code in a cell of a column, "" where it is missing."""
+        """Return the code in a cell of a column, "" where it is missing."""
         code = bare(cell)
         if self._key is not None and code in self._key.index:
             return code
@@ -175,7 +175,7 @@ class LabelChecker:
         return code
 
     def _is_of_integers(self, name: str) -> bool:
-        """Whether decimals in a column can only be those of integers that were stored as numbers."""
+        """Return whether decimals in a column can only be those of integers that were stored as numbers."""
         if self._formatter.name != "general":
             return True
         if name not in self._holds_integers:
@@ -190,7 +190,7 @@ class LabelChecker:
         return self._holds_integers[name]
 
     def _problem(self, code: str) -> str | None:
-        """Why a code does not fit; None where it does, or is missing."""
+        """Return why a code does not fit; None where it does, or is missing."""
         if not code:
             return None
         system = self._formatter.system
@@ -208,17 +208,17 @@ class LabelChecker:
         return problem
 
     def finish(self) -> list[str]:
-        """Say what was found in all chunks.
+        """Return notices on what was found in all chunks.
 
         Returns
         -------
         list of str
-            What a user should know.
+            Notices to the user.
 
         Raises
         ------
         UserError
-            Where there is no code at all, or one does not fit and the rules do not provide for it; names rows by line.
+            If there is no code at all, or one does not fit and no rule covers it; names rows by line.
         """
         if not self._has_codes:
             raise UserError(f"{self._file.path} has no code at all in the column {self._target_cols[0]!r}.")
@@ -280,7 +280,7 @@ class _Found:
         self.first = sorted([*self.first, *((int(positions[row]), text) for row, text in few)])[:_NUM_EXAMPLES]
 
     def describe(self, file: TableFile) -> str:
-        """The first few with their lines."""
+        """Return the first few with their lines."""
         lines = file.lines(np.array([position for position, _ in self.first], dtype=np.int64))
         return "; ".join(f"line {line}, {text}" for line, (_, text) in zip(lines, self.first, strict=True))
 

@@ -45,7 +45,7 @@ HELP = (
 
 
 def language_code(text: str) -> str:
-    """The code by which models are trained of a language that is given by a code or its English name.
+    """Return the code by which models are trained of a language that is given by a code or its English name.
 
     What is no language of the table is returned as it is, but for blanks around it; what is missing is "unk".
 
@@ -64,17 +64,17 @@ def language_code(text: str) -> str:
 
 
 def is_language(code: str) -> bool:
-    """Whether `language_code` knows what it returned."""
+    """Return whether `language_code` knows what it returned."""
     return code == "unk" or iso_code(code) in NAMES
 
 
 def iso_code(code: str) -> str:
-    """The ISO 639-1 code of a language by which a model was trained; others as they are."""
+    """Return the ISO 639-1 code of a language by which a model was trained; others as they are."""
     return _ISO.get(code, code)
 
 
 def same_language(lang: str, known: Iterable[str]) -> str | None:
-    """The one of some known languages that a language is, under the code that it has there; None where there is none.
+    """Return the known language that equals a language, under its code there; None if there is none.
 
     Examples
     --------

@@ -24,7 +24,7 @@ _GRACE_SECONDS = 1.0  # in which torch notices by itself that a batch is late
 
 
 class BatchLoader:
-    """The batches that a sampler names, in its order, merged (see `Batch`); anew whenever it is iterated over.
+    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class BatchLoader:
             yield batch
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """The next batch, or None. Workers that keep this process waiting for too long are killed.
+        """Return the next batch, or None. Workers that keep this process waiting for too long are killed.
 
         torch's own timeout ends only the wait for a message: its tensors are fetched from the worker, which may be
         stopped by then.
@@ -98,14 +98,14 @@ class BatchLoader:
             if what is None and "No space left" in str(error):
                 sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
                 what = (
-                    "There is no room in /dev/shm, where loader workers leave batches; give it more, in a container "
-                    "with --shm-size 1g."
+                    "/dev/shm, where loader workers leave batches, is full; make it larger, in a container with "
+                    "--shm-size 1g."
                 )
             if what is None:
                 raise
             raise MachineError(
-                f"{what} Started again, the run goes on from its last checkpoint; with --num-workers 0 it needs no "
-                "such processes."
+                f"{what} When started again, the run resumes from its last checkpoint; --num-workers 0 loads "
+                "data without such processes."
             ) from error
         finally:
             _expect_ends()
@@ -113,7 +113,7 @@ class BatchLoader:
                 worker.kill()  # a stopped one heeds nothing else
 
     def _failure(self, error: str) -> str | None:
-        """What has happened to which worker, if anything."""
+        """Return what has happened to which worker, if anything."""
         time.sleep(_END_SECONDS)
         if error.startswith("DataLoader timed out"):
             self._late = self._num_received % len(self._workers)

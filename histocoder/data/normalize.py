@@ -27,7 +27,7 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     Raises
     ------
     UserError
-        Where there is no such normalisation.
+        If the normalisation is unknown.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
         from text_unidecode import unidecode
 
         return [text if text.isascii() else unidecode(text) for text in (text.lower() for text in texts)]
-    raise UserError(f"There is no text normalisation {how!r}; there are {', '.join(NORMALIZATIONS)}.")
+    raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
 
 
 def folded(texts: Sequence[str]) -> list[str]:
@@ -55,8 +55,9 @@ def folded(texts: Sequence[str]) -> list[str]:
 
 
 def fold(text: str) -> str:
-    """A description without differences of case, blanks and Unicode normal form: what codes that people gave are found
-    by. Unlike `folded` it takes letters that differ in upper case only, such as ß and ss, for the same.
+    """Fold case, blanks and Unicode normal form of a description, by which hand-coded descriptions are found.
+
+    Unlike `folded` it treats letters that differ in upper case only, such as ß and ss, as the same.
 
     Examples
     --------

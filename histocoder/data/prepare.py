@@ -35,7 +35,7 @@ _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 
 
 def formatter_of(config: PrepareConfig) -> Formatter:
-    """The formatter of prepared data: the general one, with a block for each target column."""
+    """Return the formatter of prepared data: the general one, with a block for each target column."""
     return build_formatter(
         "general",
         num_blocks=len(config.target_cols),
@@ -52,7 +52,7 @@ def prepare(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Prepare data into a folder, or find them prepared there.
+    """Prepare data in a folder, or use those prepared there before.
 
     Writes `data_train.csv`, `data_val.csv`, `key.csv`, `rejected.csv` (each row that was dropped, with its line in
     the source and why) and, last, `prepared.json` (the settings and the source's SHA-256).
@@ -64,9 +64,9 @@ def prepare(
     known : Key, optional
         Codes that come first in the key, whether or not they occur: those of a model that is trained on.
     overwrite : bool
-        Whether to prepare anew where other data are prepared already.
+        Whether to replace other data that were prepared in the folder before.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def prepare(
     Raises
     ------
     UserError
-        For everything that a user can mend; nothing half-prepared is left.
+        If the table or the settings can't be used; no half-prepared files are left.
     """
     record = _record(config)
     make_folder(folder)
@@ -132,7 +132,7 @@ def _write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """What a folder's data were prepared from; None where none are, or not all of them yet."""
+    """Return what a folder's data were prepared from; None where none are, or not all of them yet."""
     if not path.is_file():
         return None
     try:
@@ -140,14 +140,14 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         version = record["format_version"]
         newer, older = version > PREPARED_VERSION, version < PREPARED_VERSION and "settings" in record
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged; prepare anew with --overwrite.") from error
+        raise UserError(f"{path} is damaged; prepare the data again with --overwrite.") from error
     if newer:
-        raise UserError(f"{path} was written by a newer histocoder; update, or prepare anew with --overwrite.")
+        raise UserError(f"{path} was written by a newer histocoder; update, or prepare again with --overwrite.")
     if older:
         raise UserError(
             f"{path.parent} holds data that an earlier histocoder prepared, by other rules (rows without any "
             "code are kept, and variants of a description may be in both files). Choose another folder, or add "
-            "--overwrite to prepare anew."
+            "--overwrite to prepare them again."
         )
     return record if "settings" in record else None
 
@@ -162,8 +162,8 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
     )
     differences = "; ".join(f"{name}: {old.get(name)!r} there, {new.get(name)!r} now" for name in changed)
     raise UserError(
-        f"{folder} holds data prepared otherwise ({differences}). Choose another folder, or add --overwrite to throw "
-        "away what is there."
+        f"{folder} holds data prepared with other settings ({differences}). Choose another folder, or add "
+        "--overwrite to replace them."
     )
 
 
@@ -210,7 +210,7 @@ def _write_split(
 
 
 def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:
-    """The largest of the hashes that are for validation: the smallest ones, a share of the distinct."""
+    """Return the largest of the hashes that are for validation: the smallest ones, a share of the distinct."""
     ordered = np.sort(units)
     distinct = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
     if len(distinct) < 2:

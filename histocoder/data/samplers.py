@@ -84,7 +84,7 @@ class BucketSampler:
         self.set_position(0, 0)
 
     def __len__(self) -> int:
-        """Shares of the epoch at hand."""
+        """Yield the shares of the current epoch."""
         return self.num_batches(self._epoch) * self._num_parts
 
     def num_batches(self, epoch: int) -> int:
@@ -98,7 +98,7 @@ class BucketSampler:
         self._epoch, self._consumed = epoch, consumed
 
     def global_batches(self, epoch: int, *, consumed: int = 0) -> Iterator[np.ndarray]:
-        """The batches of an epoch, in order, but the first ones that have `consumed` rows together."""
+        """Yield the batches of an epoch, in order, but the first ones that have `consumed` rows together."""
         rng = np.random.default_rng([self._seed, epoch])
         lengths = self._lengths(epoch)
         rows = np.arange(len(lengths), dtype=np.int32)
@@ -127,7 +127,7 @@ class BucketSampler:
 
 
 def _bounds_within(budget: TokenBudget, lengths: np.ndarray) -> np.ndarray:
-    """Where to cut rows that are ordered by length into batches within a budget, of shape (num_batches + 1,)."""
+    """Return where to cut rows, ordered by length, into batches within a budget; of shape (num_batches + 1,)."""
     counts = np.bincount(lengths)
     bounds, shorter_end = [0], 0
     for length in counts.nonzero()[0].tolist():

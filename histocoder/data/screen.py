@@ -38,11 +38,11 @@ class Screened:
     """Those that occur in rows that are kept."""
 
     def units(self) -> np.ndarray:
-        """What each kept row belongs to when rows are split, of shape (num_kept,): a hash."""
+        """Return what each kept row belongs to when rows are split, of shape (num_kept,): a hash."""
         return map_array(self.folder / _UNITS, np.uint64)
 
     def kept(self) -> Iterator[pa.RecordBatch]:
-        """The kept rows, a chunk at a time."""
+        """Yield the kept rows, a chunk at a time."""
         with pa.memory_map(str(self.folder / _KEPT)) as source:
             reader = pa.ipc.open_file(source)
             for i in range(reader.num_record_batches):
@@ -59,16 +59,16 @@ def screen(
     config : PrepareConfig
     formatter : Formatter
     key : Key, optional
-        The only codes there may be.
+        The only codes allowed.
     folder : Path
         Where intermediate files are written.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
 
     Raises
     ------
     UserError
-        Where the table can't be read, its labels do not fit, or no row can be used.
+        If the table can't be read, its labels do not fit, or no row can be used.
     """
     columns = [config.input_col, *config.target_cols, *([config.language_col] if config.language_col else [])]
     file = open_table(config.dataset, columns)
@@ -151,9 +151,7 @@ def _dropped_rows(table: Table, reasons: dict[int, str], config: PrepareConfig, 
 
 
 def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
-    """A hash of each row's description, the same for its variants, or of its position where rows are split; keyed by
-    the seed.
-    """
+    """Hash each row's description, alike for its variants, or its position if rows are split; keyed by the seed."""
     values = folded(texts.to_pylist()) if config.split_by == "text" else positions.astype(str)
     key = f"{config.seed:016x}"[-16:]
     return pd.util.hash_array(np.array(values, dtype=object), hash_key=key, categorize=False)

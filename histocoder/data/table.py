@@ -30,7 +30,7 @@ _OTHER_KINDS = (".xlsx", ".xls", ".ods", ".dta", ".sav", ".rds", ".feather", ".a
 
 @dataclass
 class Table:
-    """Columns of text, and where each row stands in its file."""
+    """Columns of text, and the position of each row in its file."""
 
     file: TableFile
     columns: dict[str, pa.Array]
@@ -42,13 +42,13 @@ class Table:
         return len(self.rows)
 
     def lines(self, index: np.ndarray) -> np.ndarray:
-        """The line (in Parquet: the row, from 1) where each of some rows, in their order, begins in its file."""
+        """Return the line (in Parquet: the row, from 1) where each of some rows, in their order, begins in its file."""
         return self.file.lines(self.rows[index])
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A CSV or Parquet file that was looked at once; see `open_table`."""
+    """A CSV or Parquet file whose header was read; see `open_table`."""
 
     path: Path
     header: list[str]
@@ -57,7 +57,7 @@ class TableFile:
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know of how the file is read."""
+        """Notices to the user on how the file is read."""
         if self.dialect is None or self.dialect.is_utf8:
             return []
         return [f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."]
@@ -70,7 +70,7 @@ class TableFile:
         return pa.schema([(name, pa.string()) for name in self.header])
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise a UserError that names the first column that is missing, with those there are, or that is no text."""
+        """Raise a UserError that names the first column that is missing, with those that exist, or that is not text."""
         for column in columns:
             if (times := self.header.count(column)) > 1:
                 raise UserError(f"{self.path} has {times} columns named {shown(column)}; rename all but one.")
@@ -89,13 +89,13 @@ class TableFile:
                 )
 
     def read(self, columns: Sequence[str]) -> Table:
-        """Some columns as text, at once; raises UserError as `read_table` does."""
+        """Return some columns as text, at once; raises UserError as `read_table` does."""
         parts = list(self.tables(columns))
         joined = {c: pa.concat_arrays([part.columns[c] for part in parts]) for c in columns}
         return Table(self, joined, np.concatenate([part.rows for part in parts]))
 
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """All columns in chunks, CSV as text; raises UserError, as far as a chunk tells, as `read_table` does.
+        """Yield all columns in chunks, CSV as text; raises UserError, as far as a chunk tells, as `read_table` does.
 
         A chunk has `chunk_rows` rows, the last one may have fewer. Of Parquet, `columns` alone are read where they are
         given.
@@ -121,7 +121,7 @@ class TableFile:
             raise UserError(f"{self.path} has {'columns' if self.dialect is None else 'a header'} but no rows.")
 
     def tables(self, columns: Sequence[str]) -> Iterator[Table]:
-        """Some columns in chunks, as text; raises UserError, as far as a chunk tells, as `read_table` does."""
+        """Yield some columns in chunks, as text; raises UserError, as far as a chunk tells, as `read_table` does."""
         self.check(columns)
         whole = _whole_numbers(self.path, columns) if self.dialect is None else set()
         position = 0
@@ -135,7 +135,7 @@ class TableFile:
             position += len(chunk)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
-        """The line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
+        """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
         return positions + 1 if self.dialect is None else find_lines(self.path, self.dialect, positions)
 
 
@@ -149,14 +149,14 @@ def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[s
     ----------
     path : path
     columns : sequence of str
-        Those that must be there.
+        Required columns.
     optional : sequence of str
-        Those that may be there. The separator is the one by which most of both are found.
+        Optional columns. The separator is the one that finds most of both.
 
     Raises
     ------
     UserError
-        Where the file or a column is missing, a column is no text, or the file is empty, damaged or no text.
+        If the file or a column is missing, a column is not text, or the file is empty, damaged or not text.
     """
     path = Path(path)
     known = (*columns, *optional)
@@ -186,14 +186,14 @@ def read_table(path: str | Path, columns: Sequence[str]) -> Table:
 
 
 def fingerprint(path: str | Path) -> str:
-    """The SHA-256 of a user's file; raises UserError where there is none that can be read."""
+    """Return the SHA-256 of a user's file; raises UserError where there is none that can be read."""
     path = Path(path)
     _check_readable(path)
     return sha256(path)
 
 
 def count_rows(path: str | Path) -> int:
-    """The rows of a file; of a CSV file with line breaks within its cells, somewhat more."""
+    """Return the rows of a file; of a CSV file with line breaks within its cells, somewhat more."""
     path = Path(path)
     if is_parquet(path):
         return pa.parquet.read_metadata(path).num_rows
@@ -217,17 +217,17 @@ def write_csv(table: pa.Table, path: Path, *, delimiter: str = ",") -> None:
 
 
 def csv_writer(path: Path, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
-    """A writer of CSV, with quotation marks where they are needed."""
+    """Return a writer of CSV, with quotation marks where they are needed."""
     options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)
     return pa.csv.CSVWriter(path, schema, write_options=options)
 
 
 def check_output(path: Path) -> None:
-    """Refuse, for a table to write, the name of a file of another kind, and what is there and is no file."""
+    """Raise a UserError if `path` has the suffix of another format, or is a folder, a device or a pipe."""
     if path.suffix.lower() in _COMPRESSED:
-        raise UserError(f"{path} would not be compressed; leave {path.suffix} away.")
+        raise UserError(f"{path} would not be compressed; omit {path.suffix}.")
     if path.suffix.lower() in _OTHER_KINDS:
-        raise UserError(f"{path} would be no {path.suffix} file; name one that ends in .csv or .parquet.")
+        raise UserError(f"{path} would not be a {path.suffix} file; choose a name that ends in .csv or .parquet.")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it to write to.")
     if path.exists() and not path.is_file():
@@ -244,7 +244,7 @@ def _check_readable(path: Path) -> None:
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
-        raise UserError(f"There is no file {path}.{hint}")
+        raise UserError(f"File not found: {path}.{hint}")
     try:
         path.open("rb").close()
     except PermissionError as error:
@@ -259,7 +259,7 @@ def _parquet_columns(path: Path) -> list[str]:
 
 
 def _whole_numbers(path: Path, columns: Sequence[str]) -> set[str]:
-    """The columns of floats that are all whole: integers with gaps are often saved so, and 61110.0 means 61110."""
+    """Return the float columns with integers only: integers with gaps are often saved so; 61110.0 means 61110."""
     file = pa.parquet.ParquetFile(path)
     whole = {c for c in columns if pa.types.is_floating(file.schema_arrow.field(c).type)}
     for batch in file.iter_batches(columns=sorted(whole)) if whole else ():
@@ -268,14 +268,14 @@ def _whole_numbers(path: Path, columns: Sequence[str]) -> set[str]:
 
 
 def _is_whole(array: pa.Array) -> bool:
-    """Whether all floats are integers, and of 64 bits at most."""
+    """Return whether all floats are integers, and of 64 bits at most."""
     numbers = _without_nan(array).cast(pa.float64())
     fits = pc.and_(pc.equal(pc.round(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
     return pc.all(fits, min_count=0).as_py()
 
 
 def _text(column: pa.ChunkedArray, *, is_whole: bool) -> pa.Array:
-    """One array of strings, null where blank."""
+    """Return one array of strings, null where blank."""
     array = column.combine_chunks()
     array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
     array = strings(_without_nan(array).cast(pa.int64()) if is_whole else array)
@@ -289,7 +289,7 @@ def _without_nan(array: Arrays) -> Arrays:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether cells of a kind can be read as text."""
+    """Return whether cells of a kind can be read as text."""
     try:
         strings(pa.nulls(0, kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

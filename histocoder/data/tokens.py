@@ -42,7 +42,7 @@ class TokenizedTexts:
         return [joined[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
     def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
-        """Some texts as one array of shape (len(rows), S), padding behind each; S is by default what they need."""
+        """Pad some texts to one array of shape (len(rows), S); S is by default the length of the longest."""
         starts, lengths = self.offsets[rows].astype(np.int64), self.lengths[rows].astype(np.int64)
         num_positions = num_positions or self.tokenizer.num_positions(int(lengths.max()), max_len)
         padded = np.full((len(rows), num_positions), self.tokenizer.pad_id, dtype=np.int32)
@@ -72,7 +72,7 @@ def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARA
 
 
 def join_language(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
-    """What the model reads: language, separator, description."""
+    """Return what the model reads: language, separator, description."""
     return [f"{lang}{LANG_SEP}{text}" for text, lang in zip(texts, langs, strict=True)]
 
 
@@ -83,6 +83,6 @@ def lower_characters(texts: Sequence[str]) -> np.ndarray:
 
 
 def _ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The indices start, start + 1, …, start + length - 1 of each run, one run behind the other."""
+    """Return the indices start, start + 1, …, start + length - 1 of each run, one run behind the other."""
     behind = np.cumsum(lengths)
     return np.repeat(starts - (behind - lengths), lengths) + np.arange(behind[-1])

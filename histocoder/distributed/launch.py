@@ -59,17 +59,17 @@ def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | N
 
 
 def launcher() -> int | None:
-    """The process id of the torchrun that has started this process, if there is one."""
+    """Return the process id of the torchrun that has started this process, if there is one."""
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def restarts() -> int:
-    """How often the launcher has started the processes again (torchrun --max-restarts)."""
+    """Return how often the launcher has started the processes again (torchrun --max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def attempt_of(launch: Launch) -> int:
-    """What tells keys in the store from those that the processes of an earlier attempt have left there.
+    """Return what tells keys in the store from those that the processes of an earlier attempt have left there.
 
     Each node counts its restarts. The counts agree, but in an elastic rendezvous of several nodes (torchrun --rdzv-id
     …), which gives each attempt a store of its own.
@@ -79,7 +79,7 @@ def attempt_of(launch: Launch) -> int:
 
 
 def node_name(environ: Mapping[str, str] | None = None) -> str:
-    """What tells this process's node from the others: its number, as torchrun or SLURM say it, else its host's name."""
+    """Return this node's identity: its number according to torchrun or SLURM, else its host's name."""
     env = os.environ if environ is None else environ
     return env.get("GROUP_RANK") or env.get("SLURM_NODEID") or socket.gethostname()
 
@@ -94,7 +94,7 @@ def _slurm_tasks_here(env: Mapping[str, str]) -> int:
 
 
 def slurm_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """The host of rank 0, and a port that all tasks of the job step derive alike.
+    """Return the host of rank 0, and a port that all tasks of the job step derive alike.
 
     Examples
     --------

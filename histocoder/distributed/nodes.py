@@ -27,7 +27,7 @@ def on_each_node(
     files: str = "*",
     is_whole: Callable[[Path], bool] = Path.is_dir,
 ) -> Path:
-    """Where this process finds a folder that rank 0 has finished; nodes that do not see it are sent a copy.
+    """Return the path of a folder that rank 0 has finished; nodes that do not see it receive a copy.
 
     Parameters
     ----------
@@ -68,14 +68,14 @@ def on_each_node(
 
 
 def refuse_differences(settings: dict[str, Any]) -> None:
-    """Raise a UserError, on every process, where one has other settings than rank 0."""
+    """Raise a UserError, on every rank, if one has settings that differ from rank 0's."""
     mine = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
     first, *others = distributed.gather(mine)
     for rank, theirs in enumerate(others, start=1):
         if names := [name for name, same in zip(settings, theirs == first, strict=True) if not same]:
             raise UserError(
-                f"Process {rank} was started otherwise than process 0: {', '.join(names)}. Give all nodes the same "
-                "flags and the same files."
+                f"Rank {rank} was launched with settings that differ from rank 0's: {', '.join(names)}. Give all nodes "
+                "the same flags and files."
             )
 
 

@@ -126,9 +126,9 @@ def _choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cpu" if name == "mps" and _launch.world_size > 1 else name
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU here. Leave --device away, or check nvidia-smi.")
+        raise UserError("--device cuda: torch finds no GPU here. Omit --device, or check nvidia-smi.")
     if name == "mps" and (_launch.world_size > 1 or not torch.backends.mps.is_available()):
-        raise UserError("--device mps is for one process on a Mac. Leave --device away.")
+        raise UserError("--device mps is for one process on a Mac. Omit --device.")
     if name != "cuda":
         return torch.device(name)
     if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ and "LOCAL_WORLD_SIZE" not in os.environ:
@@ -159,42 +159,42 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Return how many processes there are."""
     return _launch.world_size
 
 
 def backend() -> str | None:
-    """What gradients are exchanged over: "nccl" or "gloo"; None where there is no process group."""
+    """Return what gradients are exchanged over: "nccl" or "gloo"; None where there is no process group."""
     return dist.get_backend() if _group is not None else None
 
 
 def nccl_version() -> str | None:
-    """Of the NCCL that torch is built with; None where it is built without."""
+    """Return the version of the NCCL that torch is built with; None if it is built without."""
     return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
 def local_world_size() -> int:
-    """How many processes there are on this machine."""
+    """Return how many processes there are on this machine."""
     return _launch.local_world_size
 
 
 def is_primary() -> bool:
-    """Whether this is the process that writes, prints and logs."""
+    """Return whether this is the process that writes, prints and logs."""
     return _launch.is_primary
 
 
 def is_first_here() -> bool:
-    """Whether this is the first process of its node."""
+    """Return whether this is the first process of its node."""
     return _launch.local_rank == 0
 
 
 def control_group() -> Any:
-    """The processes, for collectives of what is in their CPUs' memory; None where there is no process group."""
+    """Return the processes, for collectives of what is in their CPUs' memory; None where there is no process group."""
     return None if _group is None else _group.control
 
 
 def reduce_sum(values: Tensor) -> Tensor:
-    """The sum of `values` over all processes, on each of them."""
+    """Return the sum of `values` over all processes, on each of them."""
     if _group is not None:
         values = values.clone()
         dist.all_reduce(values, group=_group.control if values.device.type == "cpu" else None)
@@ -202,7 +202,7 @@ def reduce_sum(values: Tensor) -> Tensor:
 
 
 def norm_of_all(norm: Tensor) -> Tensor:
-    """The norm of a vector of which each process holds a part, by the norm of this one's, of shape ()."""
+    """Return the norm of a vector of which each process holds a part, by the norm of this one's, of shape ()."""
     return reduce_sum(norm.square()).sqrt()
 
 
@@ -216,7 +216,7 @@ def gather(values: Tensor) -> list[Tensor]:
 
 
 def mean_of_rows(gradient: Tensor) -> Tensor:
-    """The mean of sparse tensors over all processes, each of which has rows of its own; all processes call this."""
+    """Average sparse tensors, each with its own rows, over all ranks; a collective call."""
     if _group is None:
         return gradient
     gradient = gradient.coalesce()
@@ -333,13 +333,13 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
 
 
 def expect_end() -> None:
-    """The processes were asked to stop, so that one that is not heard of has ended."""
+    """Note that the processes were asked to stop, so that a silent one counts as ended."""
     if _watch is not None:
         _watch.expect_end()
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
-    """Whether an error says that another process has ended or can't be reached, not that something failed here."""
+    """Return whether an error means that another process has ended or can't be reached."""
     return (isinstance(error, dist.DistError) and fault_of_nccl(error) is None) or "gloo/transport" in str(error)
 
 
@@ -353,7 +353,7 @@ def from_primary(value: T | None) -> T:
 
 
 def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
-    """What fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
+    """Return what fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
     # without it the other ranks, under NCCL, would split its communicator, which waits for these (pytorch#145376)
     group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
     return lambda values: dist.broadcast(values, src=0, group=group)
@@ -416,7 +416,7 @@ def _is_said_within(seconds: float, message: str, status: int) -> bool:
 
 
 def _announce(message: str, status: int) -> None:
-    """Have all processes end; where the others can't be told any more, they will find out."""
+    """End all processes; those that can't be reached any more notice by themselves."""
     if _watch is not None:
         with suppress(RuntimeError):
             _watch.announce(message, status)

@@ -15,7 +15,7 @@ from histocoder.errors import MachineError, UserError
 
 
 def meet() -> dist.Store:
-    """What the processes share, at the address that the environment names.
+    """Return what the processes share, at the address that the environment names.
 
     Raises
     ------
@@ -81,7 +81,7 @@ _ADVICE = {
 
 
 def fault_of_nccl(error: RuntimeError) -> str | None:
-    """What has failed in NCCL, and what to do, unless it is the network, or no error of NCCL's."""
+    """Return what has failed in NCCL, and what to do, unless it is the network, or no error of NCCL's."""
     text = str(error)
     advice = next((advice for sign, advice in _ADVICE.items() if sign in text), None)
     if advice is None and ("socket interface" in text or not any(name in text for name in _NOT_OF_THE_NETWORK)):
@@ -97,7 +97,7 @@ _FAR_AWAY = "198.51.100.1"
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface over which a host is reached, or that has the host's own address; None where unknown.
+    """Return the network interface that reaches a host, or that has the host's address; None if unknown.
 
     A name that stands for the loopback here, as a machine's own does in Debian's /etc/hosts, stands for another address
     elsewhere; it is taken for that of the default route.

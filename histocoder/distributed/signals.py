@@ -54,7 +54,7 @@ class StopSignals:
 
 
 def leave_signals_to_the_parent(_worker: int) -> None:
-    """In a process that loads data: what asks the run to stop, and may reach all its processes, leaves it at work."""
+    """Ignore stop signals in a loader process, which a signal to the whole run may reach as well."""
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     # the second one is for this process alone

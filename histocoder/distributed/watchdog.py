@@ -64,7 +64,7 @@ class Watch(threading.Thread):
             self._beat("done")
 
     def expect_end(self) -> None:
-        """The processes were asked to stop: one that gives no sign of life now has ended."""
+        """Note that the processes were asked to stop, so that a silent one counts as ended."""
         self._patience = min(self._patience, _LAST_SECONDS)
 
     def announce(self, message: str, status: int) -> None:
@@ -73,7 +73,7 @@ class Watch(threading.Thread):
             self._store.set("failure", json.dumps([message, status]))
 
     def is_said(self) -> bool:
-        """Whether the processes end, and one of them has said why."""
+        """Return whether the processes end, and one of them has said why."""
         try:
             return self._store is not None and self._store.check(["failure"]) and not self._failure()[0]
         except RuntimeError:
@@ -122,6 +122,6 @@ class Watch(threading.Thread):
             self._end(f"rank {self._next} {silence}; it hangs or has ended")
 
     def _end(self, reason: str) -> None:
-        again = "Started again, the run goes on from its last checkpoint."
+        again = "When started again, the run resumes from its last checkpoint."
         print(f"error: rank {self._rank} ends: {reason}. {again}", file=sys.stderr, flush=True)
         os._exit(1)

@@ -103,7 +103,7 @@ class Baselines:
         return {**found, "svc": self._compared(right, self._is_right(truth, predicted))}
 
     def _notice(self) -> str | None:
-        """Why there is no linear model."""
+        """Return why there is no linear model."""
         if self._num_rows > MAX_ROWS:
             return f"The linear model is left out: there are more than {MAX_ROWS:,} training rows."
         if self._max_size == 0:
@@ -175,7 +175,7 @@ def linear_codes(train: Examples, asked: Examples, *, progress: bool = True) -> 
 
 
 def _codes_of_rows(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """Each row and code that belong together; a missing code, as formatters mark it, is one of them."""
+    """Return each row and code that belong together; a missing code, as formatters mark it, is one of them."""
     values = examples.codes.to_numpy(dtype=object)
     present = pd.notna(values)
     return np.nonzero(present)[0], values[present]
@@ -188,7 +188,7 @@ def _inputs(examples: Examples, with_language: bool) -> list[str]:
 
 
 def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> dict[str, dict[str, float]]:
-    """The difference of two methods' shares of right rows and of right distinct texts, with 95 % intervals.
+    """Return the difference of two methods' shares of right rows and of right distinct texts, with 95 % intervals.
 
     Parameters
     ----------

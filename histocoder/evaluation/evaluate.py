@@ -57,7 +57,7 @@ class Evaluation:
     `recall`, `f1` and `conf`; the `rank` of the first true code (inf: not among the best k); the same of `flat`."""
 
     def thresholds(self) -> dict[str, float]:
-        """The flat head's best threshold by language, as `ModelConfig.thresholds` takes it."""
+        """Return the flat head's best threshold by language, as `ModelConfig.thresholds` takes it."""
         return {lang: best["threshold"] for lang, best in self.metrics["thresholds"].items()}
 
 
@@ -137,7 +137,7 @@ def evaluate(
 
 
 def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """How often each of some descriptions, `folded`, and each code occur in training data: what `evaluate` takes."""
+    """Count how often each description (`folded`) and each code occurs in the training data, for `evaluate`."""
     wanted = set(folded(list(texts)))
     texts_seen: Counter[str] = Counter()
     codes_seen: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def head_metrics(
     groups: Mapping[str, pd.Series],
     cuts: Mapping[int, str],
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """All that is told of one way of predicting.
+    """Compute the metrics of one way of predicting.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def _groups(
     texts_seen: Mapping[str, int] | None,
     codes_seen: Mapping[str, int] | None,
 ) -> dict[str, pd.Series]:
-    """Each row's language, number of true codes, and how often its description and its rarest code were seen."""
+    """Return each row's language, number of true codes, and how often its description and its rarest code were seen."""
     num_rows = len(examples)
     groups = {
         "language": pd.Series(examples.langs, dtype=object),
@@ -217,7 +217,7 @@ def _groups(
 def _rows(
     examples: Examples, decoded: pd.DataFrame, scores: pd.DataFrame, flat: pd.DataFrame, flat_scores: pd.DataFrame
 ) -> pd.DataFrame:
-    """Each description with its true codes, and what both ways of predicting make of it."""
+    """Return each description with its true codes, and what both ways of predicting make of it."""
     rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     rows = rows.join(examples.codes.reset_index(drop=True).add_prefix("true_"))
     rows = rows.join(decoded.drop(columns="conf").add_prefix("predicted_"))
@@ -229,7 +229,7 @@ def _rows(
 def _probable_classes(
     coder: Coder, examples: Examples, *, batch_size: int, progress: bool
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """The flat head's classes above the lowest threshold (`row`, `code`, `prob`), and each row's best probability."""
+    """Return the flat head's classes above the lowest threshold (`row`, `code`, `prob`), and each row's best one."""
     order = np.argsort(np.array(examples.texts, dtype=object), kind="stable")  # like texts go into the same table
     texts, langs = (np.array(values, dtype=object) for values in (examples.texts, examples.langs))
     parts, conf = [], np.zeros(len(order))

@@ -73,7 +73,7 @@ def text(value: str) -> Markup:
 
 
 def tag(name: str, *content: str, **attributes: str) -> Markup:
-    """An element; `class_` stands for the attribute class.
+    """Return an element; `class_` stands for the attribute class.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def tag(name: str, *content: str, **attributes: str) -> Markup:
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", num_text: int = 1, last_text: int = 0
 ) -> Markup:
-    """A table of text, which scrolls where it is wider than the page; the first column names the rows.
+    """Return a table of text, which scrolls where it is wider than the page; the first column names the rows.
 
     Parameters
     ----------
@@ -117,14 +117,14 @@ def tiles(items: Sequence[tuple[str, str]]) -> Markup:
 
 
 def figure(png: bytes, *, alt: str, caption: str) -> Markup:
-    """A picture, held in the page itself."""
+    """Return a picture, held in the page itself."""
     source = "data:image/png;base64," + base64.b64encode(png).decode()
     picture = tag("div", Markup(f'<img src="{source}" alt="{escape(alt)}">'), class_="wide", tabindex="0")
     return tag("figure", picture, tag("figcaption", caption))
 
 
 def page(title: str, lead: Sequence[str], sections: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A whole page.
+    """Return a whole page.
 
     Parameters
     ----------

@@ -151,7 +151,7 @@ def accuracy_by_group(
 
 
 def _figure(*, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes, row by row, in the house style."""
+    """Return a figure and its axes, row by row, in the house style."""
     figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
     sharex, ratios = grid.get("sharex", False), grid.get("height_ratios")
     panels = figure.subplots(rows, columns, squeeze=False, sharex=sharex, height_ratios=ratios).ravel().tolist()

@@ -79,7 +79,7 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
 
 
 def _figures(metrics: Metrics, logs: Path | None) -> dict[str, Figure | None]:
-    """All figures by name; None for one that there is nothing to show in."""
+    """Return all figures by name; None for one without data to show."""
     heads = {ANSWER: metrics["answer"], FLAT: metrics["flat"]}
     log = pd.read_csv(logs) if logs is not None and logs.exists() else pd.DataFrame()
 
@@ -89,7 +89,7 @@ def _figures(metrics: Metrics, logs: Path | None) -> dict[str, Figure | None]:
     def seen(part: str, what: str) -> Figure | None:
         if len(metrics["answer"].get(part, ())) < 2:
             return None
-        return plots.accuracy_by_group(of(part), xlabel=f"times that {what} stands in the training data")
+        return plots.accuracy_by_group(of(part), xlabel=f"times that {what} occurs in the training data")
 
     several = len(metrics["answer"]["by_language"]) > 1
     return {
@@ -169,12 +169,12 @@ _CAPTIONS = {
         "Descriptions with exactly the right codes where codes are compared by their first digits only.",
     ),
     "code_seen": (
-        "Bars of accuracy by how often the code stands in the training data",
-        "By how often the rarest of a description\u2019s true codes stands in the training data.",
+        "Bars of accuracy by how often the code occurs in the training data",
+        "By how often the rarest of a description\u2019s true codes occurs in the training data.",
     ),
     "text_seen": (
-        "Bars of accuracy by how often the description stands in the training data",
-        "By how often the same description, letter by letter, stands in the training data.",
+        "Bars of accuracy by how often the description occurs in the training data",
+        "By how often the same description, letter by letter, occurs in the training data.",
     ),
     "calibration": (
         "Accuracy by confidence, and numbers of descriptions",

@@ -47,7 +47,7 @@ def review(
         With the columns of description and language; `checked`, which is blank; codes as predicted, with what they
         mean if the predictions say so; alternatives, if there are; and `conf`, `times`.
     budget : int
-        Descriptions at most.
+        Maximum number of descriptions.
     input_col, language_col : str
         Columns of descriptions and, if there is one, of languages; by default that which `predict --language` added.
     target_cols : sequence of str
@@ -55,9 +55,9 @@ def review(
     renamed : mapping, optional
         What the columns of descriptions and languages are called, where it is not as in the predictions.
     overwrite : bool
-        Whether an output that is there is replaced.
+        Whether to replace an existing output.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
 
     Returns
     -------
@@ -67,13 +67,13 @@ def review(
     Raises
     ------
     UserError
-        Where a column is missing, or the output is there already.
+        Where a column is missing, or the output exists already.
     """
     if budget < 1:
         raise UserError(f"--budget is {budget}; it must be 1 or more.")
     check_output(output)
     if output.exists() and not overwrite:
-        raise UserError(f"{output} is there already, perhaps filled in. Add --overwrite to replace it.")
+        raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
     file = open_table(
         predictions, [c for c in (input_col, language_col) if c], optional=("conf", "pred_conf", "lang", "pred_lang")
     )
@@ -93,7 +93,7 @@ def review(
         frame["conf"] = pd.to_numeric(cells, errors="coerce")
         if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
             line = file.lines(bad[:1] + passed)[0]
-            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is no number.")
+            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
     table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=renamed)
@@ -115,19 +115,19 @@ def review(
 
 
 def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """The first row of each description, with the sum of `times`."""
+    """Return the first row of each description, with the sum of `times`."""
     times = rows.groupby(by, dropna=False)["times"].transform("sum")
     return rows.assign(times=times).drop_duplicates(by)
 
 
 def _prefix(header: list[str]) -> str:
-    """What the names of the last coding's columns begin with."""
+    """Return what the names of the last coding's columns begin with."""
     found = [name.removesuffix("conf") for name in header if name.endswith("conf")]
     return next((prefix for prefix in reversed(found) if f"{prefix}prob_1" in header), "")
 
 
 def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
-    """What a coding's columns of codes, of what they mean, and of alternatives are to be called.
+    """Return what a coding's columns of codes, of what they mean, and of alternatives are to be called.
 
     A column of codes stands before a `prob_…` of the same number.
     """
@@ -144,7 +144,7 @@ def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str
 
 
 def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, Any]) -> str:
-    """What there is to do with what has been corrected: where the model's run is known, a command as it is.
+    """Return what there is to do with what has been corrected: where the model's run is known, a command as it is.
 
     Parameters
     ----------
@@ -176,6 +176,6 @@ def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, A
 
 
 def _from_here(path: str | Path) -> str:
-    """A path as it is shortest: within the current folder without that."""
+    """Return a path as it is shortest: within the current folder without that."""
     absolute = Path(path).absolute()
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)

@@ -22,7 +22,7 @@ _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
 
 def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
-    """Each row's set of codes.
+    """Return each row's set of codes.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def seen_groups(times: pd.Series) -> pd.Series:
 
 
 def first_true_rank(truth: pd.DataFrame, ranked: pd.DataFrame | np.ndarray) -> np.ndarray:
-    """The rank, from 1, of the first true code among ranked codes.
+    """Return the rank, from 1, of the first true code among ranked codes.
 
     Parameters
     ----------
@@ -129,13 +129,13 @@ def first_true_rank(truth: pd.DataFrame, ranked: pd.DataFrame | np.ndarray) -> n
 
 
 def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
-    """For 1 to k, the share of rows that have a true code among so many; rows without true codes do not count."""
+    """Return, for i from 1 to k, the share of rows with a true code among the first i, of those with true codes."""
     ranks = ranks[~np.isnan(ranks)]
     return {str(i): float((ranks <= i).mean()) if len(ranks) else 0.0 for i in range(1, k + 1)}
 
 
 def calibration(conf: np.ndarray, right: np.ndarray, *, num_bins: int = 10) -> dict[str, Any]:
-    """How far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern Neural Networks.
+    """Return how far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern Neural Networks.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 1
 def best_thresholds(
     truth: pd.DataFrame, probable: pd.DataFrame, langs: pd.Series, *, min_rows: int = 100
 ) -> dict[str, dict[str, float]]:
-    """The threshold of the flat head with the best mean F1, for each language.
+    """Return the threshold of the flat head with the best mean F1, for each language.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ def best_thresholds(
 
 
 def is_best(probable: pd.DataFrame) -> pd.Series:
-    """Whether a class is the most probable one of its row, which the flat head always gives.
+    """Return whether a class is the most probable one of its row, which the flat head always gives.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def is_best(probable: pd.DataFrame) -> pd.Series:
 def confusions(
     truth: pd.DataFrame, predicted: pd.DataFrame, texts: Sequence[str], *, limit: int = 50
 ) -> list[dict[str, Any]]:
-    """The pairs of a true and a predicted code that cost most rows.
+    """Return the pairs of a true and a predicted code that cost most rows.
 
     Of a row's codes that are missed and those that are wrongly given, the first stands against the first, and so on.
 
@@ -294,7 +294,7 @@ def confusions(
 
 
 def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[str, Any]]:
-    """How well each true code is found, the commonest first.
+    """Return how well each true code is found, the commonest first.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ def mean_scores_by(scores: pd.DataFrame, groups: pd.Series) -> dict[str, dict[st
 
 
 def _without(sets: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    """The lines of `sets` that are not in `others`, with their place in their row."""
+    """Return the lines of `sets` that are not in `others`, with their place in their row."""
     joined = sets[["row", "code"]].merge(others[["row", "code"]], how="left", indicator=True)
     left = joined.loc[joined["_merge"] == "left_only", ["row", "code"]]
     return left.assign(place=left.groupby("row").cumcount())

@@ -15,7 +15,7 @@ Metrics = Mapping[str, Any]
 
 
 def summary(metrics: Metrics) -> list[str]:
-    """An evaluation in sentences, the most important first."""
+    """Return an evaluation in sentences, the most important first."""
     answer, production = metrics["answer"], metrics["answer"]["production"]
     overall = answer["overall"]
     lines = [
@@ -72,7 +72,7 @@ def summary(metrics: Metrics) -> list[str]:
 
 
 def comparison(metrics: Metrics) -> list[str]:
-    """How the model compares with simple methods (see `Baselines.compare`), and what to try where it is behind."""
+    """Compare the model with simple methods (see `Baselines.compare`), and suggest what to try if it is behind."""
     found = metrics["baselines"]
     exact, svc = found["exact_match"], found.get("svc")
     name, other = ("the linear model", svc) if svc else ("exact match", exact)
@@ -92,7 +92,7 @@ def comparison(metrics: Metrics) -> list[str]:
 
 
 def would_answer(metrics: Metrics) -> str:
-    """How many rows a dictionary of the training data answers."""
+    """Return how many rows a dictionary of the training data answers."""
     exact, num_rows = metrics["baselines"]["exact_match"], metrics["num_rows"]
     right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
     return (
@@ -102,7 +102,7 @@ def would_answer(metrics: Metrics) -> str:
 
 
 def _difference(name: str, other: Metrics) -> str:
-    """A sentence on how far the model is from a method."""
+    """Return a sentence on how far the model is from a method."""
     mean, low, high = (100 * other["difference"]["texts"][end] for end in ("mean", "low", "high"))
     where = "ahead of" if mean > 0 else "behind"
     sure = "" if low > 0 or high < 0 else ", which may be chance"
@@ -127,7 +127,7 @@ def _target(production: Metrics) -> str:
 
 
 def num_descriptions(metrics: Metrics) -> str:
-    """How many there were."""
+    """Return how many there were."""
     rows, texts = metrics["num_rows"], metrics["num_texts"]
     distinct = f" ({texts:,} distinct ones)" if texts < rows else ""
     return f"{rows:,} description{'s' if rows != 1 else ''}{distinct}"
@@ -138,7 +138,7 @@ def _num_codes(number: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share in percent; a dash for None.
+    """Return a share in percent; a dash for None.
 
     Examples
     --------

@@ -58,7 +58,7 @@ class Formatter:
         self.target_len = 2 + num_blocks * system.block_size
 
     def to_config(self) -> dict[str, Any]:
-        """What `formatters.from_config` builds the same formatter from."""
+        """Return what `formatters.from_config` builds the same formatter from."""
         own = getattr(self.system, "own_symbols", None)
         return {
             "name": self.name,

@@ -53,28 +53,30 @@ class GeneralCodes:
         return code.split(WITHIN_BLOCK_SEP) if self.use_within_block_sep else list(code)
 
     def problem(self, code: str) -> str | None:
-        """Why `code` does not fit, or None where it does."""
+        """Return why `code` does not fit, or None if it does."""
         symbols = self._split(code)
         unknown = next((s for s in symbols if s not in self._tokens), None)
         if unknown == WITHIN_BLOCK_SEP:
             return "has ',' in it"
         if unknown is not None:
-            return f"has {unknown!r} in it, which is no number from -999 to 999, ASCII letter or punctuation"
+            return (
+                f"contains {unknown!r}, which is neither a number from -999 to 999 nor an ASCII letter or punctuation"
+            )
         if len(symbols) > self.block_size:
             return f"has {len(symbols)} tokens, more than the block size of {self.block_size}"
         return None
 
     def length(self, code: str) -> int:
-        """The number of tokens that `code` takes of its block."""
+        """Return the number of tokens that `code` takes of its block."""
         return len(self._split(code))
 
     def to_block(self, code: str) -> list[int]:
-        """The `block_size` tokens of a valid code."""
+        """Return the `block_size` tokens of a valid code."""
         tokens = [self._tokens[symbol] for symbol in self._split(code)]
         return tokens + [EOS] * (self.block_size - len(tokens))
 
     def from_block(self, block: Sequence[int]) -> str | None:
-        """The code that a block of tokens stands for; None where it stands for none, or for a missing one."""
+        """Return the code that a block of tokens stands for; None where it stands for none, or for a missing one."""
         tokens = list(block)
         tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
         if not tokens or min(tokens) < FIRST_TOKEN:

@@ -31,23 +31,23 @@ class HiscoCodes:
         self.vocab_size = FIRST_TOKEN + len(self.symbols)
 
     def problem(self, code: str) -> str | None:
-        """Why `code` does not fit, or None where it does."""
+        """Return why `code` does not fit, or None where it does."""
         if _VALID.fullmatch(code):
             return None
         return "is not five digits, -1, -2 or -3"
 
     def length(self, code: str) -> int:
-        """The number of tokens that `code` takes of its block."""
+        """Return the number of tokens that `code` takes of its block."""
         return self.block_size if code in SPECIAL else len(code)
 
     def to_block(self, code: str) -> list[int]:
-        """The `block_size` tokens of a valid code."""
+        """Return the `block_size` tokens of a valid code."""
         if code in SPECIAL:
             return [FIRST_TOKEN + SPECIAL.index(code)] * self.block_size
         return [FIRST_TOKEN + len(SPECIAL) + int(digit) for digit in code]
 
     def from_block(self, block: Sequence[int]) -> str | None:
-        """The code that a block of tokens stands for; None where it stands for none."""
+        """Return the code that a block of tokens stands for; None where it stands for none."""
         symbols = [self.symbols[t - FIRST_TOKEN] if t >= FIRST_TOKEN else "" for t in block]
         if symbols[0] in SPECIAL:
             return symbols[0]

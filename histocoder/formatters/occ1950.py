@@ -27,18 +27,18 @@ class Occ1950Codes:
         self.vocab_size = FIRST_TOKEN + 10
 
     def problem(self, code: str) -> str | None:
-        """Why `code` does not fit, or None where it does."""
+        """Return why `code` does not fit, or None where it does."""
         return None if _VALID.fullmatch(code) else "is not three digits"
 
     def length(self, code: str) -> int:
-        """The number of tokens that `code` takes of its block."""
+        """Return the number of tokens that `code` takes of its block."""
         return len(code)
 
     def to_block(self, code: str) -> list[int]:
-        """The `block_size` tokens of a valid code."""
+        """Return the `block_size` tokens of a valid code."""
         return [FIRST_TOKEN + int(digit) for digit in code]
 
     def from_block(self, block: Sequence[int]) -> str | None:
-        """The code that a block of tokens stands for; None where it stands for none."""
+        """Return the code that a block of tokens stands for; None where it stands for none."""
         code = "".join(str(token - FIRST_TOKEN) for token in block)
         return code if min(block) >= FIRST_TOKEN and _VALID.fullmatch(code) else None

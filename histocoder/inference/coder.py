@@ -156,11 +156,11 @@ class Coder:
 
     @property
     def mode(self) -> str:
-        """The mode that validated best, which `predict` takes unless told otherwise."""
+        """The mode that validated best, the default of `predict`."""
         return self.model.config.mode
 
     def describe(self, code: str) -> str | None:
-        """What a code means, where the key says so."""
+        """Return what a code means, where the key says so."""
         return self.model.config.descriptions.get(code)
 
     def predict(
@@ -195,17 +195,17 @@ class Coder:
         threshold : float, optional
             flat gives the best class, and others above this; by default above the model's own of the language.
         constrain : bool, optional
-            Whether only codes of the key may come; topk and full always do that, greedy not by default.
+            Whether to restrict predictions to codes of the key; topk and full always do, greedy does not by default.
         min_confidence : float
             Rows with less `conf` get missing codes; `conf` stays.
         batch_size : int
-            Descriptions that go through the model at once, at most; fewer where memory runs out.
+            Maximum number of descriptions per forward pass; reduced when memory runs out.
         progress : bool or callable
-            Whether to show a bar, on a terminal; or what is told, batch by batch, how many distinct descriptions more
-            are coded.
+            Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
+            of distinct descriptions.
         parts : list, optional
-            What an interrupted call with the same arguments has coded, which is not coded again; filled as this one
-            goes on.
+            Results of an interrupted call with the same arguments, which are not computed again; this call appends to
+            them.
 
         Returns
         -------
@@ -222,9 +222,9 @@ class Coder:
         """
         mode = mode or self.mode
         if mode not in MODES:
-            raise UserError(f"There is no mode {mode!r}; there are {', '.join(MODES)}.")
+            raise UserError(f"Unknown mode {mode!r}; choose one of {', '.join(MODES)}.")
         if constrain is False and mode in ("combined", "topk", "full"):
-            raise UserError(f"The mode {mode!r} gives codes of the key only; leave constrain away.")
+            raise UserError(f"The mode {mode!r} gives codes of the key only; omit constrain.")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 or more.")
         check_threshold(threshold)
@@ -322,7 +322,7 @@ class Coder:
         *,
         batch_size: int = 256,
     ) -> np.ndarray:
-        """The pooled encodings of descriptions, an array of shape (n, hidden); NaN where a description is missing."""
+        """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
         at_once = RowsAtOnce(self.device)
@@ -338,7 +338,7 @@ class Coder:
         return self._real_classes(self._computing.class_probabilities(pooled))
 
     def _real_classes(self, probabilities: Tensor) -> Tensor:
-        """The classes that are codes, out of all: the key of a published model may have a blank one."""
+        """Return the classes that are codes, out of all: the key of a published model may have a blank one."""
         if len(self.codes) == self.model.config.num_classes:
             return probabilities
         return probabilities[:, [place for place, code in enumerate(self.model.config.codes) if code]]
@@ -356,12 +356,12 @@ class Coder:
         return Prediction(codes, probs, conf)
 
     def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor:
-        """Each row's threshold of the flat head."""
+        """Return each row's threshold of the flat head."""
         values = [threshold_of(self.model.config, lang) if threshold is None else threshold for lang in langs]
         return torch.tensor(values, device=self.device)
 
     def _weights(self) -> dict[str, float]:
-        """Of the experts, alike where none were fitted."""
+        """Return the weights of the experts, all equal if none were fitted."""
         names = ["decoder", "flat", *(["linear"] if self.model.linear_expert is not None else [])]
         return self.model.config.experts or dict.fromkeys(names, 1 / len(names))
 
@@ -381,7 +381,7 @@ class Coder:
     def votes(
         self, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame, *, batch_size: int = 256
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """What the experts think of each description's first code, and of its second one, batch by batch.
+        """Yield what the experts think of each description's first code, and of its second one, batch by batch.
 
         Parameters
         ----------
@@ -430,13 +430,13 @@ class Coder:
         return self._trie
 
     def _trie_search(self) -> TrieSearch:
-        """Made anew for each table, since what it has computed holds for the weights of then."""
+        """Return the search; each table gets a new one, since its cached results depend on the current weights."""
         if self._search is None:
             self._search = TrieSearch(self._computing.decoder, self._code_trie())
         return self._search
 
     def column_names(self, mode: str, *, k: int = 5) -> list[str]:
-        """The columns of `predict`."""
+        """Return the columns of `predict`."""
         if mode == "full":
             return list(self.codes)
         stems = [self.system, "prob", *(["desc"] if self.model.config.descriptions else [])]

@@ -41,7 +41,7 @@ class Belief(NamedTuple):
     knows shares only."""
 
     def of_next(self, candidates: Tensor, number: int) -> Tensor:
-        """The probability that each candidate (B, K) is one of `number` + 1 codes."""
+        """Return the probability that each candidate (B, K) is one of `number` + 1 codes."""
         if number and self.belongs is not None:
             found = self.belongs.gather(1, candidates)
         else:
@@ -112,7 +112,7 @@ class CombinedSearch:
         self._going_on = torch.ones(len(memory), dtype=torch.bool, device=memory.device)
 
     def votes(self, number: int) -> Votes:
-        """What experts think of each candidate for a row's next code, which is its `number`-th, from 0."""
+        """Return what experts think of each candidate for a row's next code, which is its `number`-th, from 0."""
         blocks = self._blocks[self._candidates]  # (B, K, size)
         going_on = self._going_on[:, None]
         first = self._stepper.step_tree(self._newest, self._parents, going_on)[:, 0].float().log_softmax(-1)
@@ -140,7 +140,7 @@ class CombinedSearch:
         self._taken = self._taken | (self._candidates == chosen)
 
     def decode(self, weights: Mapping[str, float]) -> Combined:
-        """The best set of codes by the experts' weights."""
+        """Return the best set of codes by the experts' weights."""
         batch, width = len(self._candidates), self._num_blocks
         codes = torch.full((batch, width), -1, device=self._candidates.device)
         probabilities = torch.full((batch, width), torch.nan, device=self._candidates.device)

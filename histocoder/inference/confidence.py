@@ -27,7 +27,7 @@ def set_probability(
     *,
     is_code: Tensor,
 ) -> Tensor:
-    """The probability of each row's set of codes, summed over the orders in which they can be written.
+    """Return the probability of each row's set of codes, summed over the orders in which they can be written.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class _Orders:
         """
         num_used = used.sum(-1, keepdim=True)
         codes_before_unused = self._places < torch.maximum(self._counts, num_used + (num_used == self._counts))
-        # of a code that stands twice, the copies stay in order: else the same sequence counts twice
+        # the copies of a repeated code stay in order, or the same sequence would count twice
         earlier_copy = (self._same_as_earlier & ~used[:, :, None]).any(-1)
         # the last choice there is: it makes the given order
         last_choice = as_given[..., None] & (num_used == self._places) & (num_used >= self._counts - 2)
@@ -108,7 +108,7 @@ class _Orders:
 
 
 def _other_orders(stepper: Stepper, orders: _Orders) -> Tensor:
-    """The probability of all orders but the given one, of shape (B,); those that begin alike are computed together."""
+    """Return the probability of all orders but the given one, of shape (B,); common prefixes are computed once."""
     batch, num_blocks, block_size = orders.blocks.shape
     device = orders.blocks.device
     row = torch.arange(batch, device=device)[:, None]

@@ -27,7 +27,7 @@ class UnknownLanguageWarning(Notice):
 
 
 def not_in_table(languages: Sequence[str]) -> str:
-    """What a user is told of languages that histocoder does not know."""
+    """Return a notice on languages that histocoder does not know."""
     return (
         f"The language {', '.join(languages)} is not in histocoder's table of languages and is read as it stands. Give "
         "an ISO 639-1 code or an English name; docs/configuration.md lists them."
@@ -52,7 +52,7 @@ class Descriptions(NamedTuple):
         *,
         languages: tuple[str, ...],
     ) -> Descriptions:
-        """The descriptions of n rows; blank ones are missing.
+        """Return the descriptions of n rows; blank ones are missing.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Descriptions(NamedTuple):
 
 
 def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
-    """The codes under which a model knows languages, and "unk" in place of others, with a warning."""
+    """Return the codes under which a model knows languages, and "unk" in place of others, with a warning."""
     langs = np.where(pd.isna(langs), "unk", langs)
     distinct = set(langs.tolist())
     if languages:

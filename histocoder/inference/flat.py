@@ -10,14 +10,14 @@ from histocoder.data.languages import same_language
 
 
 def threshold_of(config: ModelConfig, lang: str) -> float:
-    """The probability from which the flat head's classes count in a language; those a model does not know are "unk"."""
+    """Return the flat head's threshold for a language; languages that the model does not know are "unk"."""
     known = lang if not config.languages or same_language(lang, config.languages) else "unk"
     own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
     return config.default_threshold if own is None else own
 
 
 def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
-    """The flat head's answer: the most probable class, and others above a threshold.
+    """Return the flat head's answer: the most probable class, and others above a threshold.
 
     Parameters
     ----------

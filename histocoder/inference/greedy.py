@@ -80,7 +80,7 @@ def greedy(
 
 
 class _TriePath:
-    """Where each row stands in the trie, in the block at hand; a block may also be PAD, but for the first."""
+    """Each row's node in the trie, within the current block; every block but the first may also be PAD."""
 
     def __init__(self, trie: CodeTrie, batch: int) -> None:
         self._trie = trie
@@ -89,7 +89,7 @@ class _TriePath:
         self._level = 0
 
     def restrict(self, probs: Tensor, position: int) -> Tensor:
-        """The probabilities of shape (B, V), -1 for tokens that lead out of the trie."""
+        """Return the probabilities of shape (B, V), -1 for tokens that lead out of the trie."""
         if self._level == 0:
             self._node = torch.zeros_like(self._node)
         children, tokens = self._trie.children[self._level][self._node], self._trie.tokens[self._level][self._node]
@@ -103,7 +103,7 @@ class _TriePath:
         return allowed
 
     def follow(self, chosen: Tensor) -> None:
-        """Go on with the chosen tokens of shape (B,)."""
+        """Advance by the chosen tokens of shape (B,)."""
         if self._level == 0:
             self._unused |= chosen.eq(PAD)
         children, tokens = self._trie.children[self._level][self._node], self._trie.tokens[self._level][self._node]
@@ -112,5 +112,5 @@ class _TriePath:
         self._level = (self._level + 1) % self._trie.depth
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some rows of the batch only, by their places."""
+        """Keep only some rows of the batch, by their indices."""
         self._node, self._unused = self._node[rows], self._unused[rows]

@@ -73,7 +73,7 @@ class Known:
                 self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
 
     def key(self, text: str, lang: str) -> tuple[str, str]:
-        """What a description and its language are found by."""
+        """Return what a description and its language are found by."""
         if self._any_language:
             lang = ""
         elif self._languages and lang not in self._languages:
@@ -81,7 +81,7 @@ class Known:
         return text if self._exact else fold(text), lang
 
     def find(self, text: str, lang: str) -> Answer | None:
-        """What people made of a description; None where it is not among the rows."""
+        """Return what people made of a description; None where it is not among the rows."""
         place = self._places.get(self.key(text, lang))
         return None if place is None else self._answers[place]
 
@@ -108,7 +108,7 @@ class Known:
         return [Answer(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
 
     def column_names(self, coder: Coder, mode: str, *, k: int) -> list[str]:
-        """The columns of `predict`."""
+        """Return the columns of `predict`."""
         return [*coder.column_names(mode, k=max(k, self.width)), SOURCE_COL]
 
     def predict(self, coder: Coder, texts: Sequence[str], langs: Sequence[str], **options: Any) -> pd.DataFrame:
@@ -140,7 +140,7 @@ class Known:
 
 
 def coded(examples: Examples) -> Examples:
-    """The rows that have codes."""
+    """Return the rows that have codes."""
     first = examples.codes.iloc[:, 0]
     return examples.take(np.flatnonzero(first.notna() & (first != MISSING)))
 

@@ -26,7 +26,7 @@ class FileNotices:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Within it, cut texts are counted, rank 0 shows unknown languages that are new, and others are shown once."""
+        """Count cut texts, have rank 0 show new unknown languages, and show every other notice once."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", TextCutWarning)
             warnings.simplefilter("always", UnknownLanguageWarning)

@@ -98,7 +98,7 @@ def load_occcanine(
 
 
 def _key_of(path: Path, key: str | Path | None, own_codes: tuple[str, ...] | None) -> Key:
-    """The key of a model: the file's, or that in the model, or both where they agree."""
+    """Return the key of a model: the file's, or that in the model, or both where they agree."""
     if key is None:
         if own_codes is None:
             raise UserError(f"{path} holds no key; name its key file (--key).")

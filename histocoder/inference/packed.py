@@ -13,7 +13,7 @@ from histocoder.model.layers import knows_linear
 class PackedLinear:
     """A linear layer as its weights are now, with what follows it done in the same pass where that is possible.
 
-    torch lays out a weight anew for each product of a CPU in bf16, and copies the bias to each row of the result first:
+    PyTorch packs a weight again for each bf16 product on a CPU, and copies the bias to each row of the result first:
     with few rows that takes as long as the product. The operators that do neither are those that `torch.compile` writes
     into its graphs; where there are none, and in all other precisions, the layer is computed as it always is.
 
@@ -38,15 +38,15 @@ class PackedLinear:
 
     @classmethod
     def of(cls, layer: nn.Linear) -> PackedLinear:
-        """A module's."""
+        """Return a module's."""
         return cls(layer.weight, layer.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The layer of `x` (…, in), of shape (…, out)."""
+        """Return the layer of `x` (…, in), of shape (…, out)."""
         return self._packed(x, "none") if self.is_packed else F.linear(x, self._weight, self._bias)
 
     def relu(self, x: Tensor) -> Tensor:
-        """What of it is positive, 0 in place of the rest."""
+        """Return what of it is positive, 0 in place of the rest."""
         return self._packed(x, "relu") if self.is_packed else F.linear(x, self._weight, self._bias).relu_()
 
     def add_to(self, x: Tensor, inner: Tensor) -> Tensor:

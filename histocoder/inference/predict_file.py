@@ -117,18 +117,18 @@ def predict_file(
     model_id : str
         What tells this model from others; parts that another has left are not used.
     known : Known, optional
-        Hand-coded descriptions, which get those codes; a column `source` says which.
+        Hand-coded descriptions, which keep their codes; a column `source` says which.
     overwrite : bool
-        Whether an output that is there is replaced.
+        Whether to replace an existing output.
     say : callable
-        Told what a user should know.
+        Receives each notice to the user.
     chunk_rows : int, optional
         Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
 
     Raises
     ------
     UserError
-        For what a user can mend, such as an output that is there already, or that another run is writing.
+        If the input or the settings can't be used, or the output exists already or is being written by another run.
     """
     source, output = Path(config.input), Path(config.output)
     column_names = coder.column_names if known is None else partial(known.column_names, coder)
@@ -139,7 +139,7 @@ def predict_file(
     def open_parts() -> None:
         """Make the folder for parts; refuse an output that would be lost."""
         if output.exists() and not overwrite:
-            raise UserError(f"{output} is there already. Add --overwrite to replace it, or choose another --output.")
+            raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
         if source.exists() and output.exists() and output.samefile(source):
             raise UserError("--output is the input itself; choose another.")
         settings = {
@@ -268,7 +268,7 @@ def _check_csv(table: TableFile) -> None:
 
 
 def _part(parts: Path, number: int, output: Path) -> Path:
-    """Where a chunk is kept, in the output's form."""
+    """Return the path of a chunk, in the output's format."""
     return parts / f"{number:06d}{output.suffix}"
 
 
@@ -316,7 +316,7 @@ class _Memory:
         self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
 
     def code(self, chunk: pa.Table, batches: _Batches) -> pa.Table:
-        """The chunk with the codes' columns behind its own.
+        """Return the chunk with the codes' columns behind its own.
 
         `batches` hears what is done, and holds what an interrupted run has done.
         """
@@ -368,7 +368,7 @@ class _Memory:
         return [(text, lang or "unk") for text, lang in zip(texts, langs, strict=True)]
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
-        """Those that are not known, and the row of each where it comes first."""
+        """Return those that are not known, and the row of each where it comes first."""
         new: dict[tuple[str, str], int] = {}
         for row, pair in enumerate(pairs):
             if pair not in self._places:
@@ -417,7 +417,7 @@ def _is_number(column: str, config: PredictConfig) -> bool:
 
 
 def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:
-    """Make the folder of the parts; one of other settings, or of another input, is begun anew."""
+    """Create the folder of the parts; one with other settings or another input is replaced."""
     path = parts / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
         remove_leftovers(parts)
@@ -454,7 +454,7 @@ def _write(part: Path, table: pa.Table, *, delimiter: str) -> None:
 
 
 def _read(part: Path, *, numbers: Sequence[str], delimiter: str) -> pa.Table:
-    """A part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
+    """Return a part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
     if is_parquet(part):
         return pa.parquet.ParquetFile(part).read()
     with part.open(encoding="utf-8", newline="") as file:
@@ -470,7 +470,7 @@ def _read(part: Path, *, numbers: Sequence[str], delimiter: str) -> pa.Table:
 
 
 def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> None:
-    """Make one file of all parts, in order, and take the parts away."""
+    """Join all parts, in order, into one file, and delete them."""
     files = [_part(parts, number, output) for number in range(num_chunks)]
     for file in files:
         if not file.exists():
@@ -494,7 +494,7 @@ def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> N
 
 
 def _groups(files: Sequence[Path]) -> Iterator[pa.Table]:
-    """What several Parquet files hold, in few tables: a writer keeps a note of each, and of its columns, to the end."""
+    """Yield the rows of several Parquet files in few tables, since a writer keeps metadata of each to the end."""
     tables: list[pa.Table] = []
     for file in files:
         tables.append(pa.parquet.ParquetFile(file).read())

@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
         return cls(codes, probs, conf)
 
     def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
-        """A row for each of the descriptions; the last is the one that `join` has added, if it has.
+        """Return a row for each of the descriptions; the last is the one that `join` has added, if it has.
 
         Parameters
         ----------
@@ -75,7 +75,7 @@ def save_parts(path: Path, parts: Sequence[Part]) -> None:
 
 
 def load_parts(path: Path) -> list[Part]:
-    """Read what `save_parts` wrote; nothing where there is no file, or a damaged one."""
+    """Read what `save_parts` wrote; return an empty list if the file is missing or damaged."""
     try:
         with np.load(path) as file:
             arrays = [file[name] for name in sorted(file.files)]

@@ -52,7 +52,7 @@ class TrieSearch:
 
     @torch.no_grad()
     def full(self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None = None) -> Tensor:
-        """The probability of every code of the key.
+        """Return the probability of every code of the key.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class TrieSearch:
     def top_k(
         self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None = None, *, k: int
     ) -> tuple[Tensor, Tensor]:
-        """The k most probable codes of the key, exactly: `full`'s, mostly without most of its work.
+        """Return the k most probable codes of the key, exactly: `full`'s, mostly without most of its work.
 
         A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
         a code is never more probable than its beginning.

@@ -73,14 +73,14 @@ class Stepper:
         tokens : Tensor of int, of shape (B, W)
             The newest token of each node.
         parents : Tensor of int, of shape (B, W)
-            Where each node's parent stands in the level before; of no meaning in the first.
+            Index of each node's parent in the previous level; ignored in the first.
         real : Tensor of bool, of shape (B, W)
-            Where there is a node at all: nothing is computed for the others.
+            Whether there is a node: nothing is computed for the others.
 
         Returns
         -------
         Tensor of shape (B, W, vocab_size)
-            Logits; of no meaning where there is no node.
+            Logits; undefined where there is no node.
         """
         batch, width = tokens.shape
         inherited = self._visible.gather(1, parents[..., None].expand(-1, -1, self._visible.shape[2]))
@@ -91,7 +91,7 @@ class Stepper:
         return logits if self._prior is None else logits.float() + self._prior.step_tree(tokens, parents)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some rows of the batch only, by their places."""
+        """Keep only some rows of the batch, by their indices."""
         self._mask = None if self._mask is None else self._mask[rows]
         self._visible = self._visible[rows]
         if self._prior is not None:
@@ -116,14 +116,14 @@ class _Nodes:
         self._places = None if real is None else real.flatten().nonzero()[:, 0]
 
     def spread(self, x: Tensor) -> Tensor:
-        """Of `x` (real nodes, …), one of shape (B, W, …), 0 where there is no node."""
+        """Spread `x` (real nodes, …) to the shape (B, W, …), 0 where there is no node."""
         if self._places is None or len(self._places) == self._shape[0] * self._shape[1]:
             return x.unflatten(0, self._shape)
         spread = x.new_zeros(self._shape[0] * self._shape[1], *x.shape[1:])
         return spread.index_copy_(0, self._places, x).unflatten(0, self._shape)
 
     def collect(self, x: Tensor) -> Tensor:
-        """Of `x` (B, W, …), the real nodes."""
+        """Collect the real nodes of `x` (B, W, …)."""
         return x.flatten(0, 1) if self._places is None else x.flatten(0, 1)[self._places]
 
 

@@ -128,7 +128,7 @@ class _Memory:
         self._values = _per_head(self._values, output_weight).add_(self._attention.out_proj.bias / heads)
 
     def num_rows(self, rows: slice) -> int:
-        """How many rows of memory these are."""
+        """Return how many rows of memory these are."""
         return len(self._keys[rows])
 
     def add_to(self, x: Tensor, rows: slice) -> Tensor:

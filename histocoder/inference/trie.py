@@ -188,7 +188,7 @@ class Branches(NamedTuple):
 
 
 def branches_above(scores: Tensor, floor: Tensor | float, *, width: int | None = None) -> Branches:
-    """Of candidates' scores (B, C), those that reach their row's floor (B, 1); with a width, the best so many of them.
+    """Select candidates with scores (B, C) that reach their row's floor (B, 1); with a width, the best of them only.
 
     Examples
     --------

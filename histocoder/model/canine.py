@@ -38,7 +38,7 @@ def canine(
     trimmed: bool,
     layer_function: LayerFunction | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What transformers' `CanineModel` gives for `input_ids` and `attention_mask=input_ids != 0`, faster.
+    """Return what transformers' `CanineModel` gives for `input_ids` and `attention_mask=input_ids != 0`, faster.
 
     Local attention is attention within blocks, convolutions are matrix products, and the molecules' part of the
     second one is computed once for each molecule instead of once for each of its characters.
@@ -108,13 +108,13 @@ def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
 
 @cache
 def _primes(num: int, device: torch.device) -> Tensor:
-    """The first so many, kept on a device: numbers on their way to a GPU would keep each batch waiting."""
+    """Return the first so many, kept on a device: numbers on their way to a GPU would keep each batch waiting."""
     with torch.inference_mode(mode=False):
         return torch.tensor(_PRIMES[:num], device=device)
 
 
 def used_together(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
-    """The linear layers of each attention that read the same input; none of Hugging Face's encoders."""
+    """Yield the linear layers of each attention that read the same input; none of Hugging Face's encoders."""
     for layer in layers_of(model):
         own: Any = layer.attention["self"]
         yield own.query, own.key, own.value
@@ -126,7 +126,7 @@ def layers_of(model: nn.Module) -> Iterator[Any]:
 
 
 def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """A transformer layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
+    """Return a transformer layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
     config: CanineConfig = layer.config
     hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
     if not layer.training:
@@ -154,7 +154,7 @@ def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
 
 
 def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
-    """The convolution over each character (B, L, dim) and the molecule (B, M, dim) that it is in; activated."""
+    """Return the convolution over each character (B, L, dim) and the molecule (B, M, dim) that it is in; activated."""
     weight = in_precision(module.conv.weight, chars.dtype)  # (dim, 2 * dim, taps): of characters, then of molecules
     bias = in_precision(module.conv.bias, chars.dtype)
     dim, _, taps = weight.shape

@@ -52,11 +52,11 @@ class CanineConfig:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> CanineConfig:
-        """The sizes among the fields of a config file; the others say nothing about an encoder."""
+        """Return the sizes among the fields of a config file; the others say nothing about an encoder."""
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The fields of a config file, as a `PretrainedConfig` has this method."""
+        """Return the fields of a config file, as a `PretrainedConfig` has this method."""
         return {"model_type": self.model_type, **asdict(self)}
 
     @property
@@ -90,7 +90,7 @@ class Canine(nn.Module):
         return found
 
     def _initialize(self, module: nn.Module) -> None:
-        """As CANINE's authors do."""
+        """Initialize weights as CANINE's authors do."""
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
@@ -203,7 +203,7 @@ class Unfilled(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As `func`, but for filling."""
+        """Call `func`, unless it fills the tensor."""
         kwargs = kwargs or {}
         if func in _FILLING:
             return kwargs["tensor"] if "tensor" in kwargs else args[0]

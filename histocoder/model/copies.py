@@ -1,4 +1,4 @@
-"""Weights kept in the precision of computations as well, so that it is not made of them anew at each use."""
+"""Copies of weights in the precision of computations, so that weights are not converted at each use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in the precision of a computation: its kept copy where it has one, else one made now."""
+    """Return a weight in the precision of a computation: its kept copy if it has one, else a new one."""
     copy = kept_copy(weight)
     if copy is None or dtype == weight.dtype or torch.compiler.is_compiling():
         return weight.to(dtype)
@@ -17,7 +17,7 @@ def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Weights in the precision of a computation, one below the other; None where they are not kept so."""
+    """Return weights in the precision of a computation, concatenated by rows; None if they are not kept so."""
     copy = kept_copy(weights[0])
     if copy is None or dtype == weights[0].dtype or torch.compiler.is_compiling():
         return None
@@ -38,7 +38,7 @@ class Stack:
         """Of the weights, when they were copied."""
 
     def of(self, dtype: torch.dtype) -> Tensor:
-        """The copies, up to date."""
+        """Return the copies, up to date."""
         is_trained = self.weights[0].requires_grad
         with torch.inference_mode(mode=False), torch.no_grad():  # whoever asks first, they are there to train with
             if self.tensor is None or (self.tensor.dtype, self.tensor.requires_grad) != (dtype, is_trained):
@@ -60,7 +60,7 @@ class KeptCopy:
         self._rows = slice(start, start + len(stack.weights[place]))
 
     def of(self, dtype: torch.dtype) -> Tensor:
-        """The copy, up to date."""
+        """Return the copy, up to date."""
         return self._part(self.stack.of(dtype))
 
     @property
@@ -80,7 +80,7 @@ class KeptCopy:
         self.stack.versions[self._place] = self.stack.weights[self._place]._version
 
     def forget_gradient(self) -> None:
-        """As `zero_grad` does for the weight."""
+        """Drop the gradient, as `zero_grad` does for the weight."""
         if self.stack.tensor is not None:
             self.stack.tensor.grad = None
 
@@ -89,7 +89,7 @@ class KeptCopy:
 
 
 def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = ()) -> None:
-    """From now on, keep a module's weights in the precision of its computations as well.
+    """Keep copies of a module's weights in the precision of its computations from now on.
 
     Worth it where one process trains: on a CPU a step is shorter by the time it takes to read all weights, on a GPU it
     launches no casts of them. An optimizer must know of it; `training.optimizer.AdamW` does. Changes of a weight's
@@ -110,5 +110,5 @@ def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = 
 
 
 def kept_copy(weight: Tensor) -> KeptCopy | None:
-    """Where a weight's copy is kept, if it is."""
+    """Return a weight's kept copy, if there is one."""
     return getattr(weight, "kept_copy", None)

@@ -87,7 +87,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """All positions at once: `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
+        """Return all positions at once: `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         p = self.dropout.p if self.training else 0.0
         update, x = self.self_attn(x, None, causal)

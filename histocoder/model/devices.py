@@ -15,7 +15,7 @@ from histocoder.errors import UserError
 
 
 def device_name(device: torch.device) -> str:
-    """The name that its maker gave it; of a CPU with the number of threads that torch uses."""
+    """Return the name that its maker gave it; of a CPU with the number of threads that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
@@ -34,10 +34,10 @@ def _cpu_name() -> str:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise a UserError where `--compile` can't work."""
+    """Raise a UserError if `--compile` can't work."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            raise UserError("--compile needs Triton and a C compiler (gcc) on a GPU; install them, or leave it away.")
+            raise UserError("--compile needs Triton and a C compiler (gcc) on a GPU; install them, or omit it.")
     elif device.type == "cpu":
         compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
         if shutil.which(compiler) is None:
@@ -45,7 +45,7 @@ def check_compiler(device: torch.device) -> None:
                 f"--compile needs a C++ compiler, and there is no {compiler} here; install it, or name another in CXX."
             )
     else:
-        raise UserError(f"--compile is for CPUs and NVIDIA GPUs; leave it away with --device {device.type}.")
+        raise UserError(f"--compile is for CPUs and NVIDIA GPUs; omit it with --device {device.type}.")
 
 
 def compute_deterministically() -> None:

@@ -65,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def trimmed_length(length: int, max_len: int) -> int:
-    """The number of positions that a batch needs whose longest row has `length` tokens, CLS and SEP included.
+    """Return the number of positions that a batch needs whose longest row has `length` tokens, CLS and SEP included.
 
     CANINE reads characters in molecules of 4, drops the last molecule when it samples down, and looks two characters
     ahead when it samples up: with one molecule to spare behind that, the encoding of real characters and the pooled
@@ -80,7 +80,7 @@ def trimmed_length(length: int, max_len: int) -> int:
 
 
 def encoded_length(num_positions: int, max_len: int) -> int:
-    """Of a batch's positions, by `trimmed_length` or more, those that are encoded: the rest was there to look at.
+    """Return how many of a batch's positions, `trimmed_length` or more, are encoded; the rest is context.
 
     Examples
     --------
@@ -91,17 +91,17 @@ def encoded_length(num_positions: int, max_len: int) -> int:
 
 
 def is_canine(config: dict[str, Any]) -> bool:
-    """Whether the fields of an encoder's config are a `CanineConfig`'s, as are those that name no type."""
+    """Return whether the fields of an encoder's config are a `CanineConfig`'s, as are those that name no type."""
     return config.get("model_type", CanineConfig.model_type) == CanineConfig.model_type
 
 
 def is_ngram(config: dict[str, Any]) -> bool:
-    """Whether the fields of an encoder's config are an `NgramConfig`'s."""
+    """Return whether the fields of an encoder's config are an `NgramConfig`'s."""
     return config.get("model_type") == NgramConfig.model_type
 
 
 def reads_characters(config: dict[str, Any]) -> bool:
-    """Whether an encoder with these fields of its config reads characters instead of tokens."""
+    """Return whether an encoder with these fields of its config reads characters instead of tokens."""
     return is_canine(config) or is_ngram(config)
 
 
@@ -114,7 +114,7 @@ class EncoderSizes(NamedTuple):
 
 
 def encoder_sizes(config: dict[str, Any]) -> EncoderSizes:
-    """The sizes of an encoder with these fields of its config."""
+    """Return the sizes of an encoder with these fields of its config."""
     if is_canine(config):
         sizes = CanineConfig.of(config)
         return EncoderSizes("CANINE", sizes.num_hidden_layers, sizes.hidden_size)
@@ -170,7 +170,7 @@ def _load_canine(name: str, options: dict[str, Any]) -> Canine:
 
 
 def read_encoder_config(name: str) -> dict[str, Any]:
-    """The config of an encoder, a preset's excepted, by its name; raises UserError where there is none."""
+    """Return the config of an encoder, a preset's excepted, by its name; raises UserError where there is none."""
     from transformers import PretrainedConfig
 
     if Path(name).exists() and not (Path(name) / "config.json").is_file():
@@ -211,7 +211,7 @@ def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be asked at all; without this its client retries for half a minute."""
+    """Return whether the hub can be asked at all; without this its client retries for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -16,7 +16,7 @@ from histocoder.ops import kernels
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:
-    """A linear layer in the precision of `x` (…, in)."""
+    """Return a linear layer in the precision of `x` (…, in)."""
     return affine(x, in_precision(module.weight, x.dtype), in_precision(module.bias, x.dtype))
 
 
@@ -49,7 +49,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _is_own(x: Tensor) -> bool:
-    """Whether products with `x` are `_Affine`'s."""
+    """Return whether products with `x` are `_Affine`'s."""
     return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -71,7 +71,7 @@ class _Affine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, of_rest: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of `x`, `weight` and `bias`, those that are needed."""
+        """Return the gradients of `x`, `weight` and `bias`, those that are needed."""
         if grad is None:
             return of_rest, None, None
         x, weight = ctx.saved_tensors
@@ -93,7 +93,7 @@ class _Affine(torch.autograd.Function):
 
 @cache
 def knows_linear() -> bool:
-    """Whether this torch and this CPU have the operators for linear layers in bf16 that `torch.compile` uses."""
+    """Return whether this torch and this CPU have the operators for linear layers in bf16 that `torch.compile` uses."""
     operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
     return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -123,7 +123,7 @@ class _Gelu(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """A layer norm with fp32 weights over `x` of any precision."""
+    """Return a layer norm with fp32 weights over `x` of any precision."""
     if x.dtype == norm.weight.dtype or x.device.type == "cpu":  # CPUs mix precisions in one pass
         return norm(x)
     return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
@@ -188,12 +188,12 @@ class _Attention(torch.autograd.Function):
 
 
 def attention_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask of bool as `attention` takes it to `x` without turning it into anything else."""
+    """Return a mask of bool as `attention` takes it to `x` without turning it into anything else."""
     return mask if kernels.can_do(x) else additive(mask, x.dtype)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to scores: 0 where it is true, else the least finite number; others as they are."""
+    """Return a bool mask as one to add to scores: 0 if true, else the least finite number; others unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
@@ -207,7 +207,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
-    """The layer norm of `x + dropout(update, p)`."""
+    """Return the layer norm of `x + dropout(update, p)`."""
     if kernels.can_do(x) and x.dtype == update.dtype and norm.weight.dtype == torch.float32:
         return _AddNorm.apply(x, update, norm.weight, norm.bias, norm.eps, p)
     return layer_norm(x + dropout(update, p), norm)

@@ -44,7 +44,7 @@ class LinearExpert(nn.Module):
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
-        """The log-odds of each class, by itself.
+        """Return the log-odds of each class, by itself.
 
         Parameters
         ----------
@@ -70,7 +70,7 @@ class LinearExpert(nn.Module):
 
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
-    """The n-grams of texts (B, S): for each, its text and its hash, both of shape (n,), text after text."""
+    """Return the n-grams of texts (B, S): for each, its text and its hash, both of shape (n,), text after text."""
     ids = characters.long()
     within, crossing = hashed_ngrams(ids, LINEAR_NGRAMS).buckets, crossing_ngrams(ids, LINEAR_NGRAMS)
     buckets = torch.cat([within, crossing], dim=-1).flatten(1)

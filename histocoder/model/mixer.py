@@ -149,7 +149,7 @@ class MixerModel(nn.Module):
         self._encoder_layer, self.decoder.layer_function = functions
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
-        """The transformer layers of the encoder, and those of the decoder."""
+        """Return the transformer layers of the encoder, and those of the decoder."""
         of_encoder = layers_of(self.encoder) if self._has_own_layers else transformer_layers(self.encoder)
         return list(of_encoder), list(self.decoder.decoder.layers)
 
@@ -197,16 +197,16 @@ class MixerModel(nn.Module):
         return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """The flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
+        """Return the flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
         return linear(self.dropout(pooled).float(), self.linear_decoder)
 
     def class_probabilities(self, pooled: Tensor) -> Tensor:
-        """The flat head's probabilities of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
+        """Return the flat head's probabilities of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
         logits = self.classify(pooled)
         return logits.softmax(-1) if self.config.flat_loss == "softmax" else logits.sigmoid()
 
     def prior(self, flat_logits: Tensor) -> Prior | None:
-        """What the decoder starts from, by the flat head's logits (B, num_classes); None where it starts from nothing.
+        """Return the decoder's prior from the flat head's logits (B, num_classes); None if it has none.
 
         No gradients flow through it.
         """

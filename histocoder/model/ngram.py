@@ -71,11 +71,11 @@ class NgramConfig:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> NgramConfig:
-        """The sizes among the fields of a config file."""
+        """Return the sizes among the fields of a config file."""
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The fields of a config file, as a `PretrainedConfig` has this method."""
+        """Return the fields of a config file, as a `PretrainedConfig` has this method."""
         return {"model_type": self.model_type, **asdict(self)}
 
 
@@ -180,7 +180,7 @@ class NgramEncoder(nn.Module):
 
 @torch.no_grad()
 def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
-    """The n-grams of descriptions: of 1 to `max_n` characters within a word, those at its ends once more as such, and
+    """Hash the n-grams of descriptions: of 1 to `max_n` characters in a word, those at its ends once more as such, and
     the word as a whole.
 
     Parameters
@@ -213,7 +213,7 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
         edges = (position == n - 1).long() + 2 * ends.long()
         found += [_bucket(hashes, 4 * n, inside, config)]
         found += [_bucket(hashes, edges + 4 * n, inside & (edges > 0), config)]
-    # a word's hash is the sum of those of its characters, each with its position: no loop over the longest
+    # a word's hash is the sum of its characters' hashes, each with its position: no loop over the longest word
     letters = ((ids + 0x9E3779B1 * (position + 1)) & _MASK ^ 0x811C9DC5) * _FNV_PRIME & _MASK
     letters = torch.where(is_char, (letters ^ (letters >> 15)) * _MIX & _MASK, 0)
     total = letters.cumsum(1)
@@ -224,7 +224,7 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
 
 @torch.no_grad()
 def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
-    """The n-grams of descriptions that cross a blank, of 2 to `max_n` characters.
+    """Return the n-grams of descriptions that cross a blank, of 2 to `max_n` characters.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
 
 
 def _description_start(ids: Tensor) -> Tensor:
-    """Where each description begins, behind the language, of shape (B, 1)."""
+    """Return where each description begins, behind the language, of shape (B, 1)."""
     lang_sep = _code_points(ids.device).lang_sep.tolist()
     starts_sep = torch.stack([_shifted(ids, -i) == c for i, c in enumerate(lang_sep)]).all(0)
     return torch.where(starts_sep.any(1), starts_sep.int().argmax(1) + len(LANG_SEP), 0)[:, None]
@@ -265,7 +265,7 @@ def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConf
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """The characters `by` places before each one; 0 where there are none."""
+    """Return the characters `by` places before each one; 0 where there are none."""
     if by >= 0:
         return F.pad(x, (by, 0))[:, : x.shape[1]]
     return F.pad(x, (0, -by))[:, -by:]

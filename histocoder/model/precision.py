@@ -11,7 +11,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = False) -> torch.dtype:
-    """The dtype that a precision stands for on a device.
+    """Return the dtype that a precision stands for on a device.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
         Where there is no such precision, or fp16 is asked for on a CPU.
     """
     if precision not in PRECISIONS:
-        raise UserError(f"There is no precision {precision!r}; there are {', '.join(PRECISIONS)}.")
+        raise UserError(f"Unknown precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
     if precision == "fp16" and device.type != "cuda":
         raise UserError("fp16 needs a CUDA GPU; on this device choose --precision auto.")
     if precision == "auto":
@@ -42,12 +42,12 @@ def choose_tf32(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def precision_name(dtype: torch.dtype) -> str:
-    """What users call a dtype."""
+    """Return what users call a dtype."""
     return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device multiplies matrices in bf16: GPUs since Ampere, CPUs with AMX or AVX512-BF16."""
+    """Return whether a device multiplies matrices in bf16: GPUs since Ampere, CPUs with AMX or AVX512-BF16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     try:

@@ -95,12 +95,12 @@ def num_positions(model: PreTrainedModel) -> int:
 
 
 def transformer_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The layers that follow each other, all alike."""
+    """Return the layers that follow each other, all alike."""
     return next(module for module in model.modules() if isinstance(module, nn.ModuleList))
 
 
 def full_config(config: dict[str, Any]) -> PretrainedConfig:
-    """The config with these fields, `model_type` among them, under the names that all configs share."""
+    """Return the config with these fields, `model_type` among them, under the names that all configs share."""
     from transformers import AutoConfig
 
     fields = dict(config)
@@ -108,14 +108,14 @@ def full_config(config: dict[str, Any]) -> PretrainedConfig:
 
 
 def read_config(name: str, options: dict[str, Any]) -> PretrainedConfig:
-    """The config in a folder or on the hub."""
+    """Return the config in a folder or on the hub."""
     from transformers import AutoConfig
 
     return _without_kernels(AutoConfig.from_pretrained(name, **options))
 
 
 def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
-    """The config with transformers' default attention: one that it names may be code on the hub, which would be run."""
+    """Return the config with transformers' default attention: another could run code from the hub."""
     for name in ("_attn_implementation", "_experts_implementation"):
         if hasattr(config, name):
             setattr(config, name, None)  # which does the same to the configs within it
@@ -123,14 +123,14 @@ def _without_kernels(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
-    """Where transformers has a class for an encoder alone, as of T5, that; else its general one."""
+    """Return transformers' class for an encoder alone, if it has one, as for T5; else its general class."""
     from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, AutoModel, AutoModelForTextEncoding
 
     return AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
 
 
 def _encoder_within(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without what no output here depends on, or what it holds twice."""
+    """Return the model without what no output here depends on, or what it holds twice."""
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     # T5's class for its encoder holds the embeddings beside the encoder, which holds them as well

@@ -29,12 +29,12 @@ class Prior(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
-        """The prior by the flat head's logits (B, num_classes) and the blocks (num_classes, block_size) of classes."""
+        """Build the prior from flat logits (B, num_classes) and the blocks (num_classes, block_size) of classes."""
         best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
         return cls(best.values, best.indices, blocks[best.indices], vocab_size)
 
     def rows(self, rows: Tensor | slice) -> Prior:
-        """The prior of some rows of the batch."""
+        """Return the prior of some rows of the batch."""
         return Prior(self.shares[rows], self.classes[rows], self.blocks[rows], self.vocab_size)
 
     def steps(self) -> PriorSteps:
@@ -42,7 +42,7 @@ class Prior(NamedTuple):
         return PriorSteps(self)
 
     def following(self, tokens: Tensor) -> Tensor:
-        """What follows each token of sequences.
+        """Return what follows each token of sequences.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class Prior(NamedTuple):
         return torch.stack([steps.step(tokens[:, i]) for i in range(tokens.shape[1])], dim=1)
 
     def of_nodes(self, nodes: Tensor, num_nodes: int) -> Tensor:
-        """What follows each node of a trie over the classes, in the first block.
+        """Return what follows each node of a trie over the classes, in the first block.
 
         Parameters
         ----------
@@ -97,11 +97,11 @@ class PriorSteps:
         self._depth = 0
 
     def step(self, tokens: Tensor) -> Tensor:
-        """What follows `tokens` (B,), each row's newest, of shape (B, vocab_size)."""
+        """Return what follows `tokens` (B,), each row's newest, of shape (B, vocab_size)."""
         return self.step_tree(tokens[:, None], torch.zeros_like(tokens)[:, None])[:, 0]
 
     def step_tree(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """What follows each node of the next level, of shape (B, W, vocab_size); see `Stepper.step_tree`."""
+        """Return what follows each node of the next level, of shape (B, W, vocab_size); see `Stepper.step_tree`."""
         place = self._depth % self._blocks.shape[3]
         if self._depth:
             index = parents.long()[..., None].expand(-1, -1, self._fits.shape[2])
@@ -128,7 +128,7 @@ class PriorSteps:
 
 
 def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
-    """The tokens of each class, of shape (num_classes, block_size); of a blank one, PAD."""
+    """Return the tokens of each class, of shape (num_classes, block_size); of a blank one, PAD."""
     system = formatter_from_config(formatter).system
     return torch.tensor([system.to_block(code) if code else [PAD] * system.block_size for code in codes])
 

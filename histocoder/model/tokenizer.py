@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
     """
 
     pad_id: int
-    """What rows are filled up with; it stands nowhere else."""
+    """Padding at the end of rows; it occurs nowhere else."""
     unit: str
     """What one token is, in the plural."""
     reads_characters: bool
@@ -70,10 +70,10 @@ class Tokenizer(Protocol):
         """Positions that a batch needs whose longest row has `length` tokens."""
 
     def num_encoded(self, num_positions: int, max_len: int) -> int:
-        """Of a batch's positions, those that are encoded."""
+        """Return how many of a batch's positions are encoded."""
 
     def fingerprint(self) -> str | None:
-        """What tells it from others; None for CANINE's, of which there is one."""
+        """Return what tells it from others; None for CANINE's, of which there is one."""
 
     def save(self, folder: Path) -> None:
         """Write its files into a folder of their own, whole or not at all; without any, there will be no folder."""
@@ -91,7 +91,7 @@ class CharacterTokenizer:
     begins_with_cls = True
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """See `Tokenizer`, likewise below."""
+        """See `Tokenizer`."""
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
             texts = [text[: max_len - 2] for text in texts]
@@ -176,7 +176,7 @@ class PretrainedTokenizer:
             raise DamagedError(f"The tokenizer in {folder} can't be read ({error}).") from error
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """See `Tokenizer`, likewise below."""
+        """See `Tokenizer`."""
         if not texts:
             return TokenIds(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
         parts = [text.partition(LANG_SEP) for text in texts]
@@ -235,7 +235,7 @@ class PretrainedTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of an encoder: a preset, a local folder, or a name on the Hugging Face hub.
+    """Return the tokenizer of an encoder: a preset, a local folder, or a name on the Hugging Face hub.
 
     Raises
     ------

@@ -57,14 +57,14 @@ class _Attention(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, for this processor; None where none were compiled, or from another _kernels.c."""
+    """Return the compiled functions, for this processor; None where none were compiled, or from another _kernels.c."""
     kinds = list(_KINDS)
     found = (_load(_KINDS[kind]) for kind in kinds[kinds.index(kind_of_cpu()) :])
     return next((one for one in found if one is not None), None)
 
 
 def kind_of_cpu() -> str:
-    """Of "AVX512", "AVX2" and "", what this processor is."""
+    """Return the processor's vector extension: "AVX512", "AVX2" or ""."""
     return next(kind for kind in _KINDS if torch.backends.cpu.get_cpu_capability().startswith(kind))
 
 
@@ -119,7 +119,7 @@ class Parts:
         self._parts["wide"] = [_is_wide(gradient) for gradient in gradients]
 
     def sum_of_squares(self) -> float:
-        """Of all gradients."""
+        """Sum the squares of all gradients."""
         return _library().sum_of_squares(self._parts.ctypes.data, len(self._parts))
 
     def adamw(
@@ -140,7 +140,7 @@ class Parts:
 
 
 def can_do(x: Tensor) -> bool:
-    """Whether what is below is there for a tensor."""
+    """Return whether what is below is there for a tensor."""
     known = x.dtype in (torch.bfloat16, torch.float32)
     return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None
 
@@ -164,7 +164,7 @@ def gelu(x: Tensor) -> tuple[Tensor, Tensor]:
 def add_norm(
     x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, *, eps: float, p: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The layer norm of `x + dropout(update)`.
+    """Return the layer norm of `x + dropout(update)`.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def add_norm(
 def add_norm_backward(
     grad: Tensor, total: Tensor, moments: Tensor, weight: Tensor, *, p: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of `x`, `update`, `weight` and `bias` of `add_norm`, of its `out`'s."""
+    """Return the gradients of `x`, `update`, `weight` and `bias` of `add_norm`, of its `out`'s."""
     grad = grad.contiguous()
     of_x, of_update, of_weight, of_bias = map(torch.empty_like, (grad, grad, weight, weight))
     tensors = (of_x, of_update, of_weight, of_bias, grad, total, moments, weight)
@@ -246,7 +246,7 @@ class Attention:
         self._point(("queries", "keys", "values"), sources)
 
     def forward(self, *, keep: bool) -> tuple[Tensor, Tensor | None]:
-        """What is attended to, of shape (B, L, heads * dim); and, if they are to be kept, the probabilities."""
+        """Return what is attended to, of shape (B, L, heads * dim); and, if they are to be kept, the probabilities."""
         call, like = self._call, self._sources[0]
         out = like.new_empty(call.batch, call.num_queries, self._width)
         columns = -(-call.num_keys // _LANES) * _LANES
@@ -256,7 +256,7 @@ class Attention:
         return out, shares
 
     def backward(self, grad: Tensor, probabilities: Tensor) -> list[Tensor]:
-        """The gradients of the sources, of that of `forward`'s result."""
+        """Return the gradients of the sources, of that of `forward`'s result."""
         grad = grad.contiguous()
         results = [torch.empty_like(source) for source in self._sources]
         self._call.out, self._call.probabilities = grad.data_ptr(), probabilities.data_ptr()
@@ -271,7 +271,7 @@ class Attention:
 
 
 def transpose(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix in bf16 of shape (rows, dim), transposed, and the sum of its rows, of shape (dim,), in fp32."""
+    """Return a matrix in bf16 of shape (rows, dim), transposed, and the sum of its rows, of shape (dim,), in fp32."""
     x = x.contiguous()
     rows, dim = x.shape
     transposed, total = x.new_empty(dim, rows), torch.empty(dim)

@@ -46,7 +46,7 @@ def seeded_model(
     key: Key,
     languages: tuple[str, ...],
 ) -> MixerModel:
-    """A new model, or one of a checkpoint's configuration; draws from here on differ from rank to rank, as dropout
+    """Build a new model, or one of a checkpoint's configuration; later draws differ from rank to rank, as dropout
     should.
     """
     torch.manual_seed(config.seed)
@@ -56,7 +56,7 @@ def seeded_model(
         model = build_model(config, files, tokenizer=tokenizer, key=key, languages=languages)
     if config.gradient_checkpointing and not model.can_checkpoint_layers:
         raise UserError(
-            f"--gradient-checkpointing: transformers has none for {type(model.encoder).__name__}; leave it away."
+            f"--gradient-checkpointing: transformers does not support it for {type(model.encoder).__name__}; omit it."
         )
     if any(map(is_table, model.parameters())) and config.fsdp:
         raise UserError("--fsdp does not go with an n-gram encoder, which is small; omit it.")
@@ -89,7 +89,7 @@ def _freeze_unused(model: MixerModel) -> None:
 
 
 def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokenizer:
-    """That of the model to go on with or to begin with, else that of `--encoder`."""
+    """Return the tokenizer of the checkpoint or the initial model, else that of `--encoder`."""
     if checkpoint is not None:
         found = checkpoint.tokenizer
     elif config.initial_checkpoint is not None:
@@ -107,7 +107,7 @@ def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokeni
 def build_model(
     config: RunConfig, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
 ) -> MixerModel:
-    """A new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
+    """Return a new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
     model_config = ModelConfig(
         encoder={},
         formatter=files.formatter.to_config(),
@@ -206,7 +206,7 @@ def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[
 
 
 def initial_key(config: RunConfig) -> Key | None:
-    """The codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
+    """Return the codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
     if config.initial_checkpoint is None or config.only_encoder:
         return None
     path = Path(config.initial_checkpoint)

@@ -38,7 +38,7 @@ class Progress:
             self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1)
 
     def advance(self, **values: float) -> None:
-        """One step more; `values` are shown where there is a bar."""
+        """Advance by a step; `values` are shown in the progress bar, if there is one."""
         self._done += 1
         if self._done == _FIRST_STEPS:
             self._counted_since = time.monotonic()
@@ -116,20 +116,20 @@ class RunFacts:
     strategy: str
     precision: str
     batch_size: int
-    """Of one process."""
+    """Batch size of one process."""
     batch_unit: str
     """What it counts."""
     accumulation: int
     """Batches whose gradients are added up to one step."""
     step_size: int
-    """Rows, or positions, of a step of all processes together."""
+    """Rows, or positions, of a step, over all ranks."""
     num_steps: int
     num_epochs: int | None
     """None where the number of steps was asked for."""
 
 
 def banner(facts: RunFacts) -> list[str]:
-    """The lines that say it.
+    """Return the lines that say it.
 
     Examples
     --------

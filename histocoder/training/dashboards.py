@@ -25,11 +25,11 @@ from histocoder.training.tracking import NullRun, Tracker, dashboard_values
 UPLOAD_SECONDS = 600.0
 """How long an upload of the final model may hold up a run's end."""
 _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
-"""What W&B is told, so that it gives up by itself within `PATIENCE_SECONDS`, which differ by what it does besides."""
+"""W&B's own timeouts, so that it gives up within `PATIENCE_SECONDS`."""
 
 
 def check_dashboards(*, wandb: bool, tensorboard: bool) -> None:
-    """Raise a UserError where one that is asked for is not installed."""
+    """Raise a UserError if a requested dashboard is not installed."""
     if wandb and importlib.util.find_spec("wandb") is None:
         raise UserError("--log-wandb needs wandb: pip install wandb.")
     if tensorboard and importlib.util.find_spec("tensorboard") is None:
@@ -37,7 +37,7 @@ def check_dashboards(*, wandb: bool, tensorboard: bool) -> None:
 
 
 def run_name(encoder: str, system: str, *, world_size: int) -> str:
-    """What a run is called in W&B.
+    """Return a run's name in W&B.
 
     Examples
     --------
@@ -48,18 +48,18 @@ def run_name(encoder: str, system: str, *, world_size: int) -> str:
 
 
 class WandbRun:
-    """A W&B run whose id is kept in the run's folder, so that a resumed run goes on with its curves.
+    """A W&B run whose id is kept in the run's folder, so that a resumed run continues its curves.
 
     Parameters
     ----------
     folder : Path
         The run's.
     project, name : str
-        As W&B shows them.
+        As shown in W&B.
     config : dict
-        The run's settings, likewise.
+        The run's settings, as shown in W&B.
     uploads_model : bool
-        Whether it will be given the final model, which may take a while.
+        Whether the final model will be uploaded, which may take a while.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class WandbRun:
 
 
 class TensorBoardRun(NullRun):
-    """Event files in `tensorboard/`; a resumed run goes on in the same curves.
+    """Event files in `tensorboard/`; a resumed run continues the same curves.
 
     Parameters
     ----------
     folder : Path
         The run's.
     start_step : int
-        Points beyond it, of a run that went on further than its last checkpoint, are not shown any more.
+        Points beyond this step, which a run logged after its last checkpoint, are hidden.
     """
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
@@ -140,13 +140,13 @@ def _hush_writers() -> None:
 def open_wandb(
     folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
 ) -> Tracker:
-    """A `WandbRun` that training does not depend on."""
+    """Return a `WandbRun` that training does not depend on."""
     options: dict[str, Any] = {"project": project, "name": name, "config": config, "uploads_model": uploads_model}
     return InBackground("W&B", lambda: WandbRun(folder, **options), patience_with_model=UPLOAD_SECONDS)
 
 
 def open_tensorboard(folder: Path, *, start_step: int) -> Tracker:
-    """A `TensorBoardRun` that training does not depend on."""
+    """Return a `TensorBoardRun` that training does not depend on."""
     return InBackground("TensorBoard", lambda: TensorBoardRun(folder, start_step=start_step))
 
 
@@ -155,7 +155,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class InBackground:
-    """A tracker in a thread of its own: where it hangs or fails, there is one warning, and training goes on without it.
+    """Runs a tracker in its own thread: if it hangs or fails, one warning is shown and training continues without it.
 
     Parameters
     ----------
@@ -232,5 +232,5 @@ class InBackground:
     def _give_up(self, why: str) -> None:
         if not self._given_up:
             self._given_up = True
-            text = f"warning: {self._name} {why}; the run goes on, with all numbers in {LOG_FILE}."
+            text = f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}."
             tqdm.write(text, file=sys.stderr)

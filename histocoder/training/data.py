@@ -33,12 +33,12 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 def example_files(config: FinetuneConfig | MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
-    """The files to train on and to validate on; those of `FinetuneConfig` are prepared where they are not yet.
+    """Return the files to train on and to validate on; those of a `FinetuneConfig` are prepared first if needed.
 
     Raises
     ------
     UserError
-        On every process, for what a user can mend.
+        On every rank, if the data or the settings can't be used.
     """
     return _prepared_files(config) if isinstance(config, FinetuneConfig) else _given_files(config)
 
@@ -91,12 +91,12 @@ def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
 
 
 def open_data(config: RunConfig, files: list[ExampleFiles], folder: Path, tokenizer: Tokenizer) -> list[ExampleArrays]:
-    """The examples of some files, from the cache in `--cache-dir` or the run's folder; built where they are not there.
+    """Open the examples of some files, from the cache in `--cache-dir` or the run's folder; built there if missing.
 
     Raises
     ------
     UserError
-        On every process, for what a user can mend.
+        On every rank, if the data or the settings can't be used.
     """
     cache_dir = Path(config.cache_dir) if config.cache_dir else folder / CACHE_FOLDER
 
@@ -112,7 +112,7 @@ def open_data(config: RunConfig, files: list[ExampleFiles], folder: Path, tokeni
 
 
 def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
-    """The noise that the settings ask for; None where they ask for none."""
+    """Return the noise that the settings ask for; None where they ask for none."""
     alters = config.augmentation_prob > 0 and config.num_transformations > 0
     if not alters and config.unk_lang_prob == 0:
         return None
@@ -145,5 +145,5 @@ def read_word_list(path: str, text_normalization: str) -> WordList:
     if len(bad := np.flatnonzero(~np.isfinite(counts))):
         cell = shown(table.columns["freq"][bad[0]].as_py() or "")
         line = table.lines(bad[:1])[0]
-        raise UserError(f"--fn-word-freq {path}, line {line}, freq: {cell} is no number.")
+        raise UserError(f"--fn-word-freq {path}, line {line}, freq: {cell} is not a number.")
     return WordList(dict(zip(words, counts.tolist(), strict=True)))

@@ -119,12 +119,12 @@ def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
 
 
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -> dict[str, float]:
-    """How much each expert counts: the weights that make the true codes most likely among the candidates.
+    """Return how much each expert counts: the weights that make the true codes most likely among the candidates.
 
     Parameters
     ----------
     votes : sequence of dict
-        See `Coder.votes`, likewise below.
+        See `Coder.votes`.
     is_true : sequence of Tensor of bool
         Rows without any true candidate are left out.
 
@@ -161,7 +161,7 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
 
 
 def best_mode(right: dict[str, float], *, num_rows: int) -> str:
-    """The mode with the largest share of rows right; "combined" unless another is better by more than chance.
+    """Return the mode with the largest share of rows right; "combined" unless another is better by more than chance.
 
     Examples
     --------

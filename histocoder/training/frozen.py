@@ -66,7 +66,7 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
 
 
 def _encoder_id(model: MixerModel) -> str:
-    """A hash of all that outputs depend on."""
+    """Return a hash of all that outputs depend on."""
     config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
     digest = hashlib.sha256(f"{_VERSION} {model.dtype} {config}".encode())
     for name, weight in model.encoder.state_dict().items():
@@ -76,7 +76,7 @@ def _encoder_id(model: MixerModel) -> str:
 
 
 def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
-    """The folder of a dataset's encodings; None where there is no room for them."""
+    """Return the folder of a dataset's encodings, computed if needed; None if there is no room for them."""
     path = encodings_folder(data.arrays, encoder_id)
     _delete_others(path, folder)
     if has_encodings(path):
@@ -89,7 +89,7 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     if num_bytes > _SHARE_OF_DISK * free:
         print(
             f"warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
-            "They are computed anew each time; --cache-dir names a folder with more room.",
+            "They are computed again each time; set --cache-dir to a folder with more room.",
             flush=True,
         )
         return None

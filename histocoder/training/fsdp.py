@@ -30,10 +30,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Sharded:
-    """FSDP, by PyTorch's `fully_shard` (Zhao et al. 2023).
+    """FSDP by PyTorch's `fully_shard` (Zhao et al. 2023).
 
-    Layers are gathered one by one, in the precision of the run, but those of other encoders than CANINE in fp32; so is
-    what is no layer, which is gathered with the model.
+    Each layer is its own FSDP unit, gathered in the precision of the run (in fp32 for encoders other than CANINE). All
+    other parameters are gathered with the model, in fp32.
     """
 
     def __init__(self, config: StrategyConfig) -> None:
@@ -42,10 +42,10 @@ class Sharded:
         self._empty: MixerModel
         """A model without weights, for the form of its state dict."""
         self._shares: dict[str, DTensor] = {}
-        """By the names of the parameters that they are shares of."""
+        """Shards by parameter name."""
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
-        """See `Strategy`, likewise below."""
+        """Shard the model; see `Strategy` for this and the following methods."""
         self._device, self._functions = device, model.layer_functions
         self._empty = copy.deepcopy(
             model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
@@ -76,7 +76,7 @@ class Sharded:
         return model
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> ShareAdamW:
-        """Of the shares."""
+        """Build the optimizer of the shards."""
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         return ShareAdamW(parameter_groups(self._shares.items(), config), lr=config.learning_rate, **options)
 
@@ -94,12 +94,12 @@ class Sharded:
             found.copy_(distributed.reduce_sum(found))
 
     def own_parameters(self, model: MixerModel) -> list[Tensor]:
-        """The shares."""
+        """Return this rank's shards."""
         return list(map(_local, self._shares.values()))
 
     @contextmanager
     def whole(self, model: MixerModel) -> Iterator[None]:
-        """Plain parameters stand in the places of the shares, and layers are called without FSDP's hooks."""
+        """Replace the shards by whole parameters, and call layers without FSDP's hooks."""
         functions = model.layer_functions
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -113,14 +113,14 @@ class Sharded:
                 model.layer_functions = functions
 
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
-        """In the CPU's memory; gathered one by one."""
+        """Return the weights in the CPU's memory; they are gathered one by one."""
         gathered = {name: self._on_primary(share) for name, share in self._shares.items()}
         return self._state_dict(gathered) if distributed.is_primary() else {}
 
     def state(
         self, model: MixerModel, optimizer: ShareAdamW, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """With --fsdp-state-dict sharded, each process writes its share."""
+        """Return weights and optimizer state; with --fsdp-state-dict sharded, each rank writes its shard."""
         if into is None or self._config.fsdp_state_dict == "full":
             return self.weights(model), self._gathered_state(optimizer)
         moments = {
@@ -136,7 +136,7 @@ class Sharded:
         return {}, {**optimizer.state_dict(), "state": {}}
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
-        """In place; of each tensor this process's share."""
+        """Load weights in place, each rank its shards."""
         with _replaced(self._empty, {}):
             self._empty.load_state_dict(weights, assign=True)
             for name, whole in self._empty.named_parameters():
@@ -145,7 +145,7 @@ class Sharded:
                 buffer.copy_(self._empty.get_buffer(name))
 
     def load_optimizer(self, optimizer: ShareAdamW, state: dict[str, Any]) -> None:
-        """Likewise."""
+        """Load the optimizer's state, each rank its shards."""
         shares = {
             i: {name: _share_of(value).clone() if value.dim() else value for name, value in values.items()}
             for i, values in state["state"].items()
@@ -153,7 +153,7 @@ class Sharded:
         optimizer.load_state_dict({**state, "state": shares})
 
     def _gathered_state(self, optimizer: ShareAdamW) -> dict[str, Any]:
-        """The optimizer's, in rank 0's CPU memory; gathered one by one."""
+        """Return the optimizer's, in rank 0's CPU memory; gathered one by one."""
         gathered = {
             i: {
                 name: self._on_primary(_like(share, value)) if value.dim() else value.cpu()
@@ -165,12 +165,12 @@ class Sharded:
         return {**optimizer.state_dict(), "state": gathered} if distributed.is_primary() else {}
 
     def _state_dict(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict of a model with these parameters, by name."""
+        """Return the state dict of a model with these parameters, by name."""
         with _replaced(self._empty, parameters):
             return self._empty.state_dict()
 
     def _shared_weights(self) -> dict[str, Tensor]:
-        """The model's state dict, of shares but where it holds other tensors than parameters."""
+        """Return the model's state dict, of shares but where it holds other tensors than parameters."""
         differing = [
             name
             for name, tensor in self._state_dict({}).items()
@@ -180,11 +180,11 @@ class Sharded:
         return {name: tensor if name in differing else self._shares.get(name, tensor) for name, tensor in whole.items()}
 
     def _gathered(self, share: DTensor) -> Tensor:
-        """The whole tensor, on this process's device."""
+        """Return the whole tensor, on this process's device."""
         return _like(share, _local(share).to(self._device)).full_tensor()
 
     def _on_primary(self, share: DTensor) -> Tensor:
-        """The whole tensor in rank 0's CPU memory; nothing on others."""
+        """Return the whole tensor in rank 0's CPU memory; nothing on others."""
         whole = self._gathered(share)
         return whole.cpu() if distributed.is_primary() else torch.empty(0)
 
@@ -253,12 +253,12 @@ def _set(model: MixerModel, name: str, parameter: nn.Parameter) -> None:
 
 
 def _local(share: DTensor) -> Tensor:
-    """What this process holds, in its place."""
+    """Return what this process holds, in its place."""
     return share.to_local().detach()
 
 
 def _like(share: DTensor, local: Tensor) -> DTensor:
-    """A tensor that is shared out as another is, of what this process holds of it."""
+    """Return a tensor that is shared out as another is, of what this process holds of it."""
     if local.device.type != share.device_mesh.device_type:  # offloaded; `from_local` would bring it back
         found: Any = torch.empty_like(share.detach())
         _local(found).copy_(local)
@@ -269,6 +269,6 @@ def _like(share: DTensor, local: Tensor) -> DTensor:
 
 
 def _share_of(whole: Tensor) -> Tensor:
-    """What this process holds of a tensor; FSDP cuts along the first dimension."""
+    """Return what this process holds of a tensor; FSDP cuts along the first dimension."""
     parts = whole.chunk(distributed.world_size())
     return parts[distributed.rank()] if distributed.rank() < len(parts) else whole[:0]

@@ -90,21 +90,21 @@ class Learner:
         return self.optimizer.grad_norm
 
     def whole(self) -> AbstractContextManager[Any]:
-        """Within it, each process can use all of the model by itself."""
+        """Make the whole model available on each rank, without collective calls."""
         return self.strategy.whole(self.model)
 
     def is_finite(self) -> bool:
-        """Whether all weights are; all processes call this."""
+        """Return whether all weights are; all processes call this."""
         own = self.strategy.own_parameters(self.model)
         found = torch.stack([p.detach().isfinite().all() for p in own]).all()
         return int(distributed.reduce_sum((~found).int())) == 0
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's state dict, whole on rank 0; all processes call this."""
+        """Return the model's state dict, whole on rank 0; all processes call this."""
         return self.strategy.weights(self.model)
 
     def state(self, *, into: Path | None = None) -> LearnerState:
-        """What training has made of the model, whole on rank 0; all processes call this.
+        """Return what training has made of the model, whole on rank 0; all processes call this.
 
         Parameters
         ----------
@@ -134,7 +134,7 @@ class Learner:
 
 
 def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
-    """The share of the peak learning rate: up over the warm-up, then down to 0 at the end."""
+    """Return the share of the peak learning rate: up over the warm-up, then down to 0 at the end."""
     if step < warmup_steps:
         return step / warmup_steps
     return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)

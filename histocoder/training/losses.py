@@ -69,7 +69,7 @@ def block_order_invariant(
     num_target_blocks: int | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """The block loss as one number; see `block_losses` for the arguments not named here.
+    """Return the block loss as one number; see `block_losses` for the arguments not named here.
 
     Target blocks are averaged over all rows (a row without that block counts as 0) and then over the target blocks
     that occur; unused blocks over all rows and blocks.
@@ -98,7 +98,7 @@ def block_order_invariant(
 
 
 def target_blocks(targets: Tensor, *, num_blocks: int) -> Tensor:
-    """The number of codes in each target of shape (B, 2 + num_blocks * block_size); of shape (B,)."""
+    """Return the number of codes in each target of shape (B, 2 + num_blocks * block_size); of shape (B,)."""
     return targets[:, 1:-1].unflatten(1, (num_blocks, -1)).ne(PAD).any(-1).sum(-1)
 
 
@@ -126,7 +126,7 @@ def flat_loss(
     num_rows: int | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """The flat head's loss, averaged over rows.
+    """Return the flat head's loss, averaged over rows.
 
     Parameters
     ----------

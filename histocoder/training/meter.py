@@ -14,21 +14,21 @@ from histocoder import distributed
 
 @dataclass
 class Meter:
-    """Sums what was trained since it was last read, on the device."""
+    """Sums loss, gradient norm and rows since the last read, on the device."""
 
     loss: Tensor | float = 0.0
-    """Without steps that were skipped because gradients were not finite; likewise below."""
+    """Sum over steps, as is `grad_norm`, without those skipped because gradients were not finite."""
     grad_norm: Tensor | float = 0.0
     steps: int = 0
-    """Those skipped among them."""
+    """All steps, skipped ones included."""
     skipped: Tensor | int = 0
     skipped_in_a_row: Tensor | int = 0
-    """Up to now; reading leaves it as it is."""
+    """Consecutive skipped steps up to now; not reset by `read`."""
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
-        """One step more."""
+        """Add a step."""
         is_skipped = ~grad_norm.isfinite()  # in the CPU's memory with --fsdp-cpu-offload
         self.loss = self.loss + loss.masked_fill(is_skipped.to(loss.device), 0.0)
         self.grad_norm = self.grad_norm + grad_norm.masked_fill(is_skipped, 0.0)
@@ -37,7 +37,7 @@ class Meter:
         self.steps, self.rows = self.steps + 1, self.rows + rows
 
     def read(self) -> dict[str, float]:
-        """Means over the steps that were not skipped (NaN without any) and over all ranks; begin anew."""
+        """Return means over all ranks and the steps that were not skipped (NaN without any), and reset the meter."""
         loss = distributed.reduce_sum(torch.as_tensor(self.loss).cpu().double())
         skipped = int(self.skipped)
         taken = self.steps - skipped or math.nan
@@ -51,13 +51,13 @@ class Meter:
         return means
 
     def state(self) -> Tensor:
-        """What this rank has summed, of shape (7,)."""
+        """Return what this rank has summed, of shape (7,)."""
         sums = (self.loss, self.grad_norm, self.skipped, self.skipped_in_a_row)
         seconds = time.monotonic() - self.started
         return torch.tensor([*map(float, sums), self.steps, self.rows, seconds], dtype=torch.float64)
 
     def restore(self, states: Tensor) -> None:
-        """Go on from the states of all ranks, of shape (num_ranks, 7); there may have been more or fewer of them."""
+        """Restore from the states of all ranks, of shape (num_ranks, 7); the number of ranks may have changed."""
         mine = states[min(distributed.rank(), len(states) - 1)]
         loss = mine[0]
         if len(states) != distributed.world_size():  # the sum is what counts

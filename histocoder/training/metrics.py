@@ -18,7 +18,7 @@ def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
 
 
 def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
-    """Whether the predicted codes are the target's codes, in whatever order; one too many is wrong.
+    """Return whether the predicted codes are the target's codes, in whatever order; one too many is wrong.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tupl
 
 
 def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:
-    """Whether the flat head's answer is exactly the target's classes.
+    """Return whether the flat head's answer is exactly the target's classes.
 
     Parameters
     ----------

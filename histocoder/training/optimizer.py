@@ -150,7 +150,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -> list[dict[str, Any]]:
-    """What is trained, in groups by learning rate, which lie one behind the other in the model's order.
+    """Return what is trained, in groups by learning rate, which lie one behind the other in the model's order.
 
     Parameters
     ----------
@@ -172,12 +172,12 @@ def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -
 
 
 def is_table(parameter: Tensor) -> bool:
-    """Whether a parameter has sparse gradients: those of the rows that were looked up."""
+    """Return whether a parameter has sparse gradients: those of the rows that were looked up."""
     return getattr(parameter, "is_sparse_table", False)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:
-    """A parameter's, and its kept copy's, in the precision of either."""
+    """Return a parameter's, and its kept copy's, in the precision of either."""
     copied = None if (copy := kept_copy(parameter)) is None else copy.gradient
     if parameter.grad is None or copied is None:
         return copied if parameter.grad is None else parameter.grad
@@ -212,6 +212,6 @@ def _refresh_copies(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _copy_in_bf16(parameter: nn.Parameter) -> KeptCopy | None:
-    """Where a parameter's copy is kept, if one in bf16 is."""
+    """Return a parameter's kept copy in bf16, if there is one."""
     copy = kept_copy(parameter)
     return copy if copy is not None and copy.tensor is not None and copy.tensor.dtype == torch.bfloat16 else None

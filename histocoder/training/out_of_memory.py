@@ -34,20 +34,20 @@ def explaining_out_of_memory(config: TrainConfig, device: torch.device, *, max_l
 
 
 def advice(config: TrainConfig, device: torch.device, *, max_len: int, asked_for: str = "") -> str:
-    """What to try where memory has run out, in order, but what is in use already."""
+    """Return what to try where memory has run out, in order, but what is in use already."""
     size = f"{config.batch_size} rows" if config.tokens_per_batch is None else f"{config.tokens_per_batch} positions"
-    asked = f": {asked_for} more were asked for" if asked_for else ""
+    asked = f" while allocating {asked_for}" if asked_for else ""
     tries = [*_smaller_batches(config, max_len), *_other_ways(config, device, max_len)]
     numbered = "".join(f"\n  {i}. {what}" for i, what in enumerate(tries, 1))
-    what = " Try in this order, each on top of the ones before:" if tries else " There is no flag left that saves any."
+    what = " Try in this order, each on top of the ones before:" if tries else " No other flag saves memory."
     return (
         f"Out of memory ({device}){asked}, with batches of {size} of up to {max_len} characters each.{what}{numbered}"
     )
 
 
 def that_a_gpu_is_full(error: torch.OutOfMemoryError) -> str:
-    """What to say where no flag is known to save any."""
-    asked = f": {size} more were asked for" if (size := _asked_for(str(error))) else ""
+    """Return what to say where no flag is known to save any."""
+    asked = f": {size} could not be allocated" if (size := _asked_for(str(error))) else ""
     return f"The GPU's memory is full{asked}. End other programs that use it, or compute on the CPU, with --device cpu."
 
 
@@ -66,7 +66,7 @@ def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iter
     if not config.gradient_checkpointing:
         yield "--gradient-checkpointing; the same results in more time"
     if max_len > _MIN_MAX_LEN:
-        yield f"--max-len {max(max_len // 8 * 4, _MIN_MAX_LEN)}, which cuts longer descriptions, in a run begun anew"
+        yield f"--max-len {max(max_len // 8 * 4, _MIN_MAX_LEN)}, which cuts longer descriptions, in a new run"
     if is_alone and fsdp is None and device.type == "cuda":
         yield "--fsdp full_shard --fsdp-cpu-offload, which keep weights and optimizer state in the machine's memory"
     if is_alone:
@@ -80,7 +80,7 @@ def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iter
 
 
 def _asked_for(message: str) -> str:
-    """The size in an error of torch's, if it says one."""
+    """Return the size in an error of torch's, if it says one."""
     found = re.search(r"tried to allocate ([\d.]+) (bytes|[KMG]i?B)", message, re.IGNORECASE)
     if found is None:
         return ""

@@ -22,7 +22,7 @@ _TABLE_ROWS = 30
 
 
 class Profiler:
-    """Within `with`, records some steps on rank 0, once, and then costs nothing any more.
+    """Context manager that profiles some steps on rank 0, once; it costs nothing afterwards.
 
     Writes `profile/trace.json.gz`, for chrome://tracing or ui.perfetto.dev, and `profile/table.txt`.
 
@@ -34,9 +34,9 @@ class Profiler:
         The run's.
     device : torch.device
     say : callable
-        Told the table.
+        Receives the table.
     on_pause : callable
-        Told since when (`time.monotonic`) training has been held up.
+        Receives the time (`time.monotonic`) since which training has been paused.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Profiler:
             self._profile.start()
 
     def step(self) -> None:
-        """One step has been taken."""
+        """Count a step."""
         if self._profile is not None:
             self._steps += 1
             if self._steps == self._last_step:

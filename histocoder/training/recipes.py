@@ -82,7 +82,7 @@ def kind_of_start(config: RunConfig) -> str:
 def fill_in(config: _Config) -> _Config:
     """Return a run's settings with the values of their recipe where none are given.
 
-    A model that is continued goes on being read and trained as it was, and its folder is the encoder that is named.
+    A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
     """
     if config.initial_checkpoint is not None and may_be_hub_id(config.initial_checkpoint):
         config = replace(config, initial_checkpoint=str(local_folder(config.initial_checkpoint)))
@@ -103,5 +103,5 @@ def fill_in(config: _Config) -> _Config:
 
 
 def _own_config(path: str | None) -> ModelConfig | None:
-    """The config of a model of this program's."""
+    """Return the config of a model of this program's."""
     return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None

@@ -37,7 +37,7 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
 def what_to_agree_on(
     config: RunConfig, files: ExampleFiles, train_arrays: ExampleArrays, val_arrays: ExampleArrays, key: Key
 ) -> dict[str, Any]:
-    """What a resumed run must agree on: its data, all settings declared by `fixed`, and the rows of a step.
+    """Return what a resumed run must agree on: its data, all settings declared by `fixed`, and the rows of a step.
 
     Parameters
     ----------

@@ -60,13 +60,13 @@ class NullRun:
 
 
 class CsvLog(NullRun):
-    """`logs.csv`: one line for each time that something was logged; empty where a number was not measured.
+    """Writes `logs.csv`: one line per log call; a cell is empty if the number was not measured.
 
     Parameters
     ----------
     folder : Path
     start_step : int
-        Lines beyond it, of a run that went on further than its last checkpoint, are taken out.
+        Lines beyond this step, which a run logged after its last checkpoint, are removed.
     """
 
     def __init__(self, folder: Path, *, start_step: int = 0) -> None:

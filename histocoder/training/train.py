@@ -123,8 +123,10 @@ def start(config: RunConfig) -> torch.device:
 
 
 def open_folder(config: FinetuneConfig | MixerConfig, *, key: Key, start_step: int) -> None:
-    """Rank 0's part, once nothing stands in a run's way: take away an earlier run that is not gone on with, or what one
-    left beyond the checkpoint that is; write `args.yaml` and `key.csv`.
+    """Prepare the run's folder, on rank 0 and after all checks.
+
+    Writes `args.yaml` and `key.csv`, and deletes an earlier run that is not resumed, or what it left beyond the
+    checkpoint that is.
     """
     folder = config.folder
     if start_step == 0 and (folder / ARGS_FILE).is_file():
@@ -231,7 +233,7 @@ def _finish(
 
 
 def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
-    """Those of the data, and "unk"; a user is told of the ones that histocoder does not know."""
+    """Return the languages of the data and "unk", with a notice on those that histocoder does not know."""
     languages = tuple(sorted({*arrays.languages, "unk"}))
     if strange := [lang for lang in languages if not is_language(lang)]:
         say(not_in_table(strange))
@@ -248,7 +250,7 @@ def _check_together(config: RunConfig, folder: Path) -> None:
 
 
 def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
-    """Raise a UserError where processes have other settings than each other, or than the checkpoint to go on from."""
+    """Raise a UserError if settings differ between ranks, or from those of the checkpoint to resume from."""
     shared = (setting for setting in settings_of(TrainConfig) if setting.options.is_recorded)
     refuse_differences(settings | {setting.flag: getattr(config, setting.name) for setting in shared})
     if checkpoint is not None:
@@ -258,7 +260,7 @@ def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Che
 
 
 def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
-    say(f"Going on from step {checkpoint.state.step} ({checkpoint.path}).")
+    say(f"Resuming from step {checkpoint.state.step} ({checkpoint.path}).")
     if config.initial_checkpoint is not None:
         flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
         say(f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights.")
@@ -272,12 +274,12 @@ def _fitting_batch_size(
     *,
     num_rows: int,
 ) -> int:
-    """The batch size of the run that is gone on with, else the largest that fits."""
+    """Return the batch size of the resumed run, else the largest that fits."""
     if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
         return max(rows // config.num_parts(distributed.world_size()), 1)
     with explaining_out_of_memory(config, device, max_len=config.max_len):
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
-    say(f"Batches of {size} rows fit: a step takes {used:.0%} of the memory at most that there is for it.")
+    say(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the memory available.")
     return size
 
 
@@ -296,7 +298,7 @@ def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: tor
 
 
 def _refits(config: RunConfig, trainer: Trainer, folder: Path) -> bool:
-    """Whether the best model is to learn from the validation data as well: where rows are few, each tells."""
+    """Return whether the best model is to learn from the validation data as well: where rows are few, each tells."""
     num_rows = len(trainer.train_data) + len(trainer.val_data)
     if config.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
         return False
@@ -324,8 +326,8 @@ def refit(
 
     distributed.run_on_primary(save, doing="saving the model")
     say(
-        f"{BEST_FOLDER}/ has learned from all {len(data):,} rows now, the {len(trainer.val_data):,} of validation too; "
-        f"{folder} has not."
+        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {len(trainer.val_data):,} of "
+        f"validation; {folder} is not."
     )
 
 
@@ -388,7 +390,7 @@ def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
 
 
 def _facts(config: RunConfig, trainer: Trainer) -> RunFacts:
-    """What the banner tells; all ranks ask for it together."""
+    """Return what the banner tells; all ranks ask for it together."""
     model, device = trainer.model, trainer.device
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return RunFacts(

@@ -103,7 +103,7 @@ class Trainer:
         self.progress = Progress(self.total_steps, show=False)
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
-        """What names the batches of training data, and what makes them."""
+        """Return what names the batches of training data, and what makes them."""
         sampler = BucketSampler(
             data.lengths,
             data.num_target_blocks,
@@ -153,7 +153,7 @@ class Trainer:
         return results
 
     def train_epoch(self, signals: StopSignals, profiler: Profiler) -> None:
-        """Go through what is left of the epoch at hand."""
+        """Train on the remaining batches of the current epoch."""
         state, config = self.state, self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
@@ -189,7 +189,7 @@ class Trainer:
         return self.config.early_stopping is not None and self.state.num_worse >= self.config.early_stopping
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """One optimizer step over batches that accumulate, skipped by all ranks where gradients are not finite.
+        """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
 
         Returns this rank's part of the loss, and the norm of all gradients.
         """
@@ -228,7 +228,7 @@ class Trainer:
             raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
 
     def not_finite(self, what: str) -> UserError:
-        """The error of a run that has come to nothing: what is not finite, and where there is something good."""
+        """Return the error of a run that has come to nothing: what is not finite, and where there is something good."""
         last, best = next(reversed(list_checkpoints(self.folder)), None), self.folder / BEST_FOLDER
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
         if last is None:
@@ -236,8 +236,8 @@ class Trainer:
                 f"{what}, and there is no checkpoint from before.{kept} Lower --learning-rate and start a new run."
             )
         return UserError(
-            f"{what}; the last good checkpoint is {last}.{kept} Started again, the run resumes from that checkpoint; "
-            "if it ends like this, lower --learning-rate in another folder, with --initial-checkpoint "
+            f"{what}; the last good checkpoint is {last}.{kept} When started again, the run resumes from that "
+            "checkpoint; if it ends like this, lower --learning-rate in another folder, with --initial-checkpoint "
             f"{best if kept else last}."
         )
 
@@ -353,7 +353,7 @@ class Trainer:
         progress.close()
 
     def card(self) -> str:
-        """The model card of what has been trained so far."""
+        """Return the model card of what has been trained so far."""
         return model_card(
             self.model.config, num_train=len(self.train_data), num_val=len(self.val_data), metrics=self.state.results
         )
@@ -371,7 +371,7 @@ class Trainer:
             torch.cuda.set_rng_state(checkpoint.ranks["rng.cuda"][rank].clone(), self.device)
 
     def interrupt(self, signum: int) -> None:
-        """Save and leave, all ranks in the same step."""
+        """Save and end the run, on all ranks in the same step."""
         self.ballot.close()
         self.save()
         self.progress.close()
@@ -380,8 +380,8 @@ class Trainer:
             lambda: mark_interrupted(self.folder, step=step, signum=signum), doing="marking the interruption"
         )
         raise Interrupted(
-            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Started "
-            "again, without --overwrite and --resume, it goes on from there.",
+            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. When "
+            "started again without --overwrite and --resume, the run resumes from there.",
             signum,
         )
 
@@ -403,13 +403,13 @@ def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_w
 
 
 def _by_codes(results: dict[str, float], name: str) -> str:
-    """An accuracy, and those of rows with one code, two, three or more."""
+    """Return an accuracy, and those of rows with one code, two, three or more."""
     parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
     return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
 
 
 def check_batch_size(config: TrainConfig, num_rows: int) -> None:
-    """Say so where a step of all processes together takes more rows than there are to train on."""
+    """Print a notice if a step over all ranks takes more rows than there are to train on."""
     num_parts = config.num_parts(distributed.world_size())
     if config.step_size(distributed.world_size()) > num_rows:
         times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"

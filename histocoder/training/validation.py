@@ -15,7 +15,7 @@ from histocoder.model import MixerModel
 from histocoder.training import losses, metrics
 
 _MOST_CODES = 3
-"""Rows with so many codes or more are told together."""
+"""Rows with this many codes or more are reported together."""
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def validate(
 
 
 def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """What a batch adds to each of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
+    """Return a batch's part of `validate`'s sums, on the CPU; `freely` (B,) marks rows to decode freely as well."""
     memory, pooled, memory_mask = model.encode(batch.input_ids, batch.encoded)
     flat_logits = model.classify(pooled)
     prior = model.prior(flat_logits)

@@ -28,7 +28,7 @@ BASE = {
 }
 
 CASES = [
-    ({"--dataset": "tabel.csv"}, r"no file tabel.csv. Did you mean table.csv"),
+    ({"--dataset": "tabel.csv"}, r"File not found: tabel.csv. Did you mean table.csv"),
     ({"--dataset": None}, r"--dataset my.csv --target-cols"),
     ({"--target-cols": "hisco"}, r"no column 'hisco'; it has: occ1, hisco_1. Did you mean 'hisco_1'"),
     ({"--input-col": "occ"}, r"no column 'occ'"),
@@ -146,30 +146,30 @@ def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("anew", [{"--resume": "never"}, {"--overwrite": ""}], ids=str)
+@pytest.mark.parametrize("flags", [{"--resume": "never"}, {"--overwrite": ""}], ids=str)
 def test_a_mistake_leaves_an_earlier_run_as_it_is(
-    folder: Path, finished: Path, anew: dict[str, str], mistake: dict[str, str], message: str, monkeypatch, capsys
+    folder: Path, finished: Path, flags: dict[str, str], mistake: dict[str, str], message: str, monkeypatch, capsys
 ):
     monkeypatch.setenv("CXX", "no-such-compiler")
     before = files_of(finished)
     paths = {"--dataset": str(finished.parent / "table.csv"), "--save-path": str(finished)}
-    said = ends_in_a_sentence(finetune, {**BASE, **paths, **anew, **mistake}, monkeypatch, capsys)
+    said = ends_in_a_sentence(finetune, {**BASE, **paths, **flags, **mistake}, monkeypatch, capsys)
     assert re.search(message, said), said
     assert files_of(finished) == before
 
 
 @pytest.mark.parametrize("name", ["README.md", "key.csv", "report/mine.txt", "best/mine.txt", "logs.csv"])
-@pytest.mark.parametrize("anew", [{}, {"--overwrite": ""}, {"--resume": "never"}, {"--prepare-only": ""}], ids=str)
+@pytest.mark.parametrize("flags", [{}, {"--overwrite": ""}, {"--resume": "never"}, {"--prepare-only": ""}], ids=str)
 def test_a_folder_with_files_that_are_no_runs_is_left_as_it_is(
-    folder: Path, name: str, anew: dict[str, str], monkeypatch, capsys
+    folder: Path, name: str, flags: dict[str, str], monkeypatch, capsys
 ):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("mine")
     before = files_of(folder)
-    said = ends_in_a_sentence(finetune, {**BASE, "--save-path": ".", **anew}, monkeypatch, capsys)
+    said = ends_in_a_sentence(finetune, {**BASE, "--save-path": ".", **flags}, monkeypatch, capsys)
     assert f"holds {name.partition('/')[0]}, which a run would replace" in said and "Choose a new folder" in said
-    if "--prepare-only" not in anew:
-        ends_in_a_sentence(train_mixer, {**MIXER, "--save-dir": ".", **anew}, monkeypatch, capsys)
+    if "--prepare-only" not in flags:
+        ends_in_a_sentence(train_mixer, {**MIXER, "--save-dir": ".", **flags}, monkeypatch, capsys)
     assert files_of(folder) == before
 
 
@@ -229,7 +229,7 @@ def test_a_folder_that_is_not_writable(folder: Path, monkeypatch, capsys):
 def test_as_a_program(tmp_path: Path):
     files = ("--dataset", tmp_path / "none.csv", "--save-path", tmp_path / "out")
     result = run("finetune.py", *files, "--target-cols", "a", check=False, fresh=True)
-    assert result.returncode == 2 and result.stderr.count("\n") == 1 and "error: There is no file" in result.stderr
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and "error: File not found: " in result.stderr
     assert not any(tmp_path.iterdir())
 
 

@@ -306,7 +306,7 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
         "22222",
         "33333",
     ]
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="exists already"):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
     with pytest.raises(UserError, match="no column 'occ'"):
         review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, input_col="occ")

@@ -104,7 +104,7 @@ def test_lines_are_found_behind_long_cells_and_headers(tmp_path: Path, num_colum
 
 def test_missing_file_names_the_nearest(tmp_path: Path):
     (tmp_path / "census.csv").write_text("occ1\nx\n")
-    with pytest.raises(UserError, match=r"no file .*sensus.csv. Did you mean .*census.csv"):
+    with pytest.raises(UserError, match=r"File not found: .*sensus.csv. Did you mean .*census.csv"):
         read_table(tmp_path / "sensus.csv", ["occ1"])
     with pytest.raises(UserError, match="is a folder"):
         read_table(tmp_path, ["occ1"])

@@ -151,7 +151,7 @@ def apart(tmp_path: Path) -> list[Path]:
 def test_a_run_goes_on_from_checkpoints_that_are_on_rank_0s_node_alone(apart: list[Path], together: Path):
     end_together(apart, steps=24)
     shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
-    assert "Going on from step 20" in end_together(apart, steps=24)[0]
+    assert "Resuming from step 20" in end_together(apart, steps=24)[0]
     assert_same_end(together, apart[0])
     assert {path.name for path in apart[1].iterdir()} == {"cache"}
 
@@ -163,7 +163,7 @@ def test_outputs_of_a_frozen_encoder_are_sent_as_well(apart: list[Path]):
     assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
 
 
-def test_a_nodes_copy_that_is_damaged_is_sent_anew(apart: list[Path]):
+def test_a_nodes_copy_that_is_damaged_is_sent_again(apart: list[Path]):
     end_together(apart, steps=1)
     ids = [path for path in apart[1].glob("cache/*/ids")]
     for path in ids:
@@ -181,7 +181,7 @@ def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
     with ranks(*commands, each_a_node=True) as started:
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
-    (named,) = re.findall(r"Process 1 was started otherwise than process 0: (.*?)\. ", ended[0].stderr)
+    (named,) = re.findall(r"Rank 1 was launched with settings that differ from rank 0's: (.*?)\. ", ended[0].stderr)
     assert set(named.split(", ")) == {"--learning-rate", "--eval-interval", "--gradient-checkpointing"}
     assert not (apart[0] / "args.yaml").exists()
 

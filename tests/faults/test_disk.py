@@ -91,7 +91,7 @@ def test_a_save_killed_at_any_point_leaves_the_old_checkpoint_or_the_new(first_s
     assert outcomes == sorted(outcomes) and outcomes[-1] == "2"
 
 
-def test_preparing_killed_at_any_point_is_begun_anew(tmp_path: Path):
+def test_preparing_killed_at_any_point_starts_over(tmp_path: Path):
     for number in range(1, 20):
         out = tmp_path / str(number)
         args = training(out, "--prepare-only")
@@ -204,12 +204,14 @@ def test_leftovers_that_are_links_are_removed(tmp_path: Path):
 def test_where_no_checkpoint_is_whole_the_run_is_refused_and_nothing_is_deleted(saved: Path):
     for checkpoint in list_checkpoints(saved):
         (checkpoint / "optimizer.pt").unlink()
-    with pytest.raises(UserError, match=r"step-0000002/optimizer.pt is missing.* begin anew with --resume never"):
+    with pytest.raises(UserError, match=r"step-0000002/optimizer.pt is missing.* start a new run with --resume never"):
         find_checkpoint(saved, "auto", warn=lambda _: None)
     assert len(list_checkpoints(saved)) == 2
 
 
-@pytest.mark.parametrize(("version", "message"), [(3, "Update histocoder"), (1, "an older one's")])
+@pytest.mark.parametrize(
+    ("version", "message"), [(3, "Update histocoder"), (1, "Resume it with the histocoder that wrote it")]
+)
 def test_a_checkpoint_of_another_form_is_refused_by_its_version(saved: Path, version: int, message: str):
     newest = list_checkpoints(saved)[-1]
     before = (newest / "state.json").read_text()
@@ -229,7 +231,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_where_the_newest_is_damaged(alon
     (newest / "model.safetensors").write_bytes(b"")
     again = run(*training(out, batch_size=8))
     assert f"Warning: The file {newest}/model.safetensors is missing or damaged" in again.stdout
-    assert "Going on from step 20" in again.stdout
+    assert "Resuming from step 20" in again.stdout
     assert_same_end(alone, out)
 
 

@@ -117,4 +117,4 @@ def test_too_many_skipped_steps_end_the_run_at_its_last_good_checkpoint(table: P
     four, six = (load_file(path / "model.safetensors") for path in list_checkpoints(out))
     assert all(torch.equal(four[name], six[name]) for name in four)
     again = run(*finetune(table, out, *extra, "--batch-size", 8))
-    assert "Going on from step 6" in again.stdout and (out / "model.safetensors").exists()
+    assert "Resuming from step 6" in again.stdout and (out / "model.safetensors").exists()

@@ -82,7 +82,7 @@ def test_as_an_encoder(table: Path, tmp_path: Path, trap: Evil):
 def test_as_a_model_to_convert(tmp_path: Path, trap: Evil):
     torch.save({"model": trap, "key": {"61110": 0}}, tmp_path / "last.bin")
     convert = ("-m", "histocoder", "convert", "--from-occcanine", tmp_path / "last.bin", "--formatter", "hisco")
-    assert "holds other things than tensors" in refused(*convert, "--output", tmp_path / "model")
+    assert "contains objects other than tensors" in refused(*convert, "--output", tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
@@ -94,4 +94,4 @@ def test_in_a_checkpoint_whose_sums_are_right(table: Path, tmp_path: Path, trap:
     sums = json.loads((checkpoint / "manifest.json").read_text())
     sums["optimizer.pt"] = hashlib.sha256((checkpoint / "optimizer.pt").read_bytes()).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(sums))
-    assert "optimizer.pt holds no weights that can be read: it holds other things than tensors" in refused(*args)
+    assert "optimizer.pt holds no weights that can be read: it contains objects other than tensors" in refused(*args)

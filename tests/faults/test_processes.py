@@ -56,7 +56,7 @@ def test_a_killed_rank_ends_the_other_and_the_rerun_ends_as_if_nothing_had_been(
     assert ended.returncode == 1 and "another process has ended" in ended.stderr
     assert "Traceback" not in ended.stderr
     again = two_ranks(args)[0]
-    assert "Going on from step" in again.stdout
+    assert "Resuming from step" in again.stdout
     assert_same_end(together, tmp_path / "out")
 
 
@@ -84,7 +84,7 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(together: Path, tmp
         job.wait_for_step(12)
         os.kill(job.workers()[1], signal.SIGKILL)
         assert job.end() == 0, job.output
-    assert "Going on from step" in job.output
+    assert "Resuming from step" in job.output
     assert_same_end(together, tmp_path / "out")
 
 
@@ -99,7 +99,7 @@ def test_a_run_goes_on_with_two_processes_and_with_one_again(tmp_path: Path):
         interrupt(only, after_step=5)
     with ranks(two, two) as (first, _):
         interrupt(first, after_step=12)
-    assert "Going on from step" in run(*one).stdout
+    assert "Resuming from step" in run(*one).stdout
     assert [row["step"] for row in logs(parts)] == [row["step"] for row in logs(whole)]
     for name in ("train_loss", "val_loss", "grad_norm"):  # of each step: the same batches
         losses, expected = ([float(row[name]) for row in logs(out) if row[name]] for out in (parts, whole))
@@ -133,7 +133,7 @@ def test_changed_settings_are_refused_with_what_they_were_and_harmless_ones_are_
     with ranks(*[training(out, batch_size=8)] * 2) as started:
         assert "With 2 processes, set --batch-size 4." in end_of(started[0]).stderr
     taken = run(*training(out, "--save-interval", 2, "--max-grad-norm", 2, batch_size=8, steps=STEPS + 2))
-    assert f"Going on from step {STEPS}" in taken.stdout
+    assert f"Resuming from step {STEPS}" in taken.stdout
 
 
 def test_changed_labels_are_refused(tmp_path: Path):
@@ -161,7 +161,7 @@ def test_changed_columns_are_refused_where_a_checkpoint_knows_of_them(tmp_path: 
 
     (checkpoint,) = list_checkpoints(out)
     change_state(checkpoint, lambda state: state["settings"].pop("columns"))  # as before these were kept
-    assert "Going on from step 2" in run(*args, "--max-steps", 3).stdout
+    assert "Resuming from step 2" in run(*args, "--max-steps", 3).stdout
 
 
 # Signals
@@ -186,7 +186,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(together: Path, tmp_path: Pa
         "step": step, "reason": signal.Signals(signum).name, "status": 128 + signum
     }  # fmt: skip
     assert f"saved at step {step} of {STEPS}" in ended[0].stderr
-    assert f"Going on from step {step}" in two_ranks(args)[0].stdout
+    assert f"Resuming from step {step}" in two_ranks(args)[0].stdout
     assert not (tmp_path / "out" / "interrupted.json").exists()
     assert_same_end(together, tmp_path / "out")
 

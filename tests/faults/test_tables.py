@@ -215,11 +215,11 @@ def test_other_tables(tmp_path: Path):
     path = tmp_path / "t.csv"
     for cell in ("many", "nan", "inf", "1e999", ""):
         path.write_text(f"word,freq\na,1\nb,{cell}\n")
-        assert f"line 3, freq: {cell!r} is no number" in refusal(read_word_list, str(path), "nfc")
+        assert f"line 3, freq: {cell!r} is not a number" in refusal(read_word_list, str(path), "nfc")
 
     path.write_text("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,high\n")
     said = refusal(lambda: review(path, tmp_path / "out.csv", budget=1, say=lambda _: None))
-    assert "line 3, conf: 'high' is no number" in said and not (tmp_path / "out.csv").exists()
+    assert "line 3, conf: 'high' is not a number" in said and not (tmp_path / "out.csv").exists()
 
     path.write_text("occ1,code1\na,0\nb," + "9" * 5000 + "\n")
     (tmp_path / "key.csv").write_text("system_code,code\n61110,0\n")

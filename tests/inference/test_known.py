@@ -155,7 +155,7 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--known", "none.csv"), "There is no file none.csv"),
+        (("--known", "none.csv"), "File not found: none.csv"),
         (("--known", "in.csv"), "in.csv is the file of --known itself"),
         (("--known", "out.csv", "--overwrite"), "out.csv is the file of --known itself"),
         (("--known", "columns.csv"), "has no column 'hisco_1'; it has: occ1, code"),

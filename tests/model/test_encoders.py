@@ -144,7 +144,7 @@ def test_stopped_and_resumed_without_its_folder_it_is_as_if_never_stopped(table:
     finally:
         process.kill()
     shutil.rmtree(encoder)
-    assert "Going on from step" in run(*args[1]).stdout
+    assert "Resuming from step" in run(*args[1]).stdout
     assert_same_end(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -342,4 +342,4 @@ def test_weights_that_nothing_depends_on_are_frozen(table: Path, tmp_path: Path)
     state = torch.load(list_checkpoints(tmp_path / "out")[-1] / "optimizer.pt")["optimizer"]["state"]
     assert all(moments["exp_avg"].any() for moments in state.values())
     shutil.rmtree(list_checkpoints(tmp_path / "out")[-1])
-    assert "Going on from step 10" in two_ranks(args)[0].stdout
+    assert "Resuming from step 10" in two_ranks(args)[0].stdout

@@ -69,7 +69,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, table: Path, preci
     run(*finetune(table, tmp_path / "whole", *steps))
     halves = finetune(table, tmp_path / "halves", *steps)
     assert run(*faulty(halves, "memory:0:9"), check=False).returncode == 2
-    assert "Going on from step 6" in run(*halves).stdout
+    assert "Resuming from step 6" in run(*halves).stdout
     assert_same_end(tmp_path / "whole", tmp_path / "halves")
 
 

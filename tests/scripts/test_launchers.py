@@ -279,7 +279,7 @@ def test_a_slurm_job_goes_back_into_the_queue_and_ends_as_if_it_had_not_been_sto
     assert cluster.requests == ["requeue 7"]
     with cluster.job(args) as job:  # as SLURM would
         assert job.wait(DEADLINE) == 0, cluster.log
-    assert "Going on from step" in cluster.log and "step 24/24" in cluster.log
+    assert "Resuming from step" in cluster.log and "step 24/24" in cluster.log
     assert cluster.requests == ["requeue 7"]
     assert_same_end(together, tmp_path / "out")
 

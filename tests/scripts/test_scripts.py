@@ -42,7 +42,7 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
     assert not any(name.startswith("module.") for name in weights(out))
 
     again = run(*finetune(table, out, *extra))
-    assert "Using the data prepared" in again.stdout and "Going on from step 9" in again.stdout
+    assert "Using the data prepared" in again.stdout and "Resuming from step 9" in again.stdout
 
     table_of_codes = run("-m", "histocoder", "predict", "--model", out, "--language", "en", "farmer", "nan").stdout
     assert "farmer" in table_of_codes and "prob_1" in table_of_codes
@@ -125,7 +125,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Pat
     saved = max(int(p.name[5:]) for p in (tmp_path / "parts" / "checkpoints").iterdir())
     assert 17 <= saved < 40
     rest = run(*args)
-    assert f"Going on from step {saved}" in rest.stdout and f"step {saved + 1}/40" in rest.stdout
+    assert f"Resuming from step {saved}" in rest.stdout and f"step {saved + 1}/40" in rest.stdout
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     for column in ("step", "train_loss", "val_loss", "lr", "grad_norm"):
         assert logged(tmp_path / "whole", column) == logged(tmp_path / "parts", column), column
@@ -139,7 +139,7 @@ def test_an_interrupted_run_of_two_ranks_goes_on(tmp_path: Path):
     args = finetune(table, tmp_path / "parts", *extra)
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     assert interrupted(args, at_step=17, signum=signal.SIGINT, launcher=launcher) != 0
-    assert "Going on from step" in two_ranks(args)[0].stdout
+    assert "Resuming from step" in two_ranks(args)[0].stdout
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -201,8 +201,8 @@ def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
     assert "With 1 process, set --batch-size 8." in other.stderr
     mistaken = run(*finetune(table, tmp_path / "out", "--fn-word-freq", "none", "--resume", "never"), check=False)
     assert mistaken.returncode == 2 and (tmp_path / "out" / "checkpoints" / "step-0000002").exists()  # nothing is lost
-    anew = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
-    assert "Going on" not in anew.stdout and logged(tmp_path / "out", "step")[0] == 1
+    again = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
+    assert "Resuming" not in again.stdout and logged(tmp_path / "out", "step")[0] == 1
 
 
 def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path):
@@ -262,7 +262,7 @@ def test_a_key_that_is_read_from_the_runs_folder_stays_as_it_is(tmp_path: Path):
     key = "\n".join([f"{lines[0]},remarks", *(f"{line},mine" for line in lines[1:])]) + "\n"
     (out / "key.csv").write_text(key)
     args = ("--batch-size", 8, "--max-steps", 2, "--key", out / "key.csv")
-    assert "Going on from step 1" in run("train_mixer.py", *files, *TINY, *args).stdout
+    assert "Resuming from step 1" in run("train_mixer.py", *files, *TINY, *args).stdout
     assert (out / "key.csv").read_text() == key
 
 

@@ -116,7 +116,7 @@ def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: p
     assert {one.flag for one in settings_of(FinetuneConfig) if one.options.resume} <= set(kept)
     capsys.readouterr()
     train(replace(config, max_steps=3))
-    assert "Going on from step 2" in capsys.readouterr().out
+    assert "Resuming from step 2" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"--dropout +0\.0 +0\.5"):
         train(replace(config, dropout=0.5))
 

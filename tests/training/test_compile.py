@@ -21,8 +21,8 @@ from histocoder.data.dataset import OccupationDataset
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Nothing is compiled yet."""
+def no_compiled_graphs() -> Iterator[None]:
+    """Reset the compiler around each test."""
     torch._dynamo.reset()
     counters.clear()
     yield

@@ -108,7 +108,7 @@ def test_training_on_kept_encodings_is_training(
 
 
 @pytest.mark.slow
-def test_another_encoder_or_a_file_cut_short_is_encoded_anew(folder: Path, encoded: list[int]):
+def test_another_encoder_or_a_file_cut_short_is_encoded_again(folder: Path, encoded: list[int]):
     fit(folder)
     kept, _ = (folder / "cache").glob("*/encodings-*/memory")
     kept.write_bytes(kept.read_bytes()[:-4])

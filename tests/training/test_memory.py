@@ -35,7 +35,7 @@ def test_out_of_memory_says_what_to_try(table: Path, tmp_path: Path):
     ended = run(*faulty(finetune(table, tmp_path / "out", *STEPS, "--batch-size", 8), "memory:0:5"), check=False)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     first, *tries = ended.stderr.splitlines()
-    assert "Out of memory (cpu): 931,322.57 GiB more were asked for, with batches of 8 rows" in first
+    assert "Out of memory (cpu) while allocating 931,322.57 GiB, with batches of 8 rows" in first
     assert [line.split()[1].rstrip(";,") for line in tries] == [
         "--batch-size",
         "--gradient-checkpointing",
@@ -44,7 +44,7 @@ def test_out_of_memory_says_what_to_try(table: Path, tmp_path: Path):
     ]
     assert "--batch-size 4 with --gradient-accumulation-steps 2; the steps stay the same" in tries[0]
     again = run(*finetune(table, tmp_path / "out", *STEPS, "--batch-size", 4, "--gradient-accumulation-steps", 2))
-    assert "Going on from step 3" in again.stdout
+    assert "Resuming from step 3" in again.stdout
 
 
 def test_out_of_memory_on_one_rank_is_said_once_and_ends_all(table: Path, tmp_path: Path):
@@ -80,7 +80,7 @@ def test_what_is_in_use_is_not_advised(monkeypatch: pytest.MonkeyPatch):
     assert "1. --fsdp full_shard --fsdp-cpu-offload, which" in advice(config, torch.device("cuda", 0), max_len=32)
     monkeypatch.setattr("histocoder.distributed.world_size", lambda: 2)
     sharded = replace(config, fsdp="full_shard")
-    assert advice(sharded, CPU, max_len=32).endswith("no flag left that saves any.")
+    assert advice(sharded, CPU, max_len=32).endswith("No other flag saves memory.")
     assert advice(sharded, torch.device("cuda", 0), max_len=32).endswith("\n  1. --fsdp-cpu-offload")
     assert "1. --fsdp full_shard in place" in advice(replace(config, fsdp="shard_grad_op"), CPU, max_len=32)
     tokens = replace(CONFIG, tokens_per_batch=512)
@@ -197,7 +197,7 @@ def test_a_run_with_the_size_that_was_found_is_the_run_with_that_size(table: Pat
     checkpoint = list_checkpoints(tmp_path / "auto")[-1]
     checkpoint.rename(tmp_path / "last")
     again = run(*command).stdout
-    assert "fit:" not in again and "Going on from step 3" in again and "32 × 1 process" in again
+    assert "fit:" not in again and "Resuming from step 3" in again and "32 × 1 process" in again
     assert_same_weights(tmp_path / "auto", tmp_path / "set", tolerance=0)
 
 

@@ -26,12 +26,12 @@ def config(folder: Path) -> dict:
 def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model_that_has_not(tmp_path: Path):
     table, out = write_table(tmp_path / "table.csv"), tmp_path / "out"
     printed = run(*trained(table, out)).stdout
-    assert "best/ has learned from all 64 rows now, the 6 of validation too" in printed
+    assert "best/ is now trained on all 64 rows, including the 6 of validation" in printed
     assert config(out / "best")["fitted_to_validation"] and not config(out).get("fitted_to_validation")
     assert config(out / "best")["experts"] and config(out / "best")["num_linear_features"]
     before = (out / "best" / "model.safetensors").read_bytes()
     again = run(*trained(table, out)).stdout
-    assert "has learned" not in again and (out / "best" / "model.safetensors").read_bytes() == before
+    assert "is now trained on" not in again and (out / "best" / "model.safetensors").read_bytes() == before
 
     ended = run(
         "-m",

@@ -95,7 +95,10 @@ def test_encoders_that_checkpointing_does_not_go_with_are_named(table: Path, tmp
     encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 64)
     args = finetune(table, tmp_path / "out", *encoder, "--batch-size", 8, "--gradient-checkpointing")
     ended = run("-c", UNSUPPORTED, *args, check=False)
-    assert ended.returncode == 2 and "--gradient-checkpointing: transformers has none for BertModel" in ended.stderr
+    assert (
+        ended.returncode == 2
+        and "--gradient-checkpointing: transformers does not support it for BertModel" in ended.stderr
+    )
     assert "Traceback" not in ended.stderr and not (tmp_path / "out" / "args.yaml").exists()
 
 
@@ -244,7 +247,7 @@ def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
         with ranks(*[finetune(data, out, *args)] * processes) as started:
             ended = [end_of(process) for process in started]
         assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
-        assert start == 0 or f"Going on from step {start}" in ended[0].stdout
+        assert start == 0 or f"Resuming from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
             assert logged(out, column) == pytest.approx(logged(alone, column), abs=1e-5)
         assert (out / "checkpoints" / f"step-{start + 1:07d}" / "shards").is_dir() == (flags == SHARDED)
@@ -276,7 +279,7 @@ def test_shares_are_put_together(sharded: Path, data: Path, tmp_path: Path):
     four = list_checkpoints(sharded)[0]
     run("-m", "histocoder", "convert", "--from-shards", four, "--output", tmp_path / "four")
     args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, "--resume", tmp_path / "four")
-    assert "Going on from step 4" in run(*args).stdout
+    assert "Resuming from step 4" in run(*args).stdout
     assert_same_weights(tmp_path / "out", sharded, tolerance=1e-5)
 
 
@@ -285,13 +288,13 @@ def test_a_share_that_is_damaged_is_named(sharded: Path, data: Path, tmp_path: P
     share = list_checkpoints(out)[-1] / "shards" / "__1_0.distcp"
     share.write_bytes(share.read_bytes()[:-1])
     output = run(*finetune(data, out, *STEPS, "--batch-size", 12)).stdout
-    assert f"{share} is missing or damaged" in output and "Going on from step 4" in output
+    assert f"{share} is missing or damaged" in output and "Resuming from step 4" in output
 
 
 def test_an_index_that_would_run_something_is_refused(sharded: Path, tmp_path: Path):
     shutil.copytree(list_checkpoints(sharded)[0] / "shards", tmp_path / "shards")
     (tmp_path / "shards" / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "made")))
-    with pytest.raises(UserError, match="is no index of parts"):
+    with pytest.raises(UserError, match="is not the index of a sharded model"):
         read_shards(tmp_path / "shards")
     assert not (tmp_path / "made").exists()
 
@@ -315,7 +318,7 @@ def test_a_save_that_fails_leaves_the_checkpoints_before_it(data: Path, tmp_path
     assert ended[0].stderr.count("Could not save the checkpoint") == 1 and "No space left" in ended[0].stderr
     assert "Could not" not in ended[1].stderr
     assert len(list_checkpoints(out)) == 1 and not leftovers(out)
-    assert "Going on from step" in two_ranks(args)[0].stdout and not leftovers(out)
+    assert "Resuming from step" in two_ranks(args)[0].stdout and not leftovers(out)
 
 
 ELSEWHERE = """
@@ -394,7 +397,7 @@ def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"fsdp": "full_shard", "ddp_comm_hook": "bf16"}, "take --fsdp-reduce-dtype"),
+        ({"fsdp": "full_shard", "ddp_comm_hook": "bf16"}, "use --fsdp-reduce-dtype"),
         ({"fsdp_state_dict": "sharded"}, "--fsdp-state-dict is for --fsdp"),
         ({"fsdp_cpu_offload": True}, "--fsdp-cpu-offload is for --fsdp"),
         ({"fsdp": "full_shard", "fsdp_min_num_params": 0}, "must be 1 or more"),
@@ -447,5 +450,5 @@ def test_a_run_killed_while_it_writes_shares_goes_on(alone: Path, data: Path, tm
         ended = [end_of(process) for process in started]
     assert ended[0].returncode > 0 and ended[1].returncode == -9
     assert [path.name for path in list_checkpoints(out)] == ["step-0000004"] and leftovers(out)
-    assert "Going on from step 4" in two_ranks(args)[0].stdout and not leftovers(out)
+    assert "Resuming from step 4" in two_ranks(args)[0].stdout and not leftovers(out)
     assert_same_weights(out, alone, tolerance=1e-4)

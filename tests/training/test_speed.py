@@ -162,7 +162,7 @@ def test_precisions():
     assert computing_dtype("auto", CPU, use_amp=True) in (torch.float32, torch.bfloat16)
     with pytest.raises(UserError, match="fp16 needs a CUDA GPU"):
         computing_dtype("fp16", CPU)
-    with pytest.raises(UserError, match="no precision"):
+    with pytest.raises(UserError, match="Unknown precision"):
         computing_dtype("fp8", CPU)
 
 

@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_other_batches_that_make_up_the_same_steps(large: Pat
         output = run(*finetune(data, tmp_path / "out", *STEPS, *sizes, *saves)).stdout
         for step in (8, 10):
             shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{step:07d}")
-    assert "Going on from step 4" in output
+    assert "Resuming from step 4" in output
     assert logged(tmp_path / "out", "train_loss") == pytest.approx(logged(large, "train_loss"), abs=1e-6)
 
 
