@@ -73,6 +73,7 @@ _KINDS = {
     "pretrained": "a pretrained encoder with new heads (hub name, folder, `--only-encoder`)",
     "frozen": "`--freeze-encoder`",
     "continued": "a trained model whose heads are kept (`--initial-checkpoint`)",
+    "continued n-gram": "the same of a model with an n-gram encoder",
 }
 
 

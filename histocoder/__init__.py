@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from histocoder.config import FinetuneConfig, MixerConfig
     from histocoder.inference.coder import Coder
     from histocoder.inference.occcanine import load_occcanine
-    from histocoder.training.train import train
 
 # Before torch is imported: how often its threads look whether the others are done before they sleep. Beside another
 # program, the 300,000 times that are OpenMP's default keep from the processor what they wait for.

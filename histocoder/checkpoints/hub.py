@@ -104,6 +104,11 @@ def write_card(folder: Path, card: str) -> None:
         temporary.write_text(card, encoding="utf-8")
 
 
+def may_be_hub_id(name: str) -> bool:
+    """Whether a name is that of a repo on the hub, by its form, and of nothing here."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
+
+
 def local_folder(path_or_hub_id: str | Path) -> Path:
     """A model's folder, fetched from the hub where it is none here.
 
@@ -116,7 +121,7 @@ def local_folder(path_or_hub_id: str | Path) -> Path:
     if path.is_dir():
         return path
     name = str(path_or_hub_id)
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not may_be_hub_id(name):
         raise UserError(f"There is no model folder {name}.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -1,5 +1,6 @@
-"""What a run is made of, checked where it is built: its settings in `run`, the model's own config in `model`."""
+"""What a run is made of, checked where it is built: its settings (`run` puts them together), and the model's own."""
 
+from histocoder.config.data import NUM_CODES, DataConfig
 from histocoder.config.model import (
     ALL_LANGUAGES,
     DEFAULT_THRESHOLDS,
@@ -12,23 +13,17 @@ from histocoder.config.model import (
     check_target_len,
 )
 from histocoder.config.run import (
-    NORMALIZATIONS,
-    NUM_CODES,
     NUM_GREEDY,
-    PRECISIONS,
     RANK_TIMEOUT,
-    AugmentConfig,
-    DataConfig,
     FinetuneConfig,
-    FitConfig,
     LoaderConfig,
     MixerConfig,
     PrepareConfig,
     RunConfig,
-    StrategyConfig,
     TrainConfig,
 )
 from histocoder.config.settings import Settings, recorded, settings_of
+from histocoder.config.training import NORMALIZATIONS, PRECISIONS, AugmentConfig, FitConfig, StrategyConfig
 
 __all__ = [
     "ALL_LANGUAGES",

@@ -1,8 +1,8 @@
 """What a setting is: a field of a frozen dataclass that says all there is to say about it, once.
 
-To add a setting, add one field to the dataclass of its group in `config.run`, by `free` or by `fixed`. Its flag, its
-key in YAML files, its row in docs/configuration.md, its line in args.yaml, its range check and the comparison with the
-checkpoint that a run resumes from all follow from the field.
+To add a setting, add one field to the dataclass of its group, in `data`, `training` or `run`, by `free` or by `fixed`.
+Its flag, its key in YAML files, its row in docs/configuration.md, its line in args.yaml, its range check and the
+comparison with the checkpoint that a run resumes from all follow from the field.
 """
 
 from __future__ import annotations

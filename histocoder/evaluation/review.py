@@ -171,7 +171,7 @@ def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, A
         **({"--no-only-encoder": []} if settings.get("only_encoder") else {}),
     }
     words = [word for flag, values in flags.items() for word in (flag, *(_from_here(value) for value in values))]
-    script = Path(__file__).parents[1] / "finetune.py"
+    script = Path(__file__).parents[2] / "finetune.py"
     return "Then train on:\n" + shlex.join([_from_here(sys.executable), _from_here(script), *words])
 
 

@@ -22,7 +22,7 @@ from histocoder.data.normalize import normalize
 from histocoder.data.tokens import join_language, lower_characters, tokenize
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import formatter_from_config
-from histocoder.inference.combined import CombinedSearch
+from histocoder.inference.combined import Belief, CombinedSearch
 from histocoder.inference.confidence import set_probability
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.flat import chosen_classes, threshold_of
@@ -368,13 +368,14 @@ class Coder:
     def _combined_search(
         self, memory: Tensor, pooled: Tensor, memory_mask: Tensor | None, characters: Tensor | None
     ) -> CombinedSearch:
-        shares = {"flat": self._class_probabilities(pooled)}
+        beliefs = {"flat": Belief(self._class_probabilities(pooled))}
         if self.model.linear_expert is not None:
-            shares["linear"] = self._real_classes(self.model.linear_expert(characters))
+            log_odds = self._real_classes(self.model.linear_expert(characters))
+            beliefs["linear"] = Belief(log_odds.softmax(-1), log_odds.sigmoid())
         num_blocks = self.formatter.num_blocks
         trie = self._code_trie()
         prior = self._computing.prior(self._computing.classify(pooled))
-        return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, prior, shares, num_blocks=num_blocks)
+        return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, prior, beliefs, num_blocks=num_blocks)
 
     @torch.inference_mode()
     def votes(

@@ -31,6 +31,24 @@ class Votes(NamedTuple):
     """Of shape (B,): that there is no further code."""
 
 
+class Belief(NamedTuple):
+    """What an expert beside the decoder thinks of a batch."""
+
+    shares: Tensor
+    """Of shape (B, num_classes): the probability that a code is the row's, if it has one."""
+    belongs: Tensor | None = None
+    """Of the same shape: the probability that a code is among the row's, however many it has; None where the expert
+    knows shares only."""
+
+    def of_next(self, candidates: Tensor, number: int) -> Tensor:
+        """The probability that each candidate (B, K) is one of `number` + 1 codes."""
+        if number and self.belongs is not None:
+            found = self.belongs.gather(1, candidates)
+        else:
+            found = self.shares.gather(1, candidates) * (number + 1)
+        return found.clamp(_LEAST, 1.0)
+
+
 class Combined(NamedTuple):
     """What `CombinedSearch.decode` returns."""
 
@@ -46,8 +64,8 @@ class CombinedSearch:
     """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
 
     For the first code an expert's vote is the probability of each code; for the k-th, given those before it, the
-    decoder's is what it writes next, and the others' is how likely a code belongs to a set of k, at most k times its
-    share.
+    decoder's is what it writes next, and the others' is how likely a code belongs to a set of k: at most k times its
+    share, where an expert knows no better.
 
     Parameters
     ----------
@@ -58,8 +76,8 @@ class CombinedSearch:
     memory_mask : Tensor of bool, of shape (B, S), or None
     prior : Prior or None
         What the decoder starts from.
-    shares : mapping of str to Tensor of shape (B, num_classes)
-        The probabilities of the experts beside the decoder.
+    beliefs : mapping of str to Belief
+        Of the experts beside the decoder.
     num_blocks : int
         Codes of a row at most.
     """
@@ -71,18 +89,18 @@ class CombinedSearch:
         memory: Tensor,
         memory_mask: Tensor | None,
         prior: Prior | None,
-        shares: Mapping[str, Tensor],
+        beliefs: Mapping[str, Belief],
         *,
         num_blocks: int,
     ) -> None:
-        self._shares, self._num_blocks = shares, num_blocks
+        self._beliefs, self._num_blocks = beliefs, num_blocks
         self._blocks = trie.blocks  # (num_codes, block_size)
         size = self._blocks.shape[1]
         length = num_blocks * size
         tokens, _ = greedy(decoder, memory, memory_mask, prior, num_tokens=length, block_size=size, trie=trie)
         written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
         same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
-        by_others = torch.stack([p.clamp(min=_LEAST).log() for p in shares.values()]).sum(0)
+        by_others = torch.stack([belief.shares.clamp(min=_LEAST).log() for belief in beliefs.values()]).sum(0)
         proposed = by_others.topk(min(_NUM_CANDIDATES, len(self._blocks))).indices
         own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
         self._candidates = torch.cat([proposed, own], dim=1)  # (B, K)
@@ -106,8 +124,8 @@ class CombinedSearch:
             written = written + following.gather(-1, blocks[..., i : i + 1])[..., 0]
             parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(self._candidates)
         by_expert, stop = {"decoder": written}, {"decoder": first[:, PAD]}
-        for name, shares in self._shares.items():
-            belief = (shares.gather(1, self._candidates) * (number + 1)).clamp(_LEAST, 1.0)
+        for name, of_expert in self._beliefs.items():
+            belief = of_expert.of_next(self._candidates, number)
             by_expert[name] = belief.log()
             stop[name] = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=_LEAST).log()
         masked = {name: scores.masked_fill(self._taken, -torch.inf) for name, scores in by_expert.items()}

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,9 @@ from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert, ngram_rows
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
 MAX_COST = 12_000_000
 """Rows times classes that a linear expert is fitted for: about a minute of one core."""
 _ROWS_AT_ONCE = 2048
@@ -33,8 +37,6 @@ _TRUST = 20.0
 
 def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExpert | None:
     """Fit a linear support vector machine to TF-IDF of the n-grams of descriptions.
-
-    A row with several codes counts as one row for each of them.
 
     Parameters
     ----------
@@ -49,7 +51,6 @@ def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExper
     """
     from scipy.sparse import csr_matrix
     from sklearn.feature_extraction.text import TfidfTransformer
-    from sklearn.svm import LinearSVC
 
     starts = np.cumsum([0, *map(len, data)])
     labels = [part.labels() for part in data]
@@ -67,19 +68,48 @@ def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExper
     buckets, column = np.unique(bucket, return_inverse=True)
     counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
     tfidf = TfidfTransformer(sublinear_tf=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
-        machine = LinearSVC(tol=0.1).fit(tfidf.fit_transform(counts)[rows], class_ids)
+    features = tfidf.fit_transform(counts)
+    classes, coefficients, intercepts = _fit_one_against_rest(features, rows, class_ids)
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
-    weight, bias = machine.coef_, machine.intercept_
-    if len(machine.classes_) == 2:  # scikit-learn keeps one of two that mirror each other
-        weight, bias = np.concatenate([-weight, weight]), np.concatenate([-bias, bias])
     expert.bias.fill_(-1.0)  # of codes that only the key knows
-    expert.weight[:, machine.classes_] = torch.from_numpy(weight.T).half()
-    expert.bias[machine.classes_] = torch.from_numpy(bias).float()
+    expert.weight[:, classes] = torch.from_numpy(coefficients.T).half()
+    expert.bias[classes] = torch.from_numpy(intercepts).float()
     return expert
+
+
+def _fit_one_against_rest(
+    features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fit a support vector machine for each class; a row with several classes is an example of each of them.
+
+    Returns
+    -------
+    classes : ndarray of int, of shape (num_classes,)
+    coefficients : ndarray, of shape (num_classes, num_features)
+    intercepts : ndarray, of shape (num_classes,)
+    """
+    from sklearn.svm import LinearSVC
+
+    classes = np.unique(class_ids)
+    labelled = np.unique(rows)
+    features = features[labelled]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
+        if len(labelled) == len(rows) and len(classes) > 2:
+            machine = LinearSVC(tol=0.1).fit(features, class_ids)
+            return classes, machine.coef_, machine.intercept_
+        found = []
+        for each in classes:
+            is_one = np.isin(labelled, rows[class_ids == each])
+            if is_one.all():
+                found.append((np.zeros(features.shape[1]), 1.0))
+                continue
+            machine = LinearSVC(tol=0.1).fit(features, is_one)
+            found.append((machine.coef_[0], machine.intercept_[0]))
+    coefficients, intercepts = zip(*found, strict=True)
+    return classes, np.stack(coefficients), np.array(intercepts)
 
 
 def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from histocoder.checkpoints.hub import local_folder, may_be_hub_id
 from histocoder.checkpoints.model_files import is_own_model, read_model_config
 from histocoder.config import ModelConfig, RunConfig
 from histocoder.data.normalize import DEFAULT_NORMALIZATION
@@ -49,26 +50,29 @@ _NEW_HEADS = Recipe(
 )
 RECIPES = {
     "reference": Recipe(),
-    "ngram": replace(_NEW_HEADS, num_epochs=6, table_learning_rate=3e-3, text_normalization="lower"),
+    "ngram": replace(_NEW_HEADS, num_epochs=3, table_learning_rate=3e-3, text_normalization="lower"),
     "scratch": replace(_NEW_HEADS, num_epochs=15, min_steps=1000, augmentation_prob=0.3),
     "pretrained": replace(_NEW_HEADS, encoder_learning_rate=1e-4, warmup_pct=0.1, pooling="mean"),
     "frozen": replace(_NEW_HEADS, num_epochs=30, min_steps=2000, pooling="mean", unk_lang_prob=0.0),
     "continued": Recipe(learning_rate=5e-5),
+    "continued n-gram": replace(_NEW_HEADS, learning_rate=3e-4, table_learning_rate=1e-3, num_epochs=5, min_steps=0),
 }
 """By kind of start: an n-gram encoder, another preset from scratch, a bare pretrained encoder with new heads, a frozen
-one, a trained model whose heads are kept, and the reference's numbers whatever the start."""
+one, a trained model whose heads are kept, one of these with an n-gram encoder, and the reference's numbers whatever the
+start."""
 
 
 def kind_of_start(config: RunConfig) -> str:
     """Which of the recipes a run's settings ask for."""
     if config.recipe == "reference":
         return "reference"
+    own = _own_config(config.initial_checkpoint)
+    has_ngrams = is_ngram(own.encoder) if own is not None else config.encoder == "ngram"
     if config.initial_checkpoint is not None and not config.only_encoder:
-        return "continued"
+        return "continued n-gram" if has_ngrams else "continued"
     if config.freeze_encoder:
         return "frozen"
-    own = _own_config(config.initial_checkpoint)
-    if config.encoder == "ngram" or (own is not None and is_ngram(own.encoder)):
+    if has_ngrams:
         return "ngram"
     if config.encoder in PRESETS and config.initial_checkpoint is None:
         return "scratch"
@@ -80,6 +84,8 @@ def fill_in(config: _Config) -> _Config:
 
     A model that is continued goes on being read and trained as it was, and its folder is the encoder that is named.
     """
+    if config.initial_checkpoint is not None and may_be_hub_id(config.initial_checkpoint):
+        config = replace(config, initial_checkpoint=str(local_folder(config.initial_checkpoint)))
     recipe = asdict(RECIPES[kind_of_start(config)])
     own = _own_config(config.initial_checkpoint)
     if own is not None:

@@ -44,7 +44,8 @@ from histocoder.training.profiling import Profiler
 from histocoder.training.tracking import NullRun, Tracker
 from histocoder.training.validation import validate
 
-_REFIT_EPOCHS, _MIN_REFIT_STEPS = 2, 50
+_REFIT_STEPS = 50, 400
+"""At least so many, and two epochs unless they are more; but one epoch."""
 _REFIT_RATE = 0.3
 """Of the peak learning rate, at which refitting begins."""
 
@@ -322,7 +323,7 @@ class Trainer:
             )
 
     def refit(self, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
-        """Train for two more epochs, at a low learning rate, on data that there are no others to validate on.
+        """Train for one or two more epochs, at a low learning rate, on data that there are no others to validate on.
 
         Parameters
         ----------
@@ -334,7 +335,8 @@ class Trainer:
         with self.learner.whole():
             use_encodings(self.model, [data], folder=self.folder)
         sampler, loader = self.batches_of(data)
-        total_steps = max(sum(map(sampler.num_batches, range(_REFIT_EPOCHS))), _MIN_REFIT_STEPS)
+        least, most = _REFIT_STEPS
+        total_steps = max(least, min(2 * sampler.num_batches(0), most), sampler.num_batches(0))
         self.learner.begin_again(weights, share=_REFIT_RATE, total_steps=total_steps)
         self.model.train()
         progress = Progress(total_steps, show=distributed.is_primary())

@@ -191,8 +191,7 @@ def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
     args = finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 3)
     assert [status for status, _ in as_slurm_tasks(args)] == [0, 0]
     run(*finetune(table, tmp_path / "one", "--batch-size", 8, "--max-steps", 3))
-    # of numbers that are written with six digits
-    assert logged(tmp_path / "out", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=3e-5)
+    assert logged(tmp_path / "out", "val_loss") == pytest.approx(logged(tmp_path / "one", "val_loss"), abs=2e-5)
     ended = as_slurm_tasks(finetune(table, tmp_path / "bad", "--input-col", "occ"))
     assert [status for status, _ in ended] == [2, 2]
     assert ended[0][1].count("no column 'occ'") == 1  # rank 1 says so too where rank 0 is slow to, on a busy machine

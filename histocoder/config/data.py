@@ -1,0 +1,137 @@
+"""Settings of the data of a run: the table or the files, and what they look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from histocoder.config.model import check_target_len
+from histocoder.config.settings import Settings, free, require
+
+NUM_CODES = {"hisco": 5, "occ1950": 2}
+"""Columns of codes of the formatters that fix their number."""
+
+
+@dataclass(frozen=True)
+class TableConfig(Settings):
+    """The user's table."""
+
+    GROUP = "table"
+
+    dataset: str = free(None, "CSV or Parquet with descriptions and codes (required)", metavar="FILE", is_short=True)
+    target_cols: tuple[str, ...] = free(
+        None, "columns of codes, the first code's first (required)", metavar="COL", is_short=True
+    )
+    save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR", is_short=True)
+    language: str = free(
+        "unk", "of all rows, a code or a name: see below (default: unk, unknown)", metavar="LANG", is_short=True
+    )
+    language_col: str | None = free(
+        None, "column of each row's language, instead of --language", metavar="COL", is_short=True
+    )
+    block_size: int = free(5, "characters of the longest code", metavar="N", at_least=1)
+    use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
+    share_val: float = free(0.1, "share to validate on", metavar="P")
+    split_by: str = free("text", "set aside descriptions or rows", choices=("text", "row"))
+    key: str | None = free(
+        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", is_short=True
+    )
+    corrections: tuple[str, ...] | None = free(
+        None,
+        "checked rows of histocoder review, the last word on their descriptions; they are trained on, with "
+        "--initial-checkpoint from the model that they correct",
+        metavar="FILE",
+        is_short=True,
+    )
+    prepare_only: bool = free(False, "check and split the table, and stop")
+
+    def check(self) -> None:
+        """Raise a UserError where the table can't be used as the settings say."""
+        columns = self.target_cols
+        require(
+            self.dataset is not None and columns is not None,
+            "Name your table and its columns of codes: --dataset my.csv --target-cols hisco_1.",
+        )
+        require(bool(columns), "No target columns are given; name them with --target-cols COL [COL ...].")
+        require(len(set(columns)) == len(columns), "A column stands twice in --target-cols.")
+        require(
+            not {"occ1", "lang"} & set(columns),
+            "A target column can't be called occ1 or lang, as the prepared data's own columns are; rename it.",
+        )
+        require(
+            self.language == "unk" or self.language_col is None,
+            "Give --language (one for all rows) or --language-col (one for each row), not both.",
+        )
+        check_target_len(len(columns), self.block_size)
+        require(0 < self.share_val < 1, f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does.")
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.save_path)
+
+
+@dataclass(frozen=True)
+class FilesConfig(Settings):
+    """Prepared files."""
+
+    GROUP = "files"
+
+    train_data: tuple[str, ...] = free(
+        None, "CSV or Parquet files to train on (required)", metavar="FILE", is_short=True
+    )
+    val_data: tuple[str, ...] = free(
+        None, "CSV or Parquet files to validate on (required)", metavar="FILE", is_short=True
+    )
+    save_dir: str = free(None, "the run's folder (required)", metavar="DIR", is_short=True)
+    language_col: str = free("lang", "column of languages", metavar="COL", is_short=True)
+    formatter: str = free("hisco", "kind of code", choices=("hisco", "occ1950", "general", "gpf"), is_short=True)
+    target_col_naming: str | None = free(
+        None, "codes are in NAME_1, NAME_2, … (default: the formatter's)", choices=tuple(NUM_CODES)
+    )
+    target_cols: tuple[str, ...] | None = free(None, "columns of codes, instead", metavar="COL", is_short=True)
+    block_size: int = free(5, "with general: characters of the longest code", metavar="N")
+    use_within_block_sep: bool = free(False, "with general: ',' separates a code's tokens")
+    key: str | None = free(
+        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", is_short=True
+    )
+
+    def check(self) -> None:
+        """Raise a UserError where no files are named, or no columns."""
+        require(
+            None not in (self.train_data, self.val_data, self.save_dir),
+            "Name your files and a folder: --train-data a.csv --val-data v.csv --save-dir out.",
+        )
+        require(
+            self.formatter in NUM_CODES or bool(self.target_cols or self.target_col_naming),
+            f"--formatter {self.formatter} needs the columns of codes: --target-cols COL [COL ...].",
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of codes that a file may have."""
+        naming = self.target_col_naming or self.formatter
+        return self.target_cols or tuple(f"{naming}_{i + 1}" for i in range(NUM_CODES[naming]))
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.save_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Settings):
+    """What the data look like."""
+
+    GROUP = "data"
+
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    drop_bad_labels: bool = free(False, "leave out rows whose labels do not fit")
+    blank_means_no_occupation: bool = free(
+        False, "train on rows without any code as descriptions of no occupation (default: they are left out)"
+    )
+    zero_pad_codes: bool = free(False, "give codes of digits their leading zeros back")
+    allow_codes_shorter_than_block_size: bool = free(False, "take codes shorter than --block-size as meant")
+    cache_dir: str | None = free(
+        None, "where tokenised data are kept, for several runs (default: the run's cache/)", metavar="DIR"
+    )

@@ -1,0 +1,53 @@
+"""What a run inherits from the model that it starts from, and which settings it then has."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from conftest import run, write_table
+from jobs import finetune
+from models import save_tiny_model
+
+from histocoder.checkpoints import hub
+from histocoder.checkpoints.model_files import change_config, read_model_config
+from histocoder.config import FinetuneConfig
+from histocoder.training.recipes import RECIPES, fill_in, kind_of_start
+
+
+def test_a_continued_run_reads_text_as_the_model_does(tmp_path: Path):
+    table, first, second = write_table(tmp_path / "table.csv"), tmp_path / "first", tmp_path / "second"
+    extra = ("--max-steps", 1, "--max-len", 64, "--batch-size", 8)
+    run(*finetune(table, first, *extra, "--recipe", "reference"))
+    as_imported = {"mask_memory": False, "pad_to": 64, "text_normalization": "lower_ascii", "flat_loss": "bce"}
+    change_config(first, replace(read_model_config(first), **as_imported))
+    run(*finetune(table, second, *extra, "--initial-checkpoint", first))
+    found = json.loads((second / "config.json").read_text(encoding="utf-8"))
+    assert {name: found[name] for name in as_imported} == as_imported
+    assert not found.get("decoder_prior")  # the first model's decoder does not start from its flat head
+
+
+def test_an_initial_checkpoint_may_be_a_hub_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save_tiny_model(tmp_path / "model")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only: str(folder))
+    monkeypatch.setattr(hub, "hub_answers", lambda: True)
+    config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), initial_checkpoint="historians/model")
+    assert fill_in(config).initial_checkpoint == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"encoder": "ngram"}, "ngram"),
+        ({"encoder": "small"}, "scratch"),
+        ({"encoder": "some/bert"}, "pretrained"),
+        ({"encoder": "some/bert", "freeze_encoder": True}, "frozen"),
+        ({"encoder": "some/bert", "recipe": "reference"}, "reference"),
+    ],
+)
+def test_settings_that_are_not_given_are_those_of_the_start(settings: dict, kind: str):
+    config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), **settings)
+    assert kind_of_start(config) == kind
+    assert fill_in(config).learning_rate == RECIPES[kind].learning_rate
+    assert fill_in(replace(config, learning_rate=0.5)).learning_rate == 0.5
