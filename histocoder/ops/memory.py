@@ -21,7 +21,7 @@ _PAGE = 2**21
 
 
 def keep_freed_memory() -> None:
-    """Have freed memory used again, instead of given back and asked for anew; and have it in large pages.
+    """Have freed memory used again, instead of given back and requested again; and have it in large pages.
 
     A training step on a CPU frees and allocates the same gigabytes over and over, and the kernel clears each page
     that it hands out. Does nothing where the C library is not glibc.

@@ -31,6 +31,7 @@ def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> exact_set(torch.tensor([[5, 6, 1]]), torch.tensor([[6, 5, 1]]), num_blocks=3)
     tensor([True])
     >>> exact_set(torch.tensor([[5, 1, 1]]), torch.tensor([[5, 6, 1]]), num_blocks=3)

@@ -77,9 +77,9 @@ def strategy_of(config: StrategyConfig) -> Strategy:
 def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Raise a UserError where a device can't do what is asked for, or not in the precision of the run."""
     if config.fsdp is not None and device.type == "mps":
-        raise UserError("--fsdp is for NVIDIA GPUs and CPUs; leave it away, or add --device cpu.")
+        raise UserError("--fsdp is for NVIDIA GPUs and CPUs; omit it, or add --device cpu.")
     if config.fsdp_cpu_offload and device.type != "cuda":
-        raise UserError("--fsdp-cpu-offload keeps shares out of a GPU's memory, and there is no GPU; leave it away.")
+        raise UserError("--fsdp-cpu-offload keeps shares out of a GPU's memory, and there is no GPU; omit it.")
     if config.fsdp_cpu_offload and dtype == torch.float16:  # torch's GradScaler does not wait for copies from the GPU
         raise UserError(
             "--fsdp-cpu-offload does not go with fp16; take --precision bf16, or fp32 where the GPU has no bf16."

@@ -115,7 +115,8 @@ def interrupted(args: tuple[object, ...], *, at_step: int, signum: int, launcher
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path, signum: int):
     table = write_table(tmp_path / "t.csv", copies=2)
     extra = ("--batch-size", 8, "--max-steps", 40, "--eval-interval", 10, "--save-interval", 7, "--dropout", 0.1)
@@ -330,6 +331,7 @@ def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):
     assert other.returncode == 2 and "do not fit this model (" in other.stderr and len(other.stderr) < 600
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())
     from transformers import CanineConfig, CanineModel
@@ -405,6 +407,7 @@ def test_a_runs_own_cache_keeps_nothing_of_other_settings(table: Path, tmp_path:
         assert len(list((tmp_path / "out" / "cache").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_token_budget_under_two_ranks(table: Path, tmp_path: Path):
     extra = ("--num-epochs", 2, "--eval-interval", 10)
     run(*finetune(table, tmp_path / "one", *extra, "--tokens-per-batch", 400))

@@ -17,6 +17,7 @@ ENVIRONMENT = environment(PYTHONPATH=f"{ROOT / 'tests' / 'like_windows'}{os.path
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is made of what Linux has")
 
 
+@pytest.mark.slow
 def test_training_and_its_report(tmp_path: Path, table: Path):
     args = finetune(table, tmp_path / "out", "--batch-size", 16, "--num-workers", 1, "--max-steps", 2)
     args.remove("--no-report")

@@ -60,6 +60,7 @@ def artifact_of(records: list) -> Any:
     return artifact
 
 
+@pytest.mark.slow
 def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     out = tmp_path / "out"
     extra = ("--batch-size", 8, "--max-steps", 3, "--log-wandb", "--log-tensorboard", "--wandb-artifact")

@@ -23,6 +23,7 @@ def config(folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model_that_has_not(tmp_path: Path):
     table, out = write_table(tmp_path / "table.csv"), tmp_path / "out"
     printed = run(*trained(table, out)).stdout

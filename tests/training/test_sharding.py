@@ -268,6 +268,7 @@ def sharded(data: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_shares_are_put_together(sharded: Path, data: Path, tmp_path: Path):
     checkpoint = list_checkpoints(sharded)[-1]
     run("-m", "histocoder", "convert", "--from-shards", checkpoint, "--output", tmp_path / "whole")
@@ -309,6 +310,7 @@ class Evil:
         return (Path.touch, (self.path,))
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_leaves_the_checkpoints_before_it(data: Path, tmp_path: Path):
     out = tmp_path / "out"
     args = finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED)
@@ -343,6 +345,7 @@ def test_folders_apart_are_refused_for_shares_before_training(data: Path, tmp_pa
     assert "step" not in ended[0].stdout and not list(outs[0].glob(".*")) and not outs[1].exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("ELSEWHERE", str(tmp_path))
     out = tmp_path / "out"
@@ -352,7 +355,8 @@ def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, 
     assert not list_checkpoints(out) and not leftovers(out)
 
 
-@pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), ()])
 def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(data: Path, tmp_path: Path, flags: tuple[str, ...]):
     args = (*STEPS, "--max-steps", 6)
     run(*faulty(finetune(data, tmp_path / "one", *args, "--batch-size", 12), "nan:0:3-4"))
