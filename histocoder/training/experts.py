@@ -31,8 +31,10 @@ MAX_COST = 12_000_000
 """Rows times classes that a linear expert is fitted for: about a minute of one core."""
 _ROWS_AT_ONCE = 2048
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
-_TRUST = 20.0
-"""Rows that it takes to doubt the usual weights."""
+_HALF_GROWN = 500
+"""Training rows with which what is trained by gradients has half of its usual weight."""
+_TRUST = 50.0
+"""Validation rows that it takes to doubt the usual weights."""
 
 
 def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExpert | None:
@@ -118,7 +120,7 @@ def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
         yield start, torch.from_numpy(lower_characters(data.arrays.characters.decode(rows)))
 
 
-def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -> dict[str, float]:
+def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:
     """Return how much each expert counts: the weights that make the true codes most likely among the candidates.
 
     Parameters
@@ -127,6 +129,8 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
         See `Coder.votes`.
     is_true : sequence of Tensor of bool
         Rows without any true candidate are left out.
+    num_train : int
+        Rows that the model is trained on.
 
     Returns
     -------
@@ -140,7 +144,10 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor]) -
     finite = scores.isfinite().all(-1)
     real = (truth & finite).any(1)
     scores, truth, finite = scores[real], truth[real] & finite[real], finite[real]
-    usual = torch.tensor([_USUAL_WEIGHTS[name] for name in names], dtype=torch.float64)
+    grown = num_train / (num_train + _HALF_GROWN)
+    usual = torch.tensor(
+        [_USUAL_WEIGHTS[name] * (1.0 if name == "linear" else grown) for name in names], dtype=torch.float64
+    )
     if not len(scores):
         return dict(zip(names, usual.tolist(), strict=True))
     scores = scores.masked_fill(~finite[..., None], 0.0)
@@ -176,7 +183,13 @@ def best_mode(right: dict[str, float], *, num_rows: int) -> str:
 
 
 def fit_experts(
-    folder: Path, expert: LinearExpert | None, examples: Examples, device: torch.device, precision: str
+    folder: Path,
+    expert: LinearExpert | None,
+    examples: Examples,
+    *,
+    num_train: int,
+    device: torch.device,
+    precision: str,
 ) -> str:
     """Give a model in a folder its linear expert, the weights of its experts, and the mode that is most often right.
 
@@ -187,6 +200,8 @@ def fit_experts(
     expert : LinearExpert, optional
     examples : Examples
         Validation data; each description counts once, or a few that are frequent would decide.
+    num_train : int
+        Rows that the model is trained on.
     device : torch.device
     precision : str
         That the model will be used in.
@@ -201,7 +216,8 @@ def fit_experts(
     model = load_model(folder)
     _set_linear_expert(model, expert)
     coder = Coder(model, str(device), precision=precision)
-    weights = fit_weights(*zip(*coder.votes(examples.texts, examples.langs, examples.codes), strict=True))
+    votes, is_true = zip(*coder.votes(examples.texts, examples.langs, examples.codes), strict=True)
+    weights = fit_weights(votes, is_true, num_train=num_train)
     model.config = replace(model.config, experts=weights)
     truth, right = code_sets(examples.codes), {}
     for mode in ("combined", "greedy", "flat"):

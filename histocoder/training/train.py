@@ -292,9 +292,10 @@ def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: tor
 
     expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
     examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
-    fit_experts(folder, expert, examples, device, precision)
+    settings: dict[str, Any] = {"num_train": len(trainer.train_data), "device": device, "precision": precision}
+    fit_experts(folder, expert, examples, **settings)
     if not read_model_config(folder / BEST_FOLDER).fitted_to_validation:  # else a run before has done all
-        say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, device, precision)}")
+        say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, **settings)}")
 
 
 def _refits(config: RunConfig, trainer: Trainer, folder: Path) -> bool:
