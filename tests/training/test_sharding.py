@@ -341,7 +341,7 @@ def test_folders_apart_are_refused_for_shares_before_training(data: Path, tmp_pa
     with ranks(*(finetune(data, out, *STEPS, *SHARDED) for out in outs), each_a_node=True) as started:
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
-    assert ended[0].stderr.count("needs a folder that all processes see; process 1 does not find") == 1
+    assert ended[0].stderr.count("needs a folder that all processes see; rank 1 does not see") == 1
     assert "step" not in ended[0].stdout and not list(outs[0].glob(".*")) and not outs[1].exists()
 
 
