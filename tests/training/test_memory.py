@@ -58,7 +58,10 @@ def test_out_of_memory_on_one_rank_is_said_once_and_ends_all(table: Path, tmp_pa
 @pytest.mark.parametrize(
     ("error", "size"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total"), "while allocating 2.50 GiB"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total"),
+            "while allocating 2.50 GiB",
+        ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "(cpu), with"),
         (MemoryError(), "(cpu), with"),
     ],
