@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from histocoder.checkpoints.model_files import load_model, read_published, save_published
-from histocoder.config import ModelConfig
+from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, Unfilled, is_canine
 
-NUM_BLOCKS = {"hisco": 5, "occ1950": 2}
 PAD_TO = 128
 """Published models were trained on inputs padded to so many positions, with a decoder that saw the padding."""
 
@@ -54,14 +53,14 @@ def load_occcanine(
         Where the file holds no such model, or key or formatter and model do not fit.
     """
     path = Path(path)
-    if formatter not in NUM_BLOCKS and not target_cols:
+    if formatter not in NUM_CODES and not target_cols:
         raise UserError(f"A model of the formatter {formatter!r} needs the columns of codes that it was trained on.")
     weights, own_codes, chars = read_published(path)
     if "decoder.head.weight" not in weights:
         raise UserError(
             f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
         )
-    num_blocks = len(target_cols) if target_cols else NUM_BLOCKS[formatter]
+    num_blocks = len(target_cols) if target_cols else NUM_CODES[formatter]
     system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size or 5, symbols=chars)
     num_tokens = len(weights["decoder.head.weight"])
     if num_tokens < system.vocab_size:
