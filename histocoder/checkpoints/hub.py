@@ -55,7 +55,7 @@ Apache-2.0, as histocoder. That of the data it was trained on may ask for more: 
 _METRICS = """## How right it is
 
 On {rows:,} descriptions that were not trained on: {greedy:.1f} % got exactly the right set of codes from the decoder
-(measured on {sample:,} of them), {flat:.1f} % from the flat head at 0.5. `report.html`, where it is there, says more.
+(measured on {sample:,} of them), {flat:.1f} % from the flat head. `report.html`, if it is there, says more.
 
 """
 
@@ -96,6 +96,11 @@ def model_card(
         normalization=config.text_normalization,
         known=", ".join(known) or "(not recorded)",
     )
+
+
+def with_remark(card: str, remark: str) -> str:
+    """Return a model card with a sentence added to what it says of accuracy."""
+    return card.replace("\n## What it is", f"\n{remark}\n\n## What it is", 1)
 
 
 def write_card(folder: Path, card: str) -> None:

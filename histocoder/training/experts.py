@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from histocoder.checkpoints.hub import CARD_FILE, write_card
+from histocoder.checkpoints.hub import CARD_FILE, with_remark, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
@@ -238,7 +238,7 @@ def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert
     model.load_state_dict(weights)
     _set_linear_expert(model, expert)
     model.config = replace(model.config, fitted_to_validation=True)
-    _save(folder, model)
+    _save(folder, model, remark="After it was measured, it was trained on the validation data as well.")
 
 
 def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
@@ -246,10 +246,10 @@ def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
     model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
 
 
-def _save(folder: Path, model: MixerModel) -> None:
-    """Write a model again, with the card that it has."""
+def _save(folder: Path, model: MixerModel, *, remark: str = "") -> None:
+    """Write a model again, with the card that it has, to which a remark is added."""
     path = folder / CARD_FILE
     card = path.read_text(encoding="utf-8") if path.is_file() else None
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
     if card is not None:
-        write_card(folder, card)
+        write_card(folder, with_remark(card, remark) if remark else card)
