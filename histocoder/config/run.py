@@ -50,9 +50,6 @@ class SavingConfig(Settings):
     no_experts: bool = free(
         False, "fit no linear expert and no combination of experts, at the end; the mode to predict in stays greedy"
     )
-    no_refit: bool = free(
-        False, "do not let best/ learn from the validation data too, at the end, once it is measured on them"
-    )
     log_tensorboard: bool = free(False, "log to TensorBoard as well, in tensorboard/")
     log_wandb: bool = free(False, "log to Weights & Biases as well")
     wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")
@@ -174,8 +171,19 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
         return replace(self, **rates, scale_lr=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefitConfig(Settings):
+    """What becomes of validation data that were split off a table, once they have served."""
+
+    GROUP = SavingConfig.GROUP
+
+    no_refit: bool = free(
+        False, "do not let best/ learn from the validation data too, at the end, once it is measured on them"
+    )
+
+
 @dataclass(frozen=True)
-class FinetuneConfig(RunConfig, PrepareConfig):
+class FinetuneConfig(RefitConfig, RunConfig, PrepareConfig):
     """Fine-tune a model that codes occupational descriptions, on your own table."""
 
     input_col: str = changed(DataConfig, "input_col", "occ1", is_short=True)

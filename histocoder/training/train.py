@@ -209,7 +209,7 @@ def fit(
 
 
 def _finish(
-    config: RunConfig,
+    config: FinetuneConfig | MixerConfig,
     trainer: Trainer,
     train_files: ExampleFiles,
     val_files: ExampleFiles,
@@ -227,7 +227,7 @@ def _finish(
             lambda: report(folder, train_files, val_files, len(trainer.val_data), device, config.precision),
             doing="writing the report",
         )
-    if _refits(config, trainer, folder):
+    if isinstance(config, FinetuneConfig) and _refits(config, trainer, folder):
         refit(config, trainer, train_files, val_files, folder=folder)
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
 
@@ -298,7 +298,7 @@ def experts(folder: Path, trainer: Trainer, val_files: ExampleFiles, device: tor
         say(f"{BEST_FOLDER}/: {fit_experts(folder / BEST_FOLDER, expert, examples, **settings)}")
 
 
-def _refits(config: RunConfig, trainer: Trainer, folder: Path) -> bool:
+def _refits(config: FinetuneConfig, trainer: Trainer, folder: Path) -> bool:
     """Return whether the best model is to learn from the validation data as well: where rows are few, each tells."""
     num_rows = len(trainer.train_data) + len(trainer.val_data)
     if config.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
@@ -312,6 +312,7 @@ def refit(
     """Fit the best model to the validation data as well, now that these have served; all processes call this."""
     best = folder / BEST_FOLDER
     files = replace(train_files, paths=train_files.paths + val_files.paths)
+    say(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
     arrays = open_data(config, [train_files, val_files, files], folder, trainer.model.tokenizer)[-1]
     data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
     weights, _ = initial_weights(best)
@@ -328,7 +329,7 @@ def refit(
     distributed.run_on_primary(save, doing="saving the model")
     say(
         f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {len(trainer.val_data):,} of "
-        f"validation; {folder} is not."
+        f"validation; the model in {folder} itself has not seen those."
     )
 
 
