@@ -33,14 +33,13 @@ TINY = (
     "fp32",
     "--no-report",
     "--no-experts",
-    "--no-refit",
 )
 STEPS = 24
 MEASURED = {"samples_per_sec", "gpu_memory_gb"}
 
 
 def finetune(table: Path, out: Path, *extra: object) -> list[str]:
-    args = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *TINY, *extra)
+    args = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *TINY, "--no-refit", *extra)
     return [str(arg) for arg in ("finetune.py", *args)]
 
 

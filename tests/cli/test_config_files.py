@@ -138,7 +138,7 @@ def test_examples_train(tmp_path: Path, name: str):
         "cpu",
         "--no-report",
         "--no-experts",
-        "--no-refit",
+        *(["--no-refit"] if script == "finetune.py" else []),
     ]
     ended = two_ranks(command)[0] if name in ("eight-gpus", "cluster") else run(*command)
     assert "validation at step 2" in ended.stdout and (tmp_path / "out" / "model.safetensors").exists()
