@@ -227,7 +227,7 @@ class Neighbours:
         """Encode the descriptions, a batch in each turn, or read them from the cache."""
         if self._cache.is_file():
             with np.load(self._cache) as kept:
-                if str(kept["source"]) == self._source:
+                if str(kept["source"]) == self._source and len(kept["encodings"]) == len(self.rows):
                     self._encodings = kept["encodings"]
                     self.num_done = len(self.rows)
                     return

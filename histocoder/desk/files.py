@@ -323,9 +323,15 @@ def add_cards(
         return known
     targets = coding.coder.model.config.target_cols
     chosen = path.with_name(f".{path.name}.{secrets.token_hex(4)}.cards")
+
+    def tell(text: str) -> None:
+        """Pass on notices, but not what `review` says of its own file."""
+        if str(chosen) not in text:
+            say(text)
+
     try:
         cards = review(
-            path, chosen, budget=1 << 62, input_col=input_col, language_col=language_col, target_cols=targets, say=say
+            path, chosen, budget=1 << 62, input_col=input_col, language_col=language_col, target_cols=targets, say=tell
         )
     finally:
         chosen.unlink(missing_ok=True)

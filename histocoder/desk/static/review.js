@@ -45,9 +45,17 @@ export function hide() {
   clearTimeout(timer);
 }
 
-async function fetchMore() {
+let fetching = null;
+
+// Get further cards ahead of need; there is nothing to wait for but where no card is left to show.
+function fetchMore() {
+  fetching ??= fetchCards().finally(() => (fetching = null));
+  return fetching;
+}
+
+async function fetchCards() {
   const after = cards.length ? Math.max(...cards.map((one) => one.card.place)) : -1;
-  const more = await api(`review/${source.id}/cards?who=${encodeURIComponent(who())}&after=${after}`);
+  const more = await api(`review/${source.id}/cards?who=${encodeURIComponent(who())}&count=8&after=${after}`);
   isOver = !more.length;
   cards.push(...more.filter((one) => !cards.some((other) => other.card.id === one.card.id)));
 }
@@ -145,7 +153,7 @@ function inSearch(event) {
   } else if (event.key === "Escape") get("card").querySelector(".text").focus();
 }
 
-// One request at a time: a key that is held down decides once.
+// One decision at a time: none is made on a card that is not shown yet.
 async function alone(action) {
   if (isBusy) return;
   isBusy = true;
@@ -178,19 +186,22 @@ const decidedBy = (card) => {
   return `${card.who || "Another reviewer"} ${what}. Accept to put the codes below in its place, or go on with →.`;
 };
 
-async function forward() {
-  do {
-    at += 1;
-    if (at >= cards.length - 2 && !isOver) await fetchMore();
-  } while (present() && present().card.status !== "open");
-  choose(at);
+async function go(place) {
+  if (place >= cards.length - 4 && !isOver) {
+    const more = fetchMore();
+    if (place >= cards.length) await more;
+    else more.catch(() => {});
+  }
+  choose(Math.min(place, cards.length));
 }
 
-const move = (by) => alone(async () => {
-  if (at + by < 0) return;
-  if (by > 0 && at + by >= cards.length - 2 && !isOver) await fetchMore();
-  choose(Math.min(at + by, cards.length));
-});
+async function forward() {
+  let place = at + 1;
+  while (cards[place] && cards[place].card.status !== "open") place += 1;
+  await go(place);
+}
+
+const move = (by) => alone(async () => at + by >= 0 && go(at + by));
 
 const undo = () => alone(async () => {
   const back = await api(`review/${source.id}/undo`, { json: { who: who() } });
@@ -206,6 +217,7 @@ function key(event) {
   if (get("review").hidden || get("desk").hidden || event.ctrlKey || event.altKey || event.metaKey || !usesKeys()) return;
   if (event.target.closest("input, textarea, select")) return;
   if (event.key === "Enter" && event.target.closest("button, a")) return;
+  if (event.repeat) return; // a key that is held down decides once
   const digit = event.code.match(/^(?:Digit|Numpad)([1-9])$/);
   const other = digit && present() && alternatives(present())[digit[1] - 1];
   const actions = { Enter: () => decide("settle"), 0: () => decide("no occupation"), "?": () => decide("unsure"), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
