@@ -109,7 +109,8 @@ def estimate(
 def _share(features: np.ndarray, times: np.ndarray, mean: np.ndarray, draws: np.ndarray) -> Estimate:
     """Return the share of rows that is right; descriptions of like confidence are taken together."""
     edges = np.linspace(features[:, 1].min(), features[:, 1].max(), _BINS)
-    bins = np.searchsorted(edges, features[:, 1])
+    width = max(edges[1] - edges[0], 1e-9)
+    bins = np.rint((features[:, 1] - edges[0]) / width).astype(int)
     weights = np.bincount(bins, times, _BINS)
     squares = np.bincount(bins, times.astype(float) ** 2, _BINS)
     used = weights > 0
@@ -135,7 +136,7 @@ def _fit(features: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarra
         gradient = features.T @ (right - probable) - precision @ (found - prior)
         hessian = (features * (probable * (1 - probable))[:, None]).T @ features + precision
         step = np.linalg.solve(hessian, gradient)
-        found = found + step
+        found = found + np.clip(step, -2, 2)
         if np.abs(step).max() < 1e-8:
             break
     return found, np.linalg.inv(hessian)
