@@ -77,21 +77,21 @@ export const codeName = (code) => [el("span", { class: "code" }, code.code), " "
 export const codeNames = (codes) => codes.map((code) => (code.title ? `${code.code} ${code.title}` : code.code)).join(", ");
 
 let languages = [];
+// The language that was chosen last; at first the model's own, where it has one.
+const usual = () => localStorage.getItem("language") || (languages.length === 2 ? languages[1].code : "unk");
 export const languageName = (code) => languages.find((one) => one.code === code)?.name || code;
 
 export function fillLanguages(all) {
   languages = all;
-  const kept = localStorage.getItem("language");
   for (const select of document.querySelectorAll("select.languages")) {
-    select.replaceChildren(...all.map((one) => el("option", { value: one.code, selected: one.code === kept }, one.name)));
+    select.replaceChildren(...languageOptions());
     select.onchange = () => localStorage.setItem("language", select.value);
   }
 }
 
-export function languageSelect(id) {
-  const kept = localStorage.getItem("language");
-  return el("select", { id }, languages.map((one) => el("option", { value: one.code, selected: one.code === kept }, one.name)));
-}
+const languageOptions = () => languages.map((one) => el("option", { value: one.code, selected: one.code === usual() }, one.name));
+
+export const languageSelect = (id) => el("select", { id }, languageOptions());
 
 export function nearest(neighbours) {
   return el("ul", { class: "list near" }, neighbours.map((one) =>
