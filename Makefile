@@ -7,7 +7,7 @@ ARGS :=
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all test-lowest gpu lint format docs bench finetune-ddp clean
+.PHONY: demo test test-all test-browser test-lowest gpu lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -21,6 +21,7 @@ demo: $(VENV)/.installed
 	  --key data/key.csv --encoder ngram --num-epochs 6 --no-refit --log-interval 200 --save-path demo --overwrite
 	$(BIN)/histocoder predict --model demo/best --language en "boot and shoe maker" "retired schoolmaster" "dairy farmer"
 	$(BIN)/histocoder predict --model demo/best --language da "smedemester" "skrædersvend"
+	@echo "Code, check and improve in a browser: $(BIN)/histocoder serve --model demo/best"
 
 # Unit tests, and of whole programs one of each kind: minutes.
 test: $(VENV)/.installed
@@ -29,6 +30,14 @@ test: $(VENV)/.installed
 # All tests, also those that kill, stop or starve runs in many places and start each launcher.
 test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST)
+
+# The page of histocoder serve in Debian's chromium, with axe-core, which checks accessibility.
+test-browser: $(VENV)/.installed
+	command -v chromedriver || sudo apt-get install --yes chromium chromium-driver
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	test -f $(VENV)/axe/package/axe.min.js || (mkdir -p $(VENV)/axe && cd $(VENV)/axe && \
+	  npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz)
+	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py
 
 # What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
 test-lowest:

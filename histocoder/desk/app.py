@@ -274,10 +274,11 @@ def _add_files(app: FastAPI, desk: Desk) -> None:
         """Stop; what is coded is kept for when the file is coded again."""
         return files.cancel(file)
 
-    @app.delete("/api/files/{file}", status_code=204, tags=["files"])
-    def remove(file: str) -> None:
-        """Delete the file and its codes."""
+    @app.delete("/api/files/{file}", tags=["files"])
+    def remove(file: str) -> list[File]:
+        """Delete the file and its codes; return the other files."""
         files.remove(file)
+        return files.all()
 
     @app.get("/api/files/{file}/result", response_class=FileResponse, tags=["files"])
     def result(file: str) -> FileResponse:

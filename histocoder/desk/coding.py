@@ -131,6 +131,8 @@ class CodingDesk:
         found = list(dict.fromkeys(filter(None, (code.strip() for code in codes))))
         for code in found:
             problem = "is not a code" if code == MISSING else self.coder.formatter.system.problem(code)
+            if problem is None and self._is_short(code):
+                problem = f"is shorter than {self.coder.formatter.block_size} characters; write leading zeros, too"
             if problem:
                 raise UserError(f"{code!r} {problem}.")
         if len(found) > self.coder.formatter.num_blocks:
@@ -138,6 +140,12 @@ class CodingDesk:
                 f"There are {len(found)} codes; a description has {self.coder.formatter.num_blocks} at most."
             )
         return found
+
+    def _is_short(self, code: str) -> bool:
+        """Return whether training would refuse a code as one that has lost its zeros."""
+        formatter = self.coder.formatter
+        is_own = code in self.coder.codes or code.startswith("-")
+        return not is_own and formatter.system.length(code) < formatter.block_size
 
     def search(self, query: str, *, limit: int) -> list[Code]:
         """Return the codes whose number begins with the query, then those whose title has all its words."""

@@ -64,7 +64,7 @@ class Page:
         self.click(f"nav a[href='#{part}']")
 
     def press(self, *keys: str) -> None:
-        self.driver.switch_to.active_element.send_keys(*keys)
+        webdriver.ActionChains(self.driver).send_keys(*filter(None, keys)).perform()  # to whatever has the focus
 
     def begin_review(self, who: str) -> None:
         self.go("review")
