@@ -92,8 +92,8 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
-    if sys.stderr is not None and sys.stderr is sys.__stderr__:
-        sys.stderr = cast(TextIO, _OrNowhere(sys.stderr))
+    if (stderr := sys.__stderr__) is not None and sys.stderr is stderr:  # not in tests, which have their own
+        sys.stderr = cast(TextIO, _OrNowhere(stderr))
 
 
 def _show_warning(
