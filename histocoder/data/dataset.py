@@ -74,6 +74,10 @@ class Batch:
         """Return the same in pinned memory; called by `DataLoader`."""
         return self._mapped(Tensor.pin_memory)
 
+    def share_memory(self) -> Batch:
+        """Return the same in shared memory."""
+        return self._mapped(Tensor.share_memory_)
+
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,

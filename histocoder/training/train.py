@@ -223,16 +223,19 @@ def _finish(
 ) -> None:
     """Fit the experts of a trained model, and report on it."""
     if not config.no_experts:
+        say("Training is done. Fitting the linear expert, and choosing the mode to predict in.")
         distributed.run_on_primary(
             lambda: experts(folder, trainer, val_files, device, config.precision), doing="fitting the experts"
         )
     if not config.no_report:
+        say("Writing the report: coding the validation data, and comparing with a linear model.")
         distributed.run_on_primary(
             lambda: report(folder, train_files, val_files, len(trainer.val_data), device, config.precision),
             doing="writing the report",
         )
     if isinstance(config, FinetuneConfig) and _refits(config, trainer, folder):
-        refit(config, trainer, train_files, val_files, folder=folder)
+        with explaining_out_of_memory(trainer.config, device, max_len=config.max_len):
+            refit(config, trainer, train_files, val_files, folder=folder)
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
 
 
@@ -399,6 +402,7 @@ def _facts(config: RunConfig, trainer: Trainer) -> RunFacts:
     """Return what the banner tells; all ranks ask for it together."""
     model, device = trainer.model, trainer.device
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    epochs = trainer.total_steps // trainer.sampler.num_batches(0)  # more than asked for where --min-steps is
     return RunFacts(
         script=Path(sys.argv[0]).name,
         encoder=config.encoder,
@@ -418,5 +422,5 @@ def _facts(config: RunConfig, trainer: Trainer) -> RunFacts:
         accumulation=config.gradient_accumulation_steps,
         step_size=config.step_size(distributed.world_size()),
         num_steps=trainer.total_steps,
-        num_epochs=config.num_epochs if config.max_steps is None else None,
+        num_epochs=max(config.num_epochs, epochs) if config.max_steps is None else None,
     )

@@ -180,7 +180,7 @@ class Trainer:
                 self.interrupt(signum)
         else:
             state.epoch, state.samples = state.epoch + 1, 0
-        if (signum := self.ballot.close()) and state.step < self.total_steps:
+        if signum := self.ballot.cast(signals.signum) or self.ballot.close():  # after the last step much is still to do
             self.interrupt(signum)
 
     @property

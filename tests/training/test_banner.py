@@ -64,7 +64,7 @@ def test_the_lines_of_a_small_one():
 
 
 def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
-    extra = ("--batch-size", 2, "--gradient-accumulation-steps", 2, "--num-epochs", 1)
+    extra = ("--batch-size", 2, "--gradient-accumulation-steps", 2, "--num-epochs", 1, "--min-steps", 16)
     first, other = two_ranks(finetune(table, tmp_path / "out", *extra))
     lines = first.stdout.splitlines()
     start = lines.index("script      finetune.py")
@@ -74,7 +74,7 @@ def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
     assert lines[start + 5 : start + 8] == [
         "strategy    DDP, gloo, fp32",
         "batch       2 × 2 accumulated × 2 processes = 8 rows a step",
-        "steps       8 in 1 epoch",
+        "steps       16 in 2 epochs",
     ]
     assert "script" not in other.stdout
 
