@@ -201,11 +201,6 @@ def reduce_sum(values: Tensor) -> Tensor:
     return values
 
 
-def norm_of_all(norm: Tensor) -> Tensor:
-    """Return the norm of a vector of which each process holds a part, by the norm of this one's, of shape ()."""
-    return reduce_sum(norm.square()).sqrt()
-
-
 def gather(values: Tensor) -> list[Tensor]:
     """Every process's CPU `values`, which all have one shape, in order of rank."""
     if _group is None:

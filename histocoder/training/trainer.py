@@ -138,8 +138,8 @@ class Trainer:
             Where a loader worker is killed, or hangs.
         """
         self.tracker = tracker or self.tracker
-        with self.learner.whole():
-            use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
+        with self.learner.whole() as model:
+            use_encodings(model, [self.train_data, self.val_data], folder=self.folder)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
         profiler = Profiler(
             self.config.profile, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
@@ -244,9 +244,9 @@ class Trainer:
     def validate(self) -> dict[str, float]:
         """Validate, pass the numbers on, and keep the model if it is the best so far."""
         started = time.monotonic()
-        with self.learner.whole():
+        with self.learner.whole() as model:
             results = validate(
-                self.model,
+                model,
                 self.val_data,
                 num_blocks=self.num_blocks,
                 batch_size=self.config.batch_size,
@@ -332,8 +332,8 @@ class Trainer:
         weights : dict
             State dict of the model to begin with.
         """
-        with self.learner.whole():
-            use_encodings(self.model, [data], folder=self.folder)
+        with self.learner.whole() as model:
+            use_encodings(model, [data], folder=self.folder)
         sampler, loader = self.batches_of(data)
         least, most = _REFIT_STEPS
         total_steps = max(least, min(2 * sampler.num_batches(0), most), sampler.num_batches(0))
