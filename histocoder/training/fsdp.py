@@ -85,8 +85,9 @@ class Sharded:
 
     @contextmanager
     def whole(self, model: MixerModel) -> Iterator[MixerModel]:
-        """Give a copy of the model with the whole weights, on this process's device."""
-        yield self._filled(self._gathered(model.state_dict(), lambda tensor: tensor)).train(model.training)
+        """Give a second model, with the whole weights on this process's device."""
+        with self._filled(self._gathered(model.state_dict(), lambda tensor: tensor)) as whole:
+            yield whole.train(model.training)
 
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
         """Return the weights in rank 0's CPU memory; they are gathered one by one."""
@@ -111,11 +112,11 @@ class Sharded:
     @torch.no_grad()
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """Load weights in place, each rank its shards."""
-        whole = self._filled(weights)
-        for name, parameter in model.named_parameters():
-            _local(parameter).copy_(_shard_of(whole.get_parameter(name)))
-        for name, buffer in model.named_buffers():
-            buffer.copy_(whole.get_buffer(name))
+        with self._filled(weights) as whole:
+            for name, parameter in model.named_parameters():
+                _local(parameter).copy_(_shard_of(whole.get_parameter(name)))
+            for name, buffer in model.named_buffers():
+                buffer.copy_(whole.get_buffer(name))
 
     def load_optimizer(self, optimizer: ShardedAdamW, state: dict[str, Any]) -> None:
         """Load the optimizer's state, each rank its shards."""
@@ -128,11 +129,16 @@ class Sharded:
         }
         optimizer.load_state_dict({**state, "state": shards})
 
-    def _filled(self, weights: dict[str, Tensor]) -> MixerModel:
-        """Return a copy of the model that has weights, not copied, which are whole."""
-        whole = copy.deepcopy(self._empty)
-        whole.load_state_dict(weights, assign=True)
-        return whole
+    @contextmanager
+    def _filled(self, weights: dict[str, Tensor]) -> Iterator[MixerModel]:
+        """Give the model as it was before it was sharded, with these weights, which are not copied."""
+        self._empty.load_state_dict(weights, assign=True)
+        try:
+            yield self._empty
+        finally:
+            for module in self._empty.modules():
+                for name, parameter in module.named_parameters(recurse=False):
+                    setattr(module, name, nn.Parameter(parameter.to("meta"), parameter.requires_grad))
 
     def _gathered(self, tensors: dict[str, Tensor], kept: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return what is kept of each of some tensors, when it is whole on this process's device."""
