@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from histocoder import distributed
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -101,7 +102,7 @@ class Ours:
         model = data.model()
         if freeze_encoder:
             model.freeze_encoder()
-        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "folder": folder, "settings": {}}
+        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "run": RunFolder(folder), "settings": {}}
         self.trainer = Trainer(model, data.noisy, data.noisy, config, **options)
         self.trainer.model.train()
         self.rows = config.batch_size * distributed.world_size()

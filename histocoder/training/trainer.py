@@ -6,7 +6,7 @@ import itertools
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from torch import Tensor
 from histocoder import distributed
 from histocoder.checkpoints.hub import model_card, write_card
 from histocoder.checkpoints.model_files import save_model
-from histocoder.checkpoints.resume import mark_interrupted
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import (
-    BEST_FOLDER,
     Checkpoint,
     TrainState,
     checkpoint_path,
@@ -40,7 +39,7 @@ from histocoder.training.console import Progress, say
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
 from histocoder.training.meter import Meter
-from histocoder.training.profiling import Profiler
+from histocoder.training.profiling import profiling
 from histocoder.training.tracking import NullRun, Tracker
 from histocoder.training.validation import validate
 
@@ -62,8 +61,8 @@ class Trainer:
     config : TrainConfig
     loader : LoaderConfig
     device : torch.device
-    folder : Path
-        The run's; rank 0 writes there, from `fit` on.
+    run : RunFolder
+        Rank 0 writes there, from `fit` on.
     settings : dict
         What a resumed run must agree on; kept in each checkpoint.
 
@@ -84,12 +83,12 @@ class Trainer:
         *,
         loader: LoaderConfig,
         device: torch.device,
-        folder: Path,
+        run: RunFolder,
         settings: dict[str, Any],
     ) -> None:
         self.model, self.config, self.device = model, config, device
         self.train_data, self.val_data = train_data, val_data
-        self.folder, self.settings = folder, settings
+        self.run, self.settings = run, settings
         self.num_blocks = model.config.formatter["num_blocks"]
         self.loader = loader
         self.sampler, self.train_loader = self.batches_of(train_data)
@@ -139,27 +138,27 @@ class Trainer:
         """
         self.tracker = tracker or self.tracker
         with self.learner.whole() as model:
-            use_encodings(model, [self.train_data, self.val_data], folder=self.folder)
+            use_encodings(model, [self.train_data, self.val_data], folder=self.run.path)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
-        profiler = Profiler(
-            self.config.profile, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
+        profiled = profiling(
+            self.config.profile, self.run.profile, device=self.device, say=self.progress.say, on_pause=self.pause
         )
-        with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
+        with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiled as count_step:
             while self.state.step < self.total_steps and not self.is_over:
-                self.train_epoch(signals, profiler)
+                self.train_epoch(signals, count_step)
         self.progress.close()
         results = self.state.results or self.validate()
         self.save_result()
         return results
 
-    def train_epoch(self, signals: StopSignals, profiler: Profiler) -> None:
+    def train_epoch(self, signals: StopSignals, count_step: Callable[[], None]) -> None:
         """Train on the remaining batches of the current epoch."""
         state, config = self.state, self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
         for parts in zip(*[iter(self.train_loader)] * config.gradient_accumulation_steps, strict=True):
             loss, grad_norm = self.train_step(parts)
-            profiler.step()
+            count_step()
             state.step += 1
             state.samples += parts[0].num_rows
             self.meter.add(loss, grad_norm, rows=parts[0].num_rows)
@@ -229,7 +228,7 @@ class Trainer:
 
     def not_finite(self, what: str) -> UserError:
         """Return the error of a run that has come to nothing: what is not finite, and where there is something good."""
-        last, best = next(reversed(list_checkpoints(self.folder)), None), self.folder / BEST_FOLDER
+        last, best = next(reversed(list_checkpoints(self.run.path)), None), self.run.best
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
         if last is None:
             return UserError(
@@ -263,7 +262,7 @@ class Trainer:
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
         if self.state.improves(results):
-            self.save_model(self.folder / BEST_FOLDER, doing="saving the best model")
+            self.save_model(self.run.best, doing="saving the best model")
         self.pause(started)
         return results
 
@@ -296,7 +295,7 @@ class Trainer:
         if self.device.type == "cuda":
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
-        path = checkpoint_path(self.folder, self.state.step)
+        path = checkpoint_path(self.run.path, self.state.step)
         checkpoint = Checkpoint(
             path=path,
             state=self.state,
@@ -313,12 +312,12 @@ class Trainer:
 
     def save_result(self) -> None:
         """Write what a finished run leaves."""
-        self.save_model(self.folder, doing="saving the model")
+        self.save_model(self.run.path, doing="saving the model")
         if self.config.save_format == "occcanine":
             learner, model = self.learner.state(), self.model
             trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
             distributed.run_on_primary(
-                lambda: save_last_bin(self.folder, model.config, learner, step=self.state.step, trained=trained),
+                lambda: save_last_bin(self.run.path, model.config, learner, step=self.state.step, trained=trained),
                 doing="saving last.bin",
             )
 
@@ -333,7 +332,7 @@ class Trainer:
             State dict of the model to begin with.
         """
         with self.learner.whole() as model:
-            use_encodings(model, [data], folder=self.folder)
+            use_encodings(model, [data], folder=self.run.path)
         sampler, loader = self.batches_of(data)
         least, most = _REFIT_STEPS
         total_steps = max(least, min(2 * sampler.num_batches(0), most), sampler.num_batches(0))
@@ -377,7 +376,7 @@ class Trainer:
         self.progress.close()
         step = self.state.step
         distributed.run_on_primary(
-            lambda: mark_interrupted(self.folder, step=step, signum=signum), doing="marking the interruption"
+            lambda: self.run.mark_interrupted(step=step, signum=signum), doing="marking the interruption"
         )
         raise Interrupted(
             f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. When "

@@ -219,12 +219,12 @@ def test_rows_are_not_sought_where_positions_are_given(table: Path, tmp_path: Pa
 
 RESUMED = """
 import runpy, sys, weakref
-from histocoder.training import train
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.training import trainer
 
 held = []
 
-def open_checkpoint(*args, opened=train.open_checkpoint):
+def open_checkpoint(*args, opened=RunFolder.checkpoint):
     checkpoint = opened(*args)
     held.extend(map(weakref.ref, (checkpoint, *checkpoint.learner.weights.values(), *checkpoint.ranks.values())))
     return checkpoint
@@ -233,7 +233,7 @@ def train_step(self, parts, step=trainer.Trainer.train_step):
     print("alive:", sum(ref() is not None for ref in held), "of", len(held))
     return step(self, parts)
 
-train.open_checkpoint, trainer.Trainer.train_step = open_checkpoint, train_step
+RunFolder.checkpoint, trainer.Trainer.train_step = open_checkpoint, train_step
 sys.argv = {args!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
