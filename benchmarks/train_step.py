@@ -51,7 +51,8 @@ from histocoder.model.devices import device_name
 from histocoder.model.layers import knows_linear
 from histocoder.ops import kernels
 from histocoder.ops.memory import peak_gpu_memory
-from histocoder.training.trainer import Trainer, mixed_loss
+from histocoder.training.losses import mixed_loss
+from histocoder.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoints.training_state import Checkpoint, is_checkpoint, list_checkpoints, verify_checkpoint
+from histocoder.distributed.log import log
 from histocoder.errors import DamagedError, UserError
 
 BATCH_SETTINGS = {
@@ -17,8 +18,8 @@ BATCH_SETTINGS = {
 """Settings aggregated over all ranks, by the flag that sets the value per rank."""
 
 
-def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = print) -> Path | None:
-    """Find and verify the checkpoint that a run resumes from.
+def find_checkpoint(folder: Path, resume: str) -> Path | None:
+    """Find and verify the checkpoint that a run resumes from; damaged ones that are skipped are named.
 
     Parameters
     ----------
@@ -26,8 +27,6 @@ def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = 
         The run's.
     resume : str
         "auto" (the newest intact one, if any), "never", or the path of a checkpoint or of a run.
-    warn : callable
-        Receives a message for each damaged checkpoint that is skipped.
 
     Raises
     ------
@@ -47,7 +46,7 @@ def find_checkpoint(folder: Path, resume: str, *, warn: Callable[[str], None] = 
             verify_checkpoint(checkpoint)
         except DamagedError as error:
             damage = damage or str(error)
-            warn(f"Warning: {error} Looking for an older checkpoint.")
+            log.info(f"Warning: {error} Looking for an older checkpoint.")
         else:
             return checkpoint
     if damage:

@@ -148,7 +148,7 @@ class RunFolder:
             found = find_checkpoint(self.path, "auto" if began_here else resume)
             return str(found or ""), found is not None and is_same_file(found.parent, self.path / CHECKPOINTS_FOLDER)
 
-        found, is_own = distributed.from_primary(distributed.run_on_primary(find, doing="verifying checkpoints"))
+        found, is_own = distributed.from_primary(find, doing="verifying checkpoints")
         if not found:
             return None
         copy = self.path / f".{Path(found).name}.copy.tmp"
@@ -202,7 +202,7 @@ class RunFolder:
         def find() -> str:
             return _read(self._interrupted) if restarts() else ""
 
-        if record := distributed.from_primary(distributed.run_on_primary(find, doing="looking for interrupted.json")):
+        if record := distributed.from_primary(find, doing="looking for interrupted.json"):
             values = json.loads(record)
             raise Interrupted(f"{values['reason']}: saved at step {values['step']}.", values["status"] - 128)
 

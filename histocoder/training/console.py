@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.distributed.launch import node_name
+from histocoder.distributed.log import log
 from histocoder.model.devices import device_name
 from histocoder.model.precision import computing_dtype, precision_name
 
@@ -25,18 +26,18 @@ _FIRST_STEPS = 5
 
 
 class Progress:
-    """Steps done: a bar on a terminal, a line now and then elsewhere, nothing where `show` is false.
+    """Steps done: a bar on a terminal, and a line now and then.
 
     Parameters
     ----------
     total, start : int
         Steps of the run, and those done already.
     show : bool
-        Whether this process prints.
+        Whether this process may show a bar.
     """
 
     def __init__(self, total: int, *, start: int = 0, show: bool = True) -> None:
-        self._total, self._show = total, show
+        self._total = total
         self._started, self._start = time.monotonic(), start
         self._done = 0
         self._counted_since = self._started
@@ -63,23 +64,14 @@ class Progress:
     def _say_estimate(self) -> None:
         seconds = (time.monotonic() - self._counted_since) / (ESTIMATE_AFTER - _FIRST_STEPS)
         steps = self._total - self._start
-        self.say(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
+        say(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
 
     def line(self, step: int, values: dict[str, float]) -> None:
         """Say some numbers in a line of their own."""
-        if not self._show:
-            return
         done = step - self._start
         left = (time.monotonic() - self._started) / done * (self._total - step) if done else 0
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self.say(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
-
-    def say(self, text: str) -> None:
-        """Print a line without breaking the bar."""
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stdout)
-        elif self._show:
-            print(text, flush=True)
+        say(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -95,8 +87,7 @@ def _duration(seconds: float) -> str:
 
 def say(text: str) -> None:
     """Print a line, on rank 0."""
-    if distributed.is_primary():
-        print(text, flush=True)
+    log.info(text)
 
 
 def banner(trainer: Trainer, *, encoder: str) -> list[str]:

@@ -6,20 +6,18 @@ import importlib.util
 import os
 import queue
 import re
-import sys
 import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from histocoder import distributed
 from histocoder.checkpoints.hub import CARD_FILE
 from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
 from histocoder.config import RunConfig, recorded
+from histocoder.distributed.log import log
 from histocoder.errors import UserError
 from histocoder.files import replacing
 from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker, dashboard_values
@@ -228,5 +226,4 @@ class InBackground:
     def _give_up(self, why: str) -> None:
         if not self._given_up:
             self._given_up = True
-            text = f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}."
-            tqdm.write(text, file=sys.stderr)
+            log.warning(f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}.")

@@ -144,7 +144,10 @@ class Sharded:
         """Return what is kept of each of some tensors, when it is whole on this process's device."""
 
         def whole(tensor: Any) -> Tensor:
-            return tensor.to(self._device).full_tensor() if isinstance(tensor, DTensor) else tensor
+            if not isinstance(tensor, DTensor):
+                return tensor
+            shard: Any = tensor.to(self._device)
+            return shard.full_tensor()
 
         return {name: kept(whole(tensor)) for name, tensor in tensors.items()}
 

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocoder import distributed
 from histocoder.files import temporary_folder
+from histocoder.training.console import say
 
 SKIPPED_STEPS = 5
 """Steps before those that are profiled, which start workers, compile, and choose kernels."""
@@ -27,7 +28,6 @@ def profiling(
     path: Path,
     *,
     device: torch.device,
-    say: Callable[[str], None],
     on_pause: Callable[[float], None],
 ) -> Iterator[Callable[[], None]]:
     """Profile some steps on rank 0, once; give what is to be called after each step.
@@ -41,8 +41,6 @@ def profiling(
     path : Path
         The folder to make.
     device : torch.device
-    say : callable
-        Receives the table.
     on_pause : callable
         Receives the time (`time.monotonic`) since which training has been paused.
     """

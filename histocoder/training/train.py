@@ -37,8 +37,8 @@ from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.recipes import fill_in
-from histocoder.training.settings import check_machine, what_to_agree_on
-from histocoder.training.trainer import Trainer, check_batch_size
+from histocoder.training.settings import check_batch_size, check_machine, what_to_agree_on
+from histocoder.training.trainer import Trainer
 
 REFIT_ROWS = 100_000
 """Rows up to which a model is fitted to its validation data as well, in the end."""
@@ -120,8 +120,7 @@ def fit(
     if config.auto_batch_size:
         size = _fitting_batch_size(config, checkpoint, build, device, num_rows=len(train_arrays))
         config = replace(config, batch_size=size, auto_batch_size=False)  # in args.yaml stands what was found
-    if config.tokens_per_batch is None:
-        check_batch_size(config, len(train_arrays))
+    check_batch_size(config, len(train_arrays))
     scaled = config.with_scaled_rates(distributed.world_size())
     settings = what_to_agree_on(scaled, train_files, train_arrays, val_arrays, key)
     _check_settings(settings, scaled, checkpoint, run.path)
@@ -160,7 +159,7 @@ def fit(
     _finish(config, trainer, train_files, val_files)
 
 
-def _begin(config: RunConfig, run: RunFolder, key: Key, start_step: int) -> None:
+def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, start_step: int) -> None:
     """Prepare the run's folder, on rank 0 and after all checks."""
     run.begin(recorded(config), start_step=start_step)
     if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):

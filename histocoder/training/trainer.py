@@ -26,18 +26,18 @@ from histocoder.checkpoints.training_state import (
     save_last_bin,
     unfinished,
 )
-from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.distributed.signals import StopSignals
 from histocoder.errors import Interrupted, UserError
-from histocoder.model import MixerModel, MixerOutput
+from histocoder.model import MixerModel
 from histocoder.ops.memory import peak_gpu_memory
-from histocoder.training import losses
 from histocoder.training.console import Progress, say
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
+from histocoder.training.losses import mixed_loss
 from histocoder.training.meter import Meter
 from histocoder.training.profiling import profiling
 from histocoder.training.tracking import NullRun, Tracker
@@ -140,9 +140,7 @@ class Trainer:
         with self.learner.whole() as model:
             use_encodings(model, [self.train_data, self.val_data], folder=self.run.path)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
-        profiled = profiling(
-            self.config.profile, self.run.profile, device=self.device, say=self.progress.say, on_pause=self.pause
-        )
+        profiled = profiling(self.config.profile, self.run.profile, device=self.device, on_pause=self.pause)
         with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiled as count_step:
             while self.state.step < self.total_steps and not self.is_over:
                 self.train_epoch(signals, count_step)
@@ -166,7 +164,8 @@ class Trainer:
             is_last = state.step == self.total_steps
             if state.step % config.log_interval == 0 or is_last:
                 self.log_training()
-            self.advance(loss)
+            # the loss is read from a CPU only, where that makes no one wait
+            self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
             if state.step % self.eval_interval == 0 or is_last:
                 self.validate()
                 is_last = is_last or self.is_over
@@ -201,10 +200,6 @@ class Trainer:
                 self.learner.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.learner.step()
-
-    def advance(self, loss: Tensor) -> None:
-        """Move the bar; the loss is read from a CPU only, where that makes no one wait."""
-        self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
 
     def log_training(self) -> None:
         """Read the losses since the last time, and pass them on."""
@@ -254,7 +249,7 @@ class Trainer:
             )
         self.state.results = results
         self.tracker.log(self.state.step, results)
-        self.progress.say(
+        say(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
             f"decoded {_by_codes(results, 'greedy_seq_acc')}, flat {_by_codes(results, 'flat_acc')}, "
             f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"
@@ -274,11 +269,12 @@ class Trainer:
 
     def save_model(self, folder: Path, *, doing: str) -> None:
         """Write the model with its card."""
-        weights = self.learner.weights()
+        weights, config = self.learner.weights(), self.model.config
+        facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
 
         def save() -> None:
-            save_model(folder, self.model.config, weights, tokenizer=self.model.tokenizer)
-            write_card(folder, self.card())
+            save_model(folder, config, weights, tokenizer=self.model.tokenizer)
+            write_card(folder, model_card(config, **facts, metrics=self.state.results))
 
         distributed.run_on_primary(save, doing=doing)
 
@@ -351,12 +347,6 @@ class Trainer:
                 progress.advance()
         progress.close()
 
-    def card(self) -> str:
-        """Return the model card of what has been trained so far."""
-        return model_card(
-            self.model.config, num_train=len(self.train_data), num_val=len(self.val_data), metrics=self.state.results
-        )
-
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was saved, right before `fit`; what was read of it may be let go then."""
         self.learner.restore(checkpoint.learner)
@@ -385,37 +375,10 @@ class Trainer:
         )
 
 
-def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float) -> Tensor:
-    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`."""
-    block = losses.block_order_invariant(
-        output.seq2seq_logits,
-        batch.targets,
-        num_blocks=config.formatter["num_blocks"],
-        num_rows=batch.num_rows,
-        num_target_blocks=batch.num_target_blocks,
-        counts=batch.counts,
-    )
-    flat = losses.flat_loss(
-        output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
-    )
-    return seq2seq_weight * block + (1 - seq2seq_weight) * flat
-
-
 def _by_codes(results: dict[str, float], name: str) -> str:
     """Return an accuracy, and those of rows with one code, two, three or more."""
     parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
     return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
-
-
-def check_batch_size(config: TrainConfig, num_rows: int) -> None:
-    """Print a notice if a step over all ranks takes more rows than there are to train on."""
-    num_parts = config.num_parts(distributed.world_size())
-    if config.step_size(distributed.world_size()) > num_rows:
-        times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
-        say(
-            f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
-            "an epoch is one small step. A smaller --batch-size takes more of them."
-        )
 
 
 def _global_batch(config: TrainConfig, model: MixerModel) -> int | TokenBudget:

@@ -22,9 +22,9 @@ from histocoder.config import FinetuneConfig, TrainConfig
 from histocoder.errors import Notice, UserError
 from histocoder.ops.memory import RowsAtOnce
 from histocoder.training.batch_size import _Trial, find_batch_size, largest_that_fits
+from histocoder.training.losses import mixed_loss
 from histocoder.training.out_of_memory import advice, explaining_out_of_memory
 from histocoder.training.settings import check_machine
-from histocoder.training.trainer import mixed_loss
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(batch_size=8, num_epochs=1, min_steps=0, learning_rate=1e-3, warmup_pct=0.05)
