@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from histocoder import distributed
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -50,7 +51,8 @@ from histocoder.model.devices import device_name
 from histocoder.model.layers import knows_linear
 from histocoder.ops import kernels
 from histocoder.ops.memory import peak_gpu_memory
-from histocoder.training.trainer import Trainer, mixed_loss
+from histocoder.training.losses import mixed_loss
+from histocoder.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
@@ -101,7 +103,7 @@ class Ours:
         model = data.model()
         if freeze_encoder:
             model.freeze_encoder()
-        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "folder": folder, "settings": {}}
+        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "run": RunFolder(folder), "settings": {}}
         self.trainer = Trainer(model, data.noisy, data.noisy, config, **options)
         self.trainer.model.train()
         self.rows = config.batch_size * distributed.world_size()

@@ -25,6 +25,7 @@ from histocoder.data.encodings import (
 )
 from histocoder.distributed.nodes import on_each_node
 from histocoder.model import MixerModel, NgramEncoder
+from histocoder.training.console import say
 
 _VERSION = 1
 _SHARE_OF_DISK = 0.8
@@ -56,7 +57,7 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
         encoder_id = _encoder_id(model)
         return [path.name if (path := _built(model, data, encoder_id, folder)) else "" for data in fixed]
 
-    found = distributed.from_primary(distributed.run_on_primary(build, doing="encoding the descriptions"))
+    found = distributed.from_primary(build, doing="encoding the descriptions")
     for data, name in zip(fixed, found, strict=True):
         if name:
             path = data.arrays.folder / name
@@ -87,13 +88,12 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     free = shutil.disk_usage(path.parent).free
     what = f"The frozen encoder's outputs of {len(distinct.rows):,} distinct descriptions"
     if num_bytes > _SHARE_OF_DISK * free:
-        print(
+        say(
             f"warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
-            "They are computed again each time; set --cache-dir to a folder with more room.",
-            flush=True,
+            "They are computed again each time; set --cache-dir to a folder with more room."
         )
         return None
-    print(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.", flush=True)
+    say(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.")
     write_encodings(path, distinct, _encode(model, data, distinct))
     return path
 

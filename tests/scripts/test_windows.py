@@ -64,4 +64,4 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path):
     third = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, input="", capture_output=True, text=True, timeout=60, check=False
     )
-    assert (third.returncode, third.stdout) == (0, "held\n") and not (tmp_path / ".lock").exists()
+    assert (third.returncode, third.stdout) == (0, "held\n") and not list(tmp_path.glob(".*"))

@@ -14,6 +14,7 @@ from conftest import write_table
 from models import slow_in_bf16, tiny_model
 from trainers import dataset
 
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.encodings import distinct_texts
 from histocoder.model import MixerModel, mixer
@@ -51,7 +52,7 @@ def fit(folder: Path, *, precision: str = "fp32", seed: int = 5, noise: bool = F
         precision=precision,
         seed=1,
     )
-    options = {"loader": LoaderConfig(), "device": CPU, "folder": folder / "out", "settings": {}}
+    options = {"loader": LoaderConfig(), "device": CPU, "run": RunFolder(folder / "out"), "settings": {}}
     return Trained(model, trainer.Trainer(model, train, val, config, **options).fit())
 
 
