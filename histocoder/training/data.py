@@ -20,7 +20,6 @@ from histocoder.data.labels import rules_of
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.data.table import read_table
-from histocoder.data.tokens import LANG_SEP
 from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
 from histocoder.formatters import build_formatter
@@ -135,8 +134,7 @@ def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
     """Descriptions from all over the data, in their order; all where there are few."""
     rows = np.arange(0, len(arrays), -(-len(arrays) // _WORD_ROWS))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        for text in arrays.characters.decode(rows[start : start + _ROWS_AT_ONCE]):
-            yield text.partition(LANG_SEP)[2]
+        yield from arrays.descriptions(rows[start : start + _ROWS_AT_ONCE])
 
 
 def read_word_list(path: str, text_normalization: str) -> WordList:

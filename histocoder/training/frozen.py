@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -23,6 +24,7 @@ from histocoder.data.encodings import (
     has_encodings,
     write_encodings,
 )
+from histocoder.data.tokens import tokenize
 from histocoder.distributed.nodes import on_each_node
 from histocoder.model import MixerModel, NgramEncoder
 from histocoder.training.console import say
@@ -82,7 +84,7 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     _delete_others(path, folder)
     if has_encodings(path):
         return path
-    distinct = distinct_texts(data.arrays.texts)
+    distinct = distinct_texts(data.arrays)
     num_vectors = distinct.num_tokens + len(distinct.rows)
     num_bytes = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     free = shutil.disk_usage(path.parent).free
@@ -110,6 +112,8 @@ def _encode(model: MixerModel, data: OccupationDataset, distinct: DistinctTexts)
     device = next(model.parameters()).device
     step = _ROWS_AT_ONCE.get(device.type, _ROWS_AT_ONCE_ELSEWHERE)
     for start in tqdm(range(0, len(distinct.rows), step), unit="batch", disable=None, leave=False):
-        ids = data.arrays.texts.pad(distinct.rows[start : start + step], max_len=model.config.max_len)
+        texts = data.arrays.texts(distinct.rows[start : start + step])
+        tokens = tokenize(texts, max_len=model.config.max_len, tokenizer=model.tokenizer)
+        ids = tokens.pad(np.arange(len(texts)), max_len=model.config.max_len)
         memory, pooled, _ = model.encode(torch.from_numpy(ids).to(device))
         yield Encoded(memory, pooled)
