@@ -45,7 +45,8 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         flags = setting.options.flags or (setting.flag,)
-        groups[setting.group].add_argument(*flags, help=setting.help, default=setting.default, **_form(setting))
+        default = setting.default or None if isinstance(setting.default, tuple) else setting.default
+        groups[setting.group].add_argument(*flags, help=setting.help, default=default, **_form(setting))
 
 
 def _form(setting: Setting) -> dict[str, Any]:
