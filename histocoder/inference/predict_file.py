@@ -103,6 +103,7 @@ def predict_file(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
+    bar: tqdm | None = None,
 ) -> None:
     """Code a CSV or Parquet file into another, with all its columns and the codes' behind them; before these stands the
     language, where one was given for all rows.
@@ -125,6 +126,8 @@ def predict_file(
         Receives each notice to the user.
     chunk_rows : int, optional
         Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
+    bar : tqdm, optional
+        Counts the rows; by default one on the terminal, if there is one.
 
     Raises
     ------
@@ -150,7 +153,7 @@ def predict_file(
             raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
         try:
             num_chunks = _code_chunks(
-                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say
+                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say, bar=bar
             )
         except UserError:
             if distributed.is_primary() and not any(parts.glob("[0-9]*")):
@@ -201,6 +204,7 @@ def _code_chunks(
     names: Sequence[str],
     chunk_rows: int,
     say: Callable[[str], None],
+    bar: tqdm | None,
 ) -> int:
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
@@ -208,7 +212,9 @@ def _code_chunks(
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
-    with _progress_bar(count_rows(config.input)) as bar, notices.collecting():
+    if bar is None:
+        bar = _progress_bar(count_rows(config.input))
+    with bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
             part, is_mine = _part(parts, number), number % world_size == rank
             if is_mine and part.exists():
