@@ -9,53 +9,56 @@ import secrets
 import socket
 import threading
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.cli.model_flags import add_command, add_model_flags, add_precision_flag, run_of
+from histocoder.cli.model_flags import ModelFlags, PrecisionFlags, add_command, run_of
+from histocoder.config.settings import free
 from histocoder.errors import UserError
 from histocoder.training.console import say
 
 _FEWEST_CHARACTERS = 16
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags(PrecisionFlags, ModelFlags):
+    """What `histocoder serve` serves, and where."""
+
+    data: str | None = free(None, "to review: what histocoder predict wrote", metavar="FILE")
+    input_col: str | None = free(
+        None, "--data: column of descriptions (default: that of the model's run, or occ1)", metavar="COL"
+    )
+    language_col: str | None = free(
+        None, "--data: column of languages (default: lang, where there is one)", metavar="COL"
+    )
+    host: str = free("127.0.0.1", "to listen at", metavar="ADDRESS")
+    port: int = free(8000, "to listen at; 0: any that is free", metavar="N", at_least=0)
+    token: str | None = free(None, "that the page asks for (default: a random one, the same each time)", metavar="TEXT")
+    no_browser: bool = free(False, "do not open the browser")
+    allow_training: bool = free(False, "let the page start a training run")
+    folder: str | None = free(
+        None, "where decisions and files are kept (default: desk/ in the model's run)", metavar="DIR"
+    )
+
+
 def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its flags."""
-    parser = add_command(commands, "serve", "code, check and improve in a browser")
-    add_model_flags(parser)
-    add_precision_flag(parser)
-    parser.add_argument("--data", metavar="FILE", help="to review: what histocoder predict wrote")
-    parser.add_argument(
-        "--input-col", metavar="COL", help="--data: column of descriptions (default: that of the model's run, or occ1)"
-    )
-    parser.add_argument(
-        "--language-col", metavar="COL", help="--data: column of languages (default: lang, where there is one)"
-    )
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="to listen at (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="to listen at, 0: any (default: 8000)")
-    parser.add_argument(
-        "--token", metavar="TEXT", help="that the page asks for (default: a random one, the same each time)"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="do not open the browser")
-    parser.add_argument("--allow-training", action="store_true", help="let the page start a training run")
-    parser.add_argument(
-        "--folder", metavar="DIR", help="where decisions and files are kept (default: desk/ in the model's run)"
-    )
-    parser.set_defaults(run=run)
+    add_command(commands, "serve", "code, check and improve in a browser", flags=ServeFlags, run=run)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(config: ServeFlags) -> None:
     """Serve the page until it is interrupted."""
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
     from histocoder.desk.security import is_loopback
 
-    if not is_loopback(args.host) and not args.token:
-        raise UserError(f"At {args.host} others reach the server, too: choose a secret with --token.")
-    if args.token is not None and (len(args.token) < _FEWEST_CHARACTERS or not args.token.isalnum()):
+    if not is_loopback(config.host) and not config.token:
+        raise UserError(f"At {config.host} others reach the server, too: choose a secret with --token.")
+    if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
-    device = distributed.start(device=args.device)
+    device = distributed.start(device=config.device)
 
     import uvicorn
 
@@ -66,39 +69,39 @@ def run(args: argparse.Namespace) -> None:
     from histocoder.files import make_folder
     from histocoder.inference.coder import Coder
 
-    model = local_folder(args.model)
-    run = run_of(model)
-    folder = Path(args.folder or run / "desk")
+    model = local_folder(config.model)
+    run_folder = run_of(model)
+    folder = Path(config.folder or run_folder / "desk")
     make_folder(folder)
     with (
-        _listening(args.host, args.port) as listener,
+        _listening(config.host, config.port) as listener,
         holding(folder / ".lock", what=f"serves from {folder}", instead="another --folder"),
     ):
         port = listener.getsockname()[1]
-        coder = Coder.from_pretrained(model, str(device), precision=args.precision, verify=not args.no_verify)
+        coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
         desk = open_desk(
             coder,
             folder,
-            model=args.model,
+            model=config.model,
             model_folder=model,
-            run=run,
-            may_train=args.allow_training,
-            data=Path(args.data) if args.data else None,
-            input_col=args.input_col,
-            language_col=args.language_col,
+            run=run_folder,
+            may_train=config.allow_training,
+            data=Path(config.data) if config.data else None,
+            input_col=config.input_col,
+            language_col=config.language_col,
             say=say,
         )
-        token = args.token or _kept_token(folder / "token")
-        app = create_app(desk, token=token, host=args.host, port=port)
-        name = f"[{args.host}]" if ":" in args.host else args.host
+        token = config.token or _kept_token(folder / "token")
+        app = create_app(desk, token=token, host=config.host, port=port)
+        name = f"[{config.host}]" if ":" in config.host else config.host
         address = f"http://{name}:{port}/?token={token}"
         say(f"Open {address}\nCtrl-C ends the server; decisions and files stay in {folder}.")
-        if not args.no_browser:
+        if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [address]).start()
-        config = uvicorn.Config(
+        server = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, limit_concurrency=100, ws="none"
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(server).run(sockets=[listener])
 
 
 def _listening(host: str, port: int) -> socket.socket:

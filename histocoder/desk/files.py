@@ -24,7 +24,8 @@ from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
 from histocoder.evaluation.review import review
 from histocoder.files import sha256
-from histocoder.inference.predict_file import PredictConfig, names_of_output, predict_file
+from histocoder.inference.known import SOURCE_COL
+from histocoder.inference.predict_file import PredictConfig, predict_file
 
 SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"),
@@ -47,6 +48,8 @@ class Options(BaseModel):
     known: bool = False
     """Whether descriptions of the training data get their own codes."""
     min_confidence: float = 0.0
+    columns: str = ""
+    """What the names of the new columns begin with; `pred_` is added where the file has such columns already."""
 
 
 class Preview(BaseModel):
@@ -177,9 +180,10 @@ class Files:
         path = self._path(record)
         with _named(path, record["name"]):
             config = self._config(record, options)
-            table = open_table(path, config.input_cols)
-            names = self._coding.coder.column_names(config.mode, k=config.k)
-            names_of_output(names, self._coding.coder.system, config, taken=table.header)
+            header = open_table(path, config.input_cols).header
+            names = [*self._coding.coder.column_names(config.mode, k=config.k), SOURCE_COL]
+            while any(f"{options.columns}{name}" in header for name in names):
+                options.columns += "pred_"
         with self._changed:
             self._cancelled.discard(file)
             self._store.put_file(

@@ -74,33 +74,7 @@ def review(
     check_output(output)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
-    file = open_table(
-        predictions, [c for c in (input_col, language_col) if c], optional=("conf", "pred_conf", "lang", "pred_lang")
-    )
-    for notice in file.notices:
-        say(notice)
-    prefix = _prefix(file.header)
-    language_col = language_col or next((name for name in (f"{prefix}lang", "lang") if name in file.header), None)
-    by = [input_col, *([language_col] if language_col else [])]
-    predicted = _predicted_columns(file.header, prefix, target_cols)
-    columns = [*by, *predicted, f"{prefix}conf"]
-    renamed = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **(renamed or {})}
-    file.check(columns)
-    parts, passed = [], 0
-    for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=columns):
-        frame = chunk.select(columns).to_pandas()
-        cells = frame.pop(f"{prefix}conf")
-        frame["conf"] = pd.to_numeric(cells, errors="coerce")
-        if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
-            line = file.lines(bad[:1] + passed)[0]
-            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
-        passed += len(frame)
-        parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
-    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=renamed)
-    own = [name for name in predicted.values() if not name.startswith("alt_")]
-    blank = [name for name in target_cols if name not in own]
-    order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
-    table = table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
+    table = _read(predictions, input_col, language_col, target_cols=target_cols, renamed=renamed or {}, say=say)
     worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
     chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
     with replacing(output) as temporary:
@@ -112,6 +86,45 @@ def review(
         "is right now."
     )
     return chosen
+
+
+def _read(
+    predictions: Path,
+    input_col: str,
+    language_col: str | None,
+    *,
+    target_cols: Sequence[str],
+    renamed: Mapping[str, str],
+    say: Callable[[str], None],
+) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file, in the columns that `review` writes."""
+    file = open_table(
+        predictions, [c for c in (input_col, language_col) if c], optional=("conf", "pred_conf", "lang", "pred_lang")
+    )
+    for notice in file.notices:
+        say(notice)
+    prefix = _prefix(file.header)
+    language_col = language_col or next((name for name in (f"{prefix}lang", "lang") if name in file.header), None)
+    by = [input_col, *([language_col] if language_col else [])]
+    predicted = _predicted_columns(file.header, prefix, target_cols)
+    columns = [*by, *predicted, f"{prefix}conf"]
+    file.check(columns)
+    parts, passed = [], 0
+    for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=columns):
+        frame = chunk.select(columns).to_pandas()
+        cells = frame.pop(f"{prefix}conf")
+        frame["conf"] = pd.to_numeric(cells, errors="coerce")
+        if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
+            line = file.lines(bad[:1] + passed)[0]
+            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
+        passed += len(frame)
+        parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
+    names = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **renamed}
+    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=names)
+    own = [name for name in predicted.values() if not name.startswith("alt_")]
+    blank = [name for name in target_cols if name not in own]
+    order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
+    return table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
 
 
 def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:

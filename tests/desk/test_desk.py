@@ -156,14 +156,16 @@ def test_bad_files_get_the_command_lines_sentence(client: TestClient):
 
 def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder, Path], tmp_path: Path):
     source = tmp_path / "Zählung 1.csv"
-    source.write_text("id,occ1\n" + "\n".join(f"{i},farmer no {i % 40}" for i in range(300)) + "\n", encoding="utf-8")
+    source.write_text("conf,occ1\n" + "\n".join(f"{i},farmer no {i % 40}" for i in range(300)) + "\n", encoding="utf-8")
     file = client.post("/api/files", params={"name": source.name}, content=source.read_bytes()).json()["id"]
     preview = client.get(f"/api/files/{file}/preview").json()
-    assert preview["columns"] == ["id", "occ1"] and preview["input_col"] == "occ1" and len(preview["rows"]) == 8
+    assert preview["columns"] == ["conf", "occ1"] and preview["input_col"] == "occ1" and len(preview["rows"]) == 8
     client.post(f"/api/files/{file}/code", json={"input_col": "occ1", "language": "en"})
     assert wait_for(client, file, "done")["rows_done"] == 300
     result = client.get(f"/api/files/{file}/result")
-    config = PredictConfig(str(source), str(tmp_path / "out.csv"), input_col="occ1", language="en", mode=coder[0].mode)
+    config = PredictConfig(
+        str(source), str(tmp_path / "out.csv"), input_col="occ1", language="en", mode=coder[0].mode, columns="pred_"
+    )
     predict_file(coder[0], config, model_id="", say=lambda _: None)
     assert result.content == (tmp_path / "out.csv").read_bytes()
     assert "Z%C3%A4hlung%201_coded.csv" in result.headers["content-disposition"]
