@@ -99,7 +99,13 @@ def run(config: ServeFlags) -> None:
         if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [address]).start()
         server = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, limit_concurrency=100, ws="none"
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=100,
+            timeout_graceful_shutdown=10,
+            ws="none",
         )
         uvicorn.Server(server).run(sockets=[listener])
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal, NoReturn
+from pathlib import Path
+from typing import Any, Literal
 
 import pandas as pd
 from pydantic import BaseModel
@@ -125,7 +126,9 @@ class Files:
         """
         suffix = next((suffix for suffix in reversed(SUFFIXES) if name.lower().endswith(suffix)), None)
         if suffix is None:
-            raise UserError(f"{name} is no table that can be read; send a file that ends in {', '.join(SUFFIXES)}.")
+            raise UserError(
+                f"{_bare(name)} is no table that can be read; send a file that ends in {', '.join(SUFFIXES)}."
+            )
         file = secrets.token_hex(8)
         path = self._folder / file / f"input{suffix}"
         path.parent.mkdir(parents=True)
@@ -138,7 +141,7 @@ class Files:
 
     def get(self, file: str) -> File:
         """Return a file; raises KeyError where there is none of that number."""
-        return self._described(self._record(file))
+        return self._described(self._store.file(file))
 
     def preview(self, file: str) -> Preview:
         """Return the first rows.
@@ -148,7 +151,7 @@ class Files:
         UserError
             As the command line does, with the user's name of the file.
         """
-        record = self._record(file)
+        record = self._store.file(file)
         path = self._path(record)
         input_col, language_col = self._columns
         with _named(path, record["name"]):
@@ -174,7 +177,7 @@ class Files:
         UserError
             Where the options do not fit the file.
         """
-        record = self._record(file)
+        record = self._store.file(file)
         if record["state"] in ("queued", "running"):
             raise UserError(f"{record['name']} is being coded already.")
         path = self._path(record)
@@ -194,7 +197,7 @@ class Files:
 
     def cancel(self, file: str) -> File:
         """Stop coding a file; what is coded stays for when it is started again."""
-        record = self._record(file)
+        record = self._store.file(file)
         with self._changed:
             if record["state"] in ("queued", "running"):
                 self._cancelled.add(file)
@@ -204,7 +207,7 @@ class Files:
 
     def remove(self, file: str) -> None:
         """Delete a file and its codes."""
-        record = self._record(file)
+        record = self._store.file(file)
         if record["state"] in ("queued", "running"):
             raise UserError(f"{record['name']} is being coded; cancel that first.")
         shutil.rmtree(self._folder / record["id"], ignore_errors=True)
@@ -212,7 +215,7 @@ class Files:
 
     def result(self, file: str) -> tuple[Path, str]:
         """Return the coded file, and what to call it."""
-        record = self._record(file)
+        record = self._store.file(file)
         if record["state"] != "done":
             raise UserError(f"{record['name']} is not coded yet.")
         stem = record["name"][: -len(record["suffix"])]
@@ -221,14 +224,11 @@ class Files:
     def to_review(self, file: str) -> int:
         """Make cards of a coded file; return their source."""
         path, name = self.result(file)
-        options = Options(**json.loads(self._record(file)["options"]))
+        options = Options(**json.loads(self._store.file(file)["options"]))
         with _named(path, name):
             return add_cards(
                 path, name, self._store, self._coding, input_col=options.input_col, language_col=options.language_col
             )
-
-    def _record(self, file: str) -> dict[str, Any]:
-        return next((record for record in self._store.files() if record["id"] == file), None) or _none(file)
 
     def _path(self, record: dict[str, Any]) -> Path:
         return self._folder / record["id"] / f"input{record['suffix']}"
@@ -362,14 +362,9 @@ def _named(path: Path, name: str) -> Iterator[None]:
         raise UserError(str(error).replace(str(path), name)) from error
 
 
-def _none(file: str) -> NoReturn:
-    raise KeyError(file)
-
-
 def _bare(name: str) -> str:
     """Return the last part of a name, as far as it can be printed."""
-    last = PureWindowsPath(PurePosixPath(name).name).name
-    return "".join(char for char in last if char.isprintable())[-200:]
+    return "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable())
 
 
 def _shown(cell: str | None) -> str:

@@ -283,6 +283,13 @@ class Store:
             for name, value in values.items():
                 db.execute(f"UPDATE files SET {name} = ? WHERE id = ?", (value, file))
 
+    def file(self, file: str) -> dict[str, Any]:
+        """Return what is kept of a file; raises KeyError where there is none of that number."""
+        found = self._rows("SELECT * FROM files WHERE id = ?", file)
+        if not found:
+            raise KeyError(file)
+        return dict(found[0])
+
     def files(self) -> list[dict[str, Any]]:
         """Return what is kept of all files, the last one first."""
         return [dict(row) for row in self._rows("SELECT * FROM files ORDER BY at DESC")]
