@@ -118,6 +118,7 @@ def _listening(host: str, port: int) -> socket.socket:
         if os.name != "nt":  # where it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen()  # so that who opens the printed address at once waits, instead of being refused
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"Can't listen at {host}, port {port}: {reason}. Choose another --port.") from error
