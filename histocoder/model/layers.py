@@ -10,9 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from histocoder.model.copies import in_precision, stacked
 from histocoder.ops import kernels
+
+
+class TransformerLayer(nn.Module):
+    """A layer that may keep its inputs alone for the backward pass, which then computes the rest again, bit for bit."""
+
+    is_checkpointed = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Call `forward`."""
+        if self.is_checkpointed and torch.is_grad_enabled():
+            return checkpoint(super().__call__, *args, use_reentrant=False)
+        return super().__call__(*args)
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:
