@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from histocoder.cli import convert, doctor, evaluate, predict, review
+from histocoder.cli import convert, doctor, evaluate, predict, review, serve
 from histocoder.cli.parser import Parser
 from histocoder.cli.script import run_script
 
@@ -21,7 +21,7 @@ def build_parser() -> Parser:
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
     parser.add_version()
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (predict, evaluate, review, convert, doctor):
+    for command in (predict, evaluate, review, serve, convert, doctor):
         command.add(commands)
     return parser
 

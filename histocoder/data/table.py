@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -210,13 +210,13 @@ def strings(array: Arrays) -> Arrays:
     return array.cast(pa.string())
 
 
-def write_csv(table: pa.Table, path: Path, *, delimiter: str = ",") -> None:
+def write_csv(table: pa.Table, path: Path) -> None:
     """Write a table as CSV, with quotation marks where they are needed."""
-    with csv_writer(path, table.schema, delimiter=delimiter) as writer:
+    with csv_writer(path, table.schema) as writer:
         writer.write_table(table)
 
 
-def csv_writer(path: Path, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
+def csv_writer(path: Path | BinaryIO, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
     """Return a writer of CSV, with quotation marks where they are needed."""
     options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)
     return pa.csv.CSVWriter(path, schema, write_options=options)

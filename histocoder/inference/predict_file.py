@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import csv
+import itertools
 import json
 import shutil
 import signal
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet
 from tqdm import tqdm
 
@@ -30,11 +30,11 @@ from histocoder.data.table import (
     TableFile,
     check_output,
     count_rows,
+    csv_writer,
     fingerprint,
     is_parquet,
     open_table,
     strings,
-    write_csv,
 )
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
@@ -52,7 +52,8 @@ _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
 _DECIMALS = 6
 _KEEP_SECONDS = 20.0
 """After which what is coded of a chunk is kept, so that no more is lost."""
-_BATCHES = ".batches"
+_PART, _BATCHES = ".arrow", ".batches"
+"""Suffixes of the files that hold a chunk, and what is coded of one."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def predict_file(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
+    bar: tqdm | None = None,
 ) -> None:
     """Code a CSV or Parquet file into another, with all its columns and the codes' behind them; before these stands the
     language, where one was given for all rows.
@@ -124,6 +126,8 @@ def predict_file(
         Receives each notice to the user.
     chunk_rows : int, optional
         Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
+    bar : tqdm, optional
+        Counts the rows; by default one on the terminal, if there is one.
 
     Raises
     ------
@@ -135,43 +139,28 @@ def predict_file(
     names = column_names(config.mode, k=config.k)
     chunk_rows = chunk_rows or min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
     parts = output.with_name(f".{output.name}.parts")
-
-    def open_parts() -> None:
-        """Make the folder for parts; refuse an output that would be lost."""
-        if output.exists() and not overwrite:
-            raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
-        if source.exists() and output.exists() and output.samefile(source):
-            raise UserError("--output is the input itself; choose another.")
-        settings = {
-            **asdict(config),
-            "model": model_id,
-            "source": fingerprint(source),
-            "chunk_rows": chunk_rows,
-        }
-        if known is not None:
-            settings["known"] = known.source_id
-        settings["processes"] = distributed.world_size()
-        _open_parts(parts, settings, say)
-
+    settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
     table = open_table(source, config.input_cols)
     names_of_output(names, coder.system, config, taken=table.header)
     if not is_parquet(output):
         _check_csv(table)
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
-        distributed.run_on_primary(open_parts, doing="looking at the input")
+        distributed.run_on_primary(
+            lambda: _open_parts(parts, config, settings, overwrite, say), doing="looking at the input"
+        )
         if not parts.is_dir():
             raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
         try:
             num_chunks = _code_chunks(
-                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say
+                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say, bar=bar
             )
         except UserError:
             if distributed.is_primary() and not any(parts.glob("[0-9]*")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
             raise
         distributed.run_on_primary(
-            lambda: _join_parts(parts, output, num_chunks, excel=config.excel), doing="writing the output"
+            lambda: _join_parts(parts, output, num_chunks, table, excel=config.excel), doing="writing the output"
         )
     say(f"Coded {source} into {output}.")
 
@@ -215,25 +204,28 @@ def _code_chunks(
     names: Sequence[str],
     chunk_rows: int,
     say: Callable[[str], None],
+    bar: tqdm | None,
 ) -> int:
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
     memory, notices = _Memory(coder, config, known=known, names=names), FileNotices()
-    delimiter = table.dialect.delimiter if config.excel and table.dialect is not None else ","
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
-    with _progress_bar(count_rows(config.input)) as bar, notices.collecting():
+    if bar is None:
+        bar = _progress_bar(count_rows(config.input))
+    with bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
-            part = _part(parts, number, Path(config.output))
-            if number % world_size == rank and part.exists():
-                done = _read(part, numbers=memory.numbers, delimiter=delimiter)
+            part, is_mine = _part(parts, number), number % world_size == rank
+            if is_mine and part.exists():
+                done = pa.feather.read_table(part)
                 memory.take_in(done)
-            elif number % world_size == rank:
+            elif is_mine:
                 batches = _Batches(parts / f"{number:06d}{_BATCHES}", told=bar.update)
                 try:
                     done = memory.code(chunk, batches)
-                    _write(part, done, delimiter=delimiter)
+                    with _kept_for_later(part, parts) as temporary:
+                        pa.feather.write_feather(done, str(temporary))
                 except KeyboardInterrupt:
                     batches.keep()
                     raise Interrupted(
@@ -242,7 +234,7 @@ def _code_chunks(
                         signal.SIGINT,
                     ) from None
                 batches.path.unlink(missing_ok=True)
-            if number % world_size == rank and known is not None:
+            if is_mine and known is not None:
                 num_known += pc.sum(pc.equal(done[-1], KNOWN), min_count=0).as_py()
             num_chunks += 1
             rows_done += len(chunk)
@@ -267,9 +259,9 @@ def _check_csv(table: TableFile) -> None:
             ) from error
 
 
-def _part(parts: Path, number: int, output: Path) -> Path:
-    """Return the path of a chunk, in the output's format."""
-    return parts / f"{number:06d}{output.suffix}"
+def _part(parts: Path, number: int) -> Path:
+    """Return the path of a chunk."""
+    return parts / f"{number:06d}{_PART}"
 
 
 def _progress_bar(num_rows: int) -> tqdm:
@@ -343,11 +335,6 @@ class _Memory:
         """Whether it takes in no more."""
         return len(self._places) >= self._room
 
-    @property
-    def numbers(self) -> list[str]:
-        """The columns that `code` adds to a chunk and that hold numbers."""
-        return [own for own, name in self._output_names.items() if name in self._numbers]
-
     def take_in(self, coded: pa.Table) -> None:
         """Remember a chunk that `code` has coded, as if it had just done so."""
         if self.is_full:
@@ -416,8 +403,23 @@ def _is_number(column: str, config: PredictConfig) -> bool:
     return config.mode == "full" or column == "conf" or column.startswith("prob_")
 
 
-def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:
-    """Create the folder of the parts; one with other settings or another input is replaced."""
+def _open_parts(
+    parts: Path, config: PredictConfig, settings: dict[str, object], overwrite: bool, say: Callable[[str], None]
+) -> None:
+    """Create the folder of the parts; one with other settings or another input is replaced.
+
+    Raises
+    ------
+    UserError
+        Where an output would be lost, or the input can't be read.
+    """
+    source, output = Path(config.input), Path(config.output)
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+    if source.exists() and output.exists() and output.samefile(source):
+        raise UserError("--output is the input itself; choose another.")
+    settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
+    settings["parts"] = _PART
     path = parts / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
         remove_leftovers(parts)
@@ -445,71 +447,39 @@ def _kept_for_later(path: Path, parts: Path) -> Iterator[Path]:
         raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
 
 
-def _write(part: Path, table: pa.Table, *, delimiter: str) -> None:
-    with _kept_for_later(part, part.parent) as temporary:
-        if is_parquet(part):
-            pa.parquet.write_table(table, temporary)
-        else:
-            write_csv(table, temporary, delimiter=delimiter)
-
-
-def _read(part: Path, *, numbers: Sequence[str], delimiter: str) -> pa.Table:
-    """Return a part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
-    if is_parquet(part):
-        return pa.parquet.ParquetFile(part).read()
-    with part.open(encoding="utf-8", newline="") as file:
-        kinds = {
-            name: pa.float64() if name in numbers else pa.string()
-            for name in next(csv.reader(file, delimiter=delimiter))
-        }
-    as_written = pa.csv.ConvertOptions(
-        column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
-    )
-    form = pa.csv.ParseOptions(newlines_in_values=True, delimiter=delimiter)
-    return pa.csv.read_csv(part, parse_options=form, convert_options=as_written)
-
-
-def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> None:
+def _join_parts(parts: Path, output: Path, num_chunks: int, source: TableFile, *, excel: bool) -> None:
     """Join all parts, in order, into one file, and delete them."""
-    files = [_part(parts, number, output) for number in range(num_chunks)]
+    files = [_part(parts, number) for number in range(num_chunks)]
     for file in files:
         if not file.exists():
             raise UserError(
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
     with _kept_for_later(output, parts) as temporary:
+        tables = map(pa.feather.read_table, files)
+        first = next(tables)
+        tables = itertools.chain([first], tables)
         if is_parquet(output):
-            with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:
-                for group in _groups(files):
+            with pa.parquet.ParquetWriter(temporary, first.schema) as writer:
+                for group in _groups(tables):
                     writer.write_table(group)
         else:
-            with temporary.open("wb") as whole:
-                whole.write(codecs.BOM_UTF8 if excel else b"")
-                for i, file in enumerate(files):
-                    with file.open("rb") as part:
-                        if i:
-                            _skip_header(part)
-                        shutil.copyfileobj(part, whole, 1 << 20)
+            delimiter = source.dialect.delimiter if excel and source.dialect is not None else ","
+            with temporary.open("wb") as file:
+                file.write(codecs.BOM_UTF8 if excel else b"")
+                with csv_writer(file, first.schema, delimiter=delimiter) as writer:
+                    for table in tables:
+                        writer.write_table(table)
     shutil.rmtree(parts, ignore_errors=True)
 
 
-def _groups(files: Sequence[Path]) -> Iterator[pa.Table]:
-    """Yield the rows of several Parquet files in few tables, since a writer keeps metadata of each to the end."""
-    tables: list[pa.Table] = []
-    for file in files:
-        tables.append(pa.parquet.ParquetFile(file).read())
-        rows = sum(map(len, tables))
-        if rows >= min(_GROUP_ROWS, _GROUP_CELLS // tables[0].num_columns):
-            yield pa.concat_tables(tables)
-            tables = []
-    if tables:
-        yield pa.concat_tables(tables)
-
-
-def _skip_header(file: BinaryIO) -> None:
-    """Go to the end of a CSV file's first record; a name may hold line breaks between its quotation marks."""
-    quotes = 0
-    for line in file:
-        quotes += line.count(b'"')
-        if quotes % 2 == 0:
-            return
+def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of several tables in few, since a writer of Parquet keeps metadata of each to the end."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(map(len, waiting)) >= min(_GROUP_ROWS, _GROUP_CELLS // table.num_columns):
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)

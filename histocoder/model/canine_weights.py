@@ -181,7 +181,9 @@ def trim_positions(encoder: nn.Module, max_len: int) -> None:
     table.weight = nn.Parameter(table.weight.detach()[:max_len].clone(), requires_grad=requires_grad)
 
     def join(_module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
-        kept = state[prefix + "weight"]
+        kept: Any = state[prefix + "weight"]
+        if hasattr(kept, "full_tensor"):  # of FSDP
+            kept = kept.to(kept.device_mesh.device_type).full_tensor()
         state[prefix + "weight"] = torch.cat([kept, rest.to(kept)])
 
     def split(_module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:

@@ -200,10 +200,9 @@ class MixerModel(nn.Module):
         """Return the flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
         return linear(self.dropout(pooled).float(), self.linear_decoder)
 
-    def class_probabilities(self, pooled: Tensor) -> Tensor:
-        """Return the flat head's probabilities of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
-        logits = self.classify(pooled)
-        return logits.softmax(-1) if self.config.flat_loss == "softmax" else logits.sigmoid()
+    def class_probabilities(self, flat_logits: Tensor) -> Tensor:
+        """Return the flat head's probabilities of its logits, of their shape (B, num_classes)."""
+        return flat_logits.softmax(-1) if self.config.flat_loss == "softmax" else flat_logits.sigmoid()
 
     def prior(self, flat_logits: Tensor) -> Prior | None:
         """Return the decoder's prior from the flat head's logits (B, num_classes); None if it has none.

@@ -117,7 +117,7 @@ def _fit_one_against_rest(
 def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, len(data), _ROWS_AT_ONCE):
         rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(data)))
-        yield start, torch.from_numpy(lower_characters(data.arrays.characters.decode(rows)))
+        yield start, torch.from_numpy(lower_characters(data.arrays.texts(rows)))
 
 
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:

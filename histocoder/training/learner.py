@@ -51,7 +51,7 @@ class Learner:
         self.strategy = strategy or strategy_of(config)
         _place(model, config, device)
         self.wrapped = self.strategy.wrap(model, device)
-        self.optimizer = self.strategy.optimizer(model, config)
+        self.optimizer: Any = self.strategy.optimizer(model, config)
         warmup = round(config.warmup_pct * total_steps)
         schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, schedule)
@@ -82,15 +82,15 @@ class Learner:
 
     def step(self) -> Tensor:
         """Take a step, skipped by all processes where gradients are not finite; return the norm of all gradients."""
-        self.strategy.unscale(self.scaler, self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         return self.optimizer.grad_norm
 
-    def whole(self) -> AbstractContextManager[Any]:
-        """Make the whole model available on each rank, without collective calls."""
+    def whole(self) -> AbstractContextManager[MixerModel]:
+        """Give the whole model on each rank, for use without collective calls."""
         return self.strategy.whole(self.model)
 
     def is_finite(self) -> bool:

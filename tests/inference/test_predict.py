@@ -139,7 +139,7 @@ def test_topk_is_the_head_of_full(coder: Coder):
 def class_probabilities(coder: Coder, texts: list[str], langs: list[str]) -> torch.Tensor:
     """Those of the flat head."""
     with torch.no_grad():
-        return coder.model.class_probabilities(torch.from_numpy(coder.embed(texts, langs)))
+        return coder.model.class_probabilities(coder.model.classify(torch.from_numpy(coder.embed(texts, langs))))
 
 
 def test_flat_gives_the_best_class_and_others_above_the_threshold(coder: Coder):

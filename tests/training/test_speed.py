@@ -17,7 +17,7 @@ from histocoder.model.copies import kept_copy
 from histocoder.model.layers import knows_linear
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops import kernels
-from histocoder.training.trainer import mixed_loss
+from histocoder.training.losses import mixed_loss
 
 
 @slow_in_bf16
