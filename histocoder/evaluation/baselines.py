@@ -117,7 +117,10 @@ class Baselines:
         return None
 
     def _is_right(self, truth: pd.DataFrame, predicted: list[tuple[str, ...]]) -> np.ndarray:
-        codes = pd.DataFrame(predicted, dtype=object)
+        width = max(map(len, predicted), default=0)
+        codes = np.full((len(predicted), width), None, dtype=object)
+        for row, given in enumerate(predicted):
+            codes[row, : len(given)] = given
         return score_sets(truth, code_sets(codes), len(predicted))["accuracy"].to_numpy()
 
     def _shares(self, right: np.ndarray) -> dict[str, float]:
