@@ -41,13 +41,9 @@ def summary(metrics: Metrics) -> list[str]:
             f"“{worst}” worst ({percent(large[worst])})."
         )
     gap = overall["conf"] - overall["accuracy"]
-    leaning = (
-        "surer than it should be"
-        if gap > 0.02
-        else "less sure than it might be"
-        if gap < -0.02
-        else "about as sure as it should be"
-    )
+    leaning = "about as sure as it should be"
+    if abs(gap) > 0.02:
+        leaning = "surer than it should be" if gap > 0 else "less sure than it might be"
     lines.append(
         f"The model is {leaning}: on average its confidence is {percent(overall['conf'])}, and confidence and "
         f"accuracy lie {100 * answer['calibration']['ece']:.1f} percentage points apart."
