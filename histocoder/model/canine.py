@@ -19,7 +19,6 @@ from histocoder.errors import UserError
 from histocoder.model.copies import in_precision
 from histocoder.model.layers import (
     TransformerLayer,
-    activated,
     add_norm,
     additive,
     affine,
@@ -234,7 +233,7 @@ class CanineLayer(TransformerLayer):
         mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
         x = add_norm(x, linear(mixed, output.dense), output.LayerNorm, hidden_p)
         wide, x = branch(x, self.intermediate.dense)
-        update = linear(activated(wide, config.activation), self.output.dense)
+        update = linear(config.activation(wide), self.output.dense)
         return add_norm(x, update, self.output.LayerNorm, hidden_p)
 
 
@@ -279,7 +278,7 @@ class _CharsToMolecules(_Convolution):
         """Return CLS, and a molecule for every `rate` characters of `chars` (B, L, dim)."""
         weight, bias = self.weights(chars.dtype)
         windows = chars.unflatten(1, (-1, weight.shape[2])).flatten(2)  # (B, L / rate, rate * dim)
-        molecules = activated(affine(windows, weight.permute(0, 2, 1).flatten(1), bias), self.config.activation)
+        molecules = self.config.activation(affine(windows, weight.permute(0, 2, 1).flatten(1), bias))
         molecules = molecules[:, : molecules.shape[1] - drop_last]
         return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.LayerNorm)
 
@@ -302,7 +301,7 @@ class _MoleculesToChars(_Convolution):
         for k in range(taps):
             ahead = k - before
             out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
-        return layer_norm(activated(out, self.config.activation)[:, :num_encoded], self.LayerNorm)
+        return layer_norm(self.config.activation(out)[:, :num_encoded], self.LayerNorm)
 
 
 def trim_positions(encoder: Canine, num_positions: int) -> None:
