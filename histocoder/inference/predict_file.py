@@ -456,18 +456,18 @@ def _join_parts(parts: Path, output: Path, num_chunks: int, source: TableFile, *
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
     with _kept_for_later(output, parts) as temporary:
-        tables = map(pa.feather.read_table, files)
-        first = next(tables)
-        tables = itertools.chain([first], tables)
+        rest = map(pa.feather.read_table, files)
+        first = next(rest)
+        tables = itertools.chain([first], rest)
         if is_parquet(output):
             with pa.parquet.ParquetWriter(temporary, first.schema) as writer:
                 for group in _groups(tables):
                     writer.write_table(group)
         else:
             delimiter = source.dialect.delimiter if excel and source.dialect is not None else ","
-            with temporary.open("wb") as file:
-                file.write(codecs.BOM_UTF8 if excel else b"")
-                with csv_writer(file, first.schema, delimiter=delimiter) as writer:
+            with temporary.open("wb") as whole:
+                whole.write(codecs.BOM_UTF8 if excel else b"")
+                with csv_writer(whole, first.schema, delimiter=delimiter) as writer:
                     for table in tables:
                         writer.write_table(table)
     shutil.rmtree(parts, ignore_errors=True)

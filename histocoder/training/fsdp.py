@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from histocoder.checkpoints.sharded import write_shards
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel
+from histocoder.model.layers import TransformerLayer
 from histocoder.training.optimizer import parameter_groups
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -47,6 +48,8 @@ class Sharded:
         self._empty = copy.deepcopy(
             model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
         )
+        if model.is_compiled:
+            self._empty.compile_layers()  # which no copy is
         options: dict[str, Any] = {
             "mesh": init_device_mesh(device.type, (distributed.world_size(),)),
             "reshard_after_forward": self._config.fsdp == "full_shard",
@@ -56,15 +59,10 @@ class Sharded:
         param_dtype = None if model.dtype == torch.float32 else model.dtype
         policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
         in_fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-        functions = model.layer_functions
-        for layers, function in zip(model.layers(), functions, strict=True):
-            for layer in layers:
-                if function is not None:
-                    layer.forward = MethodType(function, layer)
-                if sum(p.numel() for p in layer.parameters()) >= (self._config.fsdp_min_num_params or 1):
-                    # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
-                    fully_shard(layer, mp_policy=policy if function is not None else in_fp32, **options)
-        model.layer_functions = (functions[0] and nn.Module.__call__, nn.Module.__call__)  # so that hooks run
+        for layer in itertools.chain(*model.layers()):
+            if sum(p.numel() for p in layer.parameters()) >= (self._config.fsdp_min_num_params or 1):
+                # layers of other encoders than CANINE are under autocast, which looks for weights in fp32
+                fully_shard(layer, mp_policy=policy if isinstance(layer, TransformerLayer) else in_fp32, **options)
         fully_shard(model, mp_policy=in_fp32, **options)
         # logits are a view, as of each linear layer; nothing changes them in place
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)

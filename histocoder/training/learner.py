@@ -16,7 +16,7 @@ from histocoder import distributed
 from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
-from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops.memory import keep_freed_memory
 from histocoder.training.optimizer import collect
@@ -141,8 +141,7 @@ def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
 
 
 def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None:
-    """Put a model on its device, in the precision of the run, without what is not trained."""
-    trim_positions(model.encoder, model.config.max_len)
+    """Put a model on its device, in the precision of the run."""
     if device.type == "cpu":
         keep_freed_memory()
     model.to(device)

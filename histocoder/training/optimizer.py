@@ -63,7 +63,7 @@ class AdamW(torch.optim.AdamW):
         }
         for table in tables:
             table.grad = None  # from here on, all gradients are dense
-        if self._parameters[0].device.type == "cpu" and kernels.library() is not None:
+        if kept_copy(self._parameters[-1]) is not None and kernels.can_do(self._parameters[-1]):
             self._step_in_one_pass(tables)
             return
         collect(self._parameters)

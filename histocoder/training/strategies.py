@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
-from histocoder.model import MixerModel, keep_copies, used_together
+from histocoder.model import MixerModel
 from histocoder.training.optimizer import AdamW, is_table, parameter_groups
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Replicated:
         """
         trained = parameter_groups(model.named_parameters(), config)
         if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
-            keep_copies(model, together=used_together(model.encoder))
+            model.keep_copies()
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
 

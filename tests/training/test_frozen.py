@@ -18,7 +18,8 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.encodings import distinct_texts
 from histocoder.data.tokens import tokenize
-from histocoder.model import MixerModel, mixer
+from histocoder.model import MixerModel
+from histocoder.model.canine import Canine
 from histocoder.training import frozen, trainer
 
 CPU = torch.device("cpu")
@@ -72,8 +73,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(input_ids))
         return canine(model, input_ids, **options)
 
-    canine = mixer.canine
-    monkeypatch.setattr(mixer, "canine", count)
+    canine = Canine.forward
+    monkeypatch.setattr(Canine, "forward", count)
     return counts
 
 

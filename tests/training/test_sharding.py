@@ -171,7 +171,7 @@ def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
     ended = two_ranks(["-c", COMPILED, *args])
     assert all(" 0\n" in one.stdout.split("graphs")[1] for one in ended)
     for column in ("train_loss", "val_loss"):
-        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=1e-5)
+        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
         assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
         assert start == 0 or f"Resuming from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
-            assert logged(out, column) == pytest.approx(logged(alone, column), abs=1e-5, rel=1e-5)
+            assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
         assert (out / "checkpoints" / f"step-{start + 1:07d}" / "shards").is_dir() == (flags == SHARDED)
         assert groups_of(out, start + 1).keys() == groups_of(out, 8).keys() == groups.keys()
 
