@@ -33,7 +33,7 @@ test-all: $(VENV)/.installed
 
 # The page of histocoder serve in Debian's chromium, with axe-core, which checks accessibility.
 test-browser: $(VENV)/.installed
-	command -v chromedriver || sudo apt-get install --yes chromium chromium-driver
+	command -v chromedriver || $(shell command -v sudo) apt-get install --yes chromium chromium-driver
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	test -f $(VENV)/axe/package/axe.min.js || (mkdir -p $(VENV)/axe && cd $(VENV)/axe && \
 	  npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz)

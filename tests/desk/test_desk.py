@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
 def test_cancelled_and_restarted_files_go_on(
     coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    rows = "occ1\n" + "\n".join(f"farmer no {i}" for i in range(600)) + "\n"
+    rows = "occ1\n" + "\n".join(f"farmer no {i}" for i in range(40)) + "\n"
     arrived, go_on = threading.Event(), threading.Event()
     predict_batch, coded = Coder.predict_batch, []
 
@@ -189,6 +190,7 @@ def test_cancelled_and_restarted_files_go_on(
         return predict_batch(self, ids, *args, **options)
 
     monkeypatch.setattr(Coder, "predict_batch", slow)
+    monkeypatch.setattr("histocoder.desk.files.PredictConfig", partial(PredictConfig, batch_size=16))
     with served(coder, tmp_path / "desk") as client:
         file = client.post("/api/files?name=a.csv", content=rows.encode()).json()["id"]
         client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
@@ -203,8 +205,8 @@ def test_cancelled_and_restarted_files_go_on(
     num_before = sum(coded)
     with served(coder, tmp_path / "desk") as client:
         wait_for(client, file, "done")
-        assert len(client.get(f"/api/files/{file}/result").text.splitlines()) == 601
-    assert 0 < num_before < 600 and sum(coded) == 600  # nothing is coded twice
+        assert len(client.get(f"/api/files/{file}/result").text.splitlines()) == 41
+    assert 0 < num_before < 40 and sum(coded) == 40  # nothing is coded twice
 
 
 def test_decisions_are_on_disk_at_once(client: TestClient, tmp_path: Path):

@@ -104,7 +104,7 @@ async function list() {
   const focused = document.activeElement?.dataset?.key;
   get("sent").replaceChildren(...files.map(shown));
   if (focused) get("sent").querySelector(`[data-key="${focused}"]`)?.focus();
-  if (files.some((file) => ["queued", "running"].includes(file.state))) timer = setTimeout(doing(list), 1000);
+  if (!get("files").hidden && files.some((file) => ["queued", "running"].includes(file.state))) timer = setTimeout(doing(list), 1000);
 }
 
 const button = (file, text, action) => el("button", { "data-key": `${file.id}-${text}`, onclick: doing(action), "aria-label": `${text}: ${file.name}` }, text);

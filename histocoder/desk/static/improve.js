@@ -36,5 +36,5 @@ function draw(now) {
       now.is_complete ? el("button", { onclick: doing(() => copy(now.command)) }, "Copy the command") : null, run.filter(Boolean)),
     el("li", {}, el("strong", {}, "Serve the new model"), ` with histocoder serve --model, and code the file again.`,
       el("div", { class: "columns" }, score("before", now.before), score("after", now.after)))));
-  if (now.state === "running") timer = setTimeout(show, 2000);
+  if (now.state === "running" && !get("improve").hidden) timer = setTimeout(show, 2000);
 }

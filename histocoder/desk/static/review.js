@@ -21,6 +21,7 @@ export function start(all) {
 }
 
 export const show = doing(async () => {
+  hide();
   get("who-form").hidden = Boolean(who());
   get("desk").hidden = !who();
   if (!who()) return;
@@ -242,7 +243,7 @@ async function watch() {
       await trust();
     }
   } catch { /* the next decision says what is wrong */ }
-  timer = setTimeout(watch, 4000);
+  if (!get("review").hidden) timer = setTimeout(watch, 4000);
 }
 
 async function trust(sources) {
