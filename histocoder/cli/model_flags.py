@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from histocoder.data.labels import LabelRules
     from histocoder.inference.coder import Coder
 
+RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, without an apostrophe before them"
 BATCH_HELP = "descriptions at once, fewer where memory runs out (default: 256)"
 
 

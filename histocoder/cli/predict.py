@@ -16,6 +16,7 @@ import pandas as pd
 from histocoder import distributed
 from histocoder.cli.model_flags import (
     BATCH_HELP,
+    RAW_HELP,
     add_command,
     add_label_flags,
     add_model_flags,
@@ -84,6 +85,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--excel", action="store_true", help="CSV that Excel opens as it is: marked as UTF-8, separated as the input is"
     )
+    parser.add_argument("--raw", action="store_true", help=RAW_HELP)
     parser.set_defaults(run=run)
 
 
@@ -108,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
     known = _read_known(known_file, coder, args) if known_file else None
     if args.input:
         columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
-        fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel")
+        fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel", "raw")
         model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
         with _standard_streams(args) as say:
             config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from histocoder.data.formulas import as_meant
 from histocoder.errors import UserError, shown
 
 _BLOCK_BYTES = 1 << 22
@@ -61,7 +62,8 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
             num_skipped = 0 if declared is None else 1
             for delimiter in _DELIMITERS if declared is None else declared[1]:
                 _rewind(file, num_skipped)
-                headers[delimiter] = next(csv.reader(file, delimiter=delimiter))
+                names = next(csv.reader(file, delimiter=delimiter))
+                headers[delimiter] = as_meant(pa.array(names, pa.string())).to_pylist()
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
     except (csv.Error, StopIteration) as error:
@@ -78,10 +80,11 @@ def _rewind(file: TextIO, num_skipped: int) -> None:
 
 
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Yield all columns as text as it stands; raises UserError, with the line, where the form is broken."""
+    """Yield all columns as text as it is meant; raises UserError, with the line, where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
     try:
-        yield from pa.csv.open_csv(path, **_csv_options(header, dialect, ragged))
+        for batch in pa.csv.open_csv(path, **_csv_options(header, dialect, ragged)):
+            yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], header)
     except pa.ArrowInvalid as error:
         raise _malformed(path, dialect, ragged, error) from error
     except UnicodeDecodeError as error:
@@ -131,7 +134,9 @@ def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.Invali
             delimiter=dialect.delimiter, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=keep
         ),
         "convert_options": pa.csv.ConvertOptions(
-            column_types={name: pa.string() for name in header}, strings_can_be_null=False, null_values=[]
+            column_types={written: pa.string() for name in header for written in (name, f"'{name}")},
+            strings_can_be_null=False,
+            null_values=[],
         ),
     }
 

@@ -17,7 +17,8 @@ from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, Labels, rules_of
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import folded
-from histocoder.data.table import Table, TableFile, csv_writer, open_table
+from histocoder.data.output import Output
+from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, Formatter
 
@@ -104,20 +105,15 @@ def screen(
     return found
 
 
-def write_rejected(path: Path, found: Screened) -> None:
+def write_rejected(path: Path, found: Screened, *, say: Callable[[str], None]) -> None:
     """Write the dropped rows with their lines in the table and why."""
     positions = np.fromfile(found.folder / _POSITIONS, dtype=np.int64)
     lines = found.file.lines(positions)
     with pa.memory_map(str(found.folder / _DROPPED)) as source:
-        reader = pa.ipc.open_file(source)
-        schema = pa.schema([("line", pa.int64()), *reader.schema])
-        with csv_writer(path, schema) as writer:
-            written = 0
-            for i in range(reader.num_record_batches):
-                batch = reader.get_batch(i)
-                numbers = pa.array(lines[written : written + len(batch)])
-                writer.write_batch(pa.RecordBatch.from_arrays([numbers, *batch.columns], schema=schema))
-                written += len(batch)
+        dropped = pa.ipc.open_file(source).read_all()
+        rejected = dropped.add_column(0, "line", pa.array(lines))
+        for notice in Output(Path(path.name)).write(path, rejected.schema, [rejected]):
+            say(notice)
 
 
 def _strings(*names: str) -> pa.Schema:

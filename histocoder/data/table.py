@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -216,7 +216,7 @@ def write_csv(table: pa.Table, path: Path, *, delimiter: str = ",") -> None:
         writer.write_table(table)
 
 
-def csv_writer(path: Path, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
+def csv_writer(path: Path | BinaryIO, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
     """Return a writer of CSV, with quotation marks where they are needed."""
     options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)
     return pa.csv.CSVWriter(path, schema, write_options=options)

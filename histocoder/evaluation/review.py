@@ -14,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.data.corrections import CHECKED_COL
-from histocoder.data.table import check_output, open_table, write_csv
+from histocoder.data.output import Output
+from histocoder.data.table import check_output, open_table
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -31,6 +32,7 @@ def review(
     target_cols: Sequence[str] = (),
     renamed: Mapping[str, str] | None = None,
     overwrite: bool = False,
+    raw: bool = False,
     say: Callable[[str], None] = print,
 ) -> pd.DataFrame:
     """Write the descriptions whose check is worth most, as a CSV to correct.
@@ -56,6 +58,8 @@ def review(
         What the columns of descriptions and languages are called, where it is not as in the predictions.
     overwrite : bool
         Whether to replace an existing output.
+    raw : bool
+        Whether texts that a spreadsheet would run as formulas are written as they are.
     say : callable
         Receives each notice to the user.
 
@@ -104,7 +108,10 @@ def review(
     worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
     chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
     with replacing(output) as temporary:
-        write_csv(pa.Table.from_pandas(chosen, preserve_index=False), temporary)
+        rows_to_check = pa.Table.from_pandas(chosen, preserve_index=False)
+        notices = Output(output, raw=raw).write(temporary, rows_to_check.schema, [rows_to_check])
+    for notice in notices:
+        say(notice)
     rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
     say(
         f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "

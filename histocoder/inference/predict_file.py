@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import csv
 import json
 import shutil
 import signal
@@ -13,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -26,16 +23,8 @@ from tqdm import tqdm
 from histocoder import distributed
 from histocoder.checkpoints.lock import holding
 from histocoder.data.languages import language_code
-from histocoder.data.table import (
-    TableFile,
-    check_output,
-    count_rows,
-    fingerprint,
-    is_parquet,
-    open_table,
-    strings,
-    write_csv,
-)
+from histocoder.data.output import Output
+from histocoder.data.table import TableFile, check_output, count_rows, fingerprint, is_parquet, open_table, strings
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.inference.coder import Coder, check_threshold
@@ -74,6 +63,8 @@ class PredictConfig:
     """What the names of the columns that are added begin with."""
     excel: bool = False
     """Whether CSV is written as Excel opens it: UTF-8 with a byte order mark, separated as the input is."""
+    raw: bool = False
+    """Whether texts that a spreadsheet would run as formulas are written as they are."""
 
     def __post_init__(self) -> None:
         if self.language != "unk" and self.language_col is not None:
@@ -170,9 +161,9 @@ def predict_file(
             if distributed.is_primary() and not any(parts.glob("[0-9]*")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
             raise
-        distributed.run_on_primary(
-            lambda: _join_parts(parts, output, num_chunks, excel=config.excel), doing="writing the output"
-        )
+        delimiter = table.dialect.delimiter if config.excel and table.dialect is not None else ","
+        form = Output(output, delimiter=delimiter, excel=config.excel, raw=config.raw)
+        distributed.run_on_primary(lambda: _join_parts(parts, form, num_chunks, say), doing="writing the output")
     say(f"Coded {source} into {output}.")
 
 
@@ -219,21 +210,21 @@ def _code_chunks(
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
     memory, notices = _Memory(coder, config, known=known, names=names), FileNotices()
-    delimiter = table.dialect.delimiter if config.excel and table.dialect is not None else ","
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
     with _progress_bar(count_rows(config.input)) as bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
-            part = _part(parts, number, Path(config.output))
+            part = _part(parts, number)
             if number % world_size == rank and part.exists():
-                done = _read(part, numbers=memory.numbers, delimiter=delimiter)
+                done = pa.parquet.ParquetFile(part).read()
                 memory.take_in(done)
             elif number % world_size == rank:
                 batches = _Batches(parts / f"{number:06d}{_BATCHES}", told=bar.update)
                 try:
                     done = memory.code(chunk, batches)
-                    _write(part, done, delimiter=delimiter)
+                    with _kept_for_later(part, parts) as temporary:
+                        pa.parquet.write_table(done, temporary)
                 except KeyboardInterrupt:
                     batches.keep()
                     raise Interrupted(
@@ -267,9 +258,9 @@ def _check_csv(table: TableFile) -> None:
             ) from error
 
 
-def _part(parts: Path, number: int, output: Path) -> Path:
-    """Return the path of a chunk, in the output's format."""
-    return parts / f"{number:06d}{output.suffix}"
+def _part(parts: Path, number: int) -> Path:
+    """Return the path of a chunk, which is Parquet whatever the output is."""
+    return parts / f"{number:06d}.parquet"
 
 
 def _progress_bar(num_rows: int) -> tqdm:
@@ -342,11 +333,6 @@ class _Memory:
     def is_full(self) -> bool:
         """Whether it takes in no more."""
         return len(self._places) >= self._room
-
-    @property
-    def numbers(self) -> list[str]:
-        """The columns that `code` adds to a chunk and that hold numbers."""
-        return [own for own, name in self._output_names.items() if name in self._numbers]
 
     def take_in(self, coded: pa.Table) -> None:
         """Remember a chunk that `code` has coded, as if it had just done so."""
@@ -445,51 +431,18 @@ def _kept_for_later(path: Path, parts: Path) -> Iterator[Path]:
         raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
 
 
-def _write(part: Path, table: pa.Table, *, delimiter: str) -> None:
-    with _kept_for_later(part, part.parent) as temporary:
-        if is_parquet(part):
-            pa.parquet.write_table(table, temporary)
-        else:
-            write_csv(table, temporary, delimiter=delimiter)
-
-
-def _read(part: Path, *, numbers: Sequence[str], delimiter: str) -> pa.Table:
-    """Return a part as it was written; of CSV, the columns of codes' `numbers` as such, all else as text."""
-    if is_parquet(part):
-        return pa.parquet.ParquetFile(part).read()
-    with part.open(encoding="utf-8", newline="") as file:
-        kinds = {
-            name: pa.float64() if name in numbers else pa.string()
-            for name in next(csv.reader(file, delimiter=delimiter))
-        }
-    as_written = pa.csv.ConvertOptions(
-        column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
-    )
-    form = pa.csv.ParseOptions(newlines_in_values=True, delimiter=delimiter)
-    return pa.csv.read_csv(part, parse_options=form, convert_options=as_written)
-
-
-def _join_parts(parts: Path, output: Path, num_chunks: int, *, excel: bool) -> None:
+def _join_parts(parts: Path, output: Output, num_chunks: int, say: Callable[[str], None]) -> None:
     """Join all parts, in order, into one file, and delete them."""
-    files = [_part(parts, number, output) for number in range(num_chunks)]
+    files = [_part(parts, number) for number in range(num_chunks)]
     for file in files:
         if not file.exists():
             raise UserError(
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
-    with _kept_for_later(output, parts) as temporary:
-        if is_parquet(output):
-            with pa.parquet.ParquetWriter(temporary, pa.parquet.read_schema(files[0])) as writer:
-                for group in _groups(files):
-                    writer.write_table(group)
-        else:
-            with temporary.open("wb") as whole:
-                whole.write(codecs.BOM_UTF8 if excel else b"")
-                for i, file in enumerate(files):
-                    with file.open("rb") as part:
-                        if i:
-                            _skip_header(part)
-                        shutil.copyfileobj(part, whole, 1 << 20)
+    with _kept_for_later(output.path, parts) as temporary:
+        notices = output.write(temporary, pa.parquet.read_schema(files[0]), _groups(files))
+    for notice in notices:
+        say(notice)
     shutil.rmtree(parts, ignore_errors=True)
 
 
@@ -504,12 +457,3 @@ def _groups(files: Sequence[Path]) -> Iterator[pa.Table]:
             tables = []
     if tables:
         yield pa.concat_tables(tables)
-
-
-def _skip_header(file: BinaryIO) -> None:
-    """Go to the end of a CSV file's first record; a name may hold line breaks between its quotation marks."""
-    quotes = 0
-    for line in file:
-        quotes += line.count(b'"')
-        if quotes % 2 == 0:
-            return
