@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from histocoder import distributed
 from histocoder.cli.model_flags import (
     BATCH_HELP,
+    SHEET_HELP,
+    TABLE_HELP,
     add_command,
     add_label_flags,
     add_model_flags,
@@ -36,7 +38,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         commands, "evaluate", "see how right a model is on descriptions whose codes are known", epilog=languages.HELP
     )
     add_model_flags(parser)
-    parser.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet of descriptions and codes")
+    parser.add_argument("--data", required=True, metavar="FILE", help=f"{TABLE_HELP} of descriptions and codes")
+    parser.add_argument("--sheet", metavar="NAME", help=f"--data: {SHEET_HELP}")
     parser.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes (default: the model's)")
     parser.add_argument(
         "--input-col", default="occ1", metavar="COL", help="column of descriptions, of --train-data too (default: occ1)"
@@ -139,6 +142,7 @@ def _coded_rows(args: argparse.Namespace, coder: Coder, rules: LabelRules) -> Ex
         language_col=args.language_col,
         language=args.language,
         rules=rules,
+        sheet=args.sheet,
     )
     rows = files.read(say=say)
     examples = coded(rows)

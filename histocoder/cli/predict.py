@@ -17,6 +17,8 @@ from histocoder import distributed
 from histocoder.cli.model_flags import (
     BATCH_HELP,
     RAW_HELP,
+    SHEET_HELP,
+    TABLE_HELP,
     add_command,
     add_label_flags,
     add_model_flags,
@@ -38,8 +40,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = add_command(commands, "predict", "code descriptions, or a file of them", epilog=languages.HELP)
     add_model_flags(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
-    parser.add_argument("--input", metavar="FILE", help="CSV or Parquet of descriptions, instead; -: standard input")
-    parser.add_argument("--output", metavar="FILE", help="where to write it with its codes; -: standard output")
+    parser.add_argument("--input", metavar="FILE", help=f"{TABLE_HELP} of descriptions, instead; -: standard input")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help=f"where to write it with its codes, in the form of the suffix: {TABLE_HELP}; -: standard output",
+    )
+    parser.add_argument("--sheet", metavar="NAME", help=f"--input: {SHEET_HELP}")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
     parser.add_argument(
@@ -110,7 +117,7 @@ def run(args: argparse.Namespace) -> None:
     known = _read_known(known_file, coder, args) if known_file else None
     if args.input:
         columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
-        fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel", "raw")
+        fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel", "raw", "sheet")
         model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
         with _standard_streams(args) as say:
             config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from histocoder.cli.model_flags import RAW_HELP, add_command, run_of
+from histocoder.cli.model_flags import RAW_HELP, SHEET_HELP, add_command, run_of
 from histocoder.training.console import say
 
 
@@ -21,6 +21,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--language-col", metavar="COL", help="column of languages (default: lang, where predict --language added it)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
+    parser.add_argument("--sheet", metavar="NAME", help=f"--predictions: {SHEET_HELP}")
     parser.add_argument("--raw", action="store_true", help=RAW_HELP)
     parser.set_defaults(run=run)
 
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
         target_cols=read_model_config(folder).target_cols,
         renamed={here: there for here, there in columns if here and there},
         overwrite=args.overwrite,
+        sheet=args.sheet,
         raw=args.raw,
         say=say,
     )

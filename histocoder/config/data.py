@@ -18,7 +18,13 @@ class TableConfig(Settings):
 
     GROUP = "table"
 
-    dataset: str = free(None, "CSV or Parquet with descriptions and codes (required)", metavar="FILE", is_short=True)
+    dataset: str = free(
+        None,
+        "table with descriptions and codes: .csv, .csv.gz, .tsv, .parquet, .xlsx, .dta, .sav, or a folder of .parquet "
+        "(required)",
+        metavar="FILE",
+        is_short=True,
+    )
     target_cols: tuple[str, ...] = free(
         None, "columns of codes, the first code's first (required)", metavar="COL", is_short=True
     )
@@ -43,6 +49,7 @@ class TableConfig(Settings):
         metavar="FILE",
         is_short=True,
     )
+    sheet: str | None = free(None, "sheet of an Excel workbook (default: the only one with content)", metavar="NAME")
     prepare_only: bool = free(False, "check and split the table, and stop")
 
     def check(self) -> None:

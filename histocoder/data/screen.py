@@ -72,7 +72,7 @@ def screen(
         If the table can't be read, its labels do not fit, or no row can be used.
     """
     columns = [config.input_col, *config.target_cols, *([config.language_col] if config.language_col else [])]
-    file = open_table(config.dataset, columns)
+    file = open_table(config.dataset, columns, sheet=config.sheet, codes=config.target_cols)
     for notice in file.notices:
         say(notice)
     checker = LabelChecker(file, config.target_cols, formatter, rules_of(config), key=key)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.output import Output
-from histocoder.data.table import check_output, open_table
+from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -32,6 +32,7 @@ def review(
     target_cols: Sequence[str] = (),
     renamed: Mapping[str, str] | None = None,
     overwrite: bool = False,
+    sheet: str | None = None,
     raw: bool = False,
     say: Callable[[str], None] = print,
 ) -> pd.DataFrame:
@@ -58,6 +59,8 @@ def review(
         What the columns of descriptions and languages are called, where it is not as in the predictions.
     overwrite : bool
         Whether to replace an existing output.
+    sheet : str, optional
+        Of the predictions, if they are an Excel workbook with several.
     raw : bool
         Whether texts that a spreadsheet would run as formulas are written as they are.
     say : callable
@@ -75,11 +78,14 @@ def review(
     """
     if budget < 1:
         raise UserError(f"--budget is {budget}; it must be 1 or more.")
-    check_output(output)
+    Output(output).check(budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
     file = open_table(
-        predictions, [c for c in (input_col, language_col) if c], optional=("conf", "pred_conf", "lang", "pred_lang")
+        predictions,
+        [c for c in (input_col, language_col) if c],
+        optional=("conf", "pred_conf", "lang", "pred_lang"),
+        sheet=sheet,
     )
     for notice in file.notices:
         say(notice)
@@ -109,7 +115,7 @@ def review(
     chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
     with replacing(output) as temporary:
         rows_to_check = pa.Table.from_pandas(chosen, preserve_index=False)
-        notices = Output(output, raw=raw).write(temporary, rows_to_check.schema, [rows_to_check])
+        notices = Output(output, raw=raw, codes=own).write(temporary, rows_to_check.schema, [rows_to_check])
     for notice in notices:
         say(notice)
     rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()

@@ -24,6 +24,7 @@ from histocoder import distributed
 from histocoder.checkpoints.lock import holding
 from histocoder.data.languages import language_code
 from histocoder.data.output import Output
+from histocoder.data.sources import EXCEL, LABELLED, PARQUET
 from histocoder.data.table import TableFile, check_output, count_rows, fingerprint, is_parquet, open_table, strings
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
@@ -63,6 +64,8 @@ class PredictConfig:
     """What the names of the columns that are added begin with."""
     excel: bool = False
     """Whether CSV is written as Excel opens it: UTF-8 with a byte order mark, separated as the input is."""
+    sheet: str | None = None
+    """Of an Excel workbook; None: the only one that holds anything."""
     raw: bool = False
     """Whether texts that a spreadsheet would run as formulas are written as they are."""
 
@@ -75,7 +78,7 @@ class PredictConfig:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
         check_threshold(self.threshold)
         check_output(Path(self.output))
-        if self.excel and is_parquet(Path(self.output)):
+        if self.excel and Path(self.output).suffix.lower() in (*PARQUET, *EXCEL, *LABELLED):
             raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
 
     @property
@@ -144,10 +147,20 @@ def predict_file(
         settings["processes"] = distributed.world_size()
         _open_parts(parts, settings, say)
 
-    table = open_table(source, config.input_cols)
-    names_of_output(names, coder.system, config, taken=table.header)
+    table = open_table(source, config.input_cols, sheet=config.sheet)
+    new = names_of_output(names, coder.system, config, taken=table.header)
     if not is_parquet(output):
         _check_csv(table)
+    form = Output(
+        output,
+        delimiter=table.dialect.delimiter if config.excel and table.dialect is not None else ",",
+        excel=config.excel,
+        raw=config.raw,
+        codes=[own for own, name in new.items() if name.startswith(f"{coder.system}_")],
+        titles=coder.model.config.descriptions,
+    )
+    num_rows = count_rows(table)
+    form.check(num_rows)
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
         distributed.run_on_primary(open_parts, doing="looking at the input")
@@ -155,14 +168,20 @@ def predict_file(
             raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
         try:
             num_chunks = _code_chunks(
-                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say
+                coder,
+                config,
+                table,
+                parts,
+                known=known,
+                names=names,
+                num_rows=num_rows,
+                chunk_rows=chunk_rows,
+                say=say,
             )
         except UserError:
             if distributed.is_primary() and not any(parts.glob("[0-9]*")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
             raise
-        delimiter = table.dialect.delimiter if config.excel and table.dialect is not None else ","
-        form = Output(output, delimiter=delimiter, excel=config.excel, raw=config.raw)
         distributed.run_on_primary(lambda: _join_parts(parts, form, num_chunks, say), doing="writing the output")
     say(f"Coded {source} into {output}.")
 
@@ -204,6 +223,7 @@ def _code_chunks(
     *,
     known: Known | None,
     names: Sequence[str],
+    num_rows: int,
     chunk_rows: int,
     say: Callable[[str], None],
 ) -> int:
@@ -213,7 +233,7 @@ def _code_chunks(
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
-    with _progress_bar(count_rows(config.input)) as bar, notices.collecting():
+    with _progress_bar(num_rows) as bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
             part = _part(parts, number)
             if number % world_size == rank and part.exists():
