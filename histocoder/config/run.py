@@ -162,13 +162,24 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
             not self.auto_batch_size or self.tokens_per_batch is None,
             "--auto-batch-size finds a number of rows, which --tokens-per-batch replaces; choose one.",
         )
+        require(
+            not self.max_epoch_steps or not (self.tokens_per_batch or self.auto_batch_size or self.scale_lr),
+            "--max-epoch-steps sets the rows of a step; it goes with none of --tokens-per-batch, --auto-batch-size and "
+            "--scale-lr.",
+        )
 
-    def with_scaled_rates(self, num_processes: int) -> RunConfig:
-        """Apply `scale_lr` to the learning rates."""
-        scale = self.step_size(num_processes) / self.base_batch_size if self.scale_lr else 1
+    def for_rows(self, num_rows: int, num_processes: int) -> RunConfig:
+        """Apply `max_epoch_steps` and `scale_lr`, for the rows to train on, to the batch and the learning rates."""
+        growth = 1
+        while self.max_epoch_steps and growth < 4:
+            if num_rows <= self.max_epoch_steps * growth * self.step_size(num_processes):
+                break
+            growth *= 2
+        scale = self.step_size(num_processes) / self.base_batch_size if self.scale_lr else growth**0.5
         names = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
         rates = {name: getattr(self, name) and getattr(self, name) * scale for name in names}
-        return replace(self, **rates, scale_lr=False)
+        batch_size = self.batch_size * growth
+        return replace(self, **rates, batch_size=batch_size, max_epoch_steps=0, scale_lr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +208,7 @@ class MixerConfig(RunConfig, FilesConfig):
     num_epochs: int = changed(FitConfig, "num_epochs", 50)
     min_steps: int = changed(FitConfig, "min_steps", 0, text="passes are repeated until there have been N steps")
     batch_size: int = changed(FitConfig, "batch_size", 512)
+    max_epoch_steps: int = changed(FitConfig, "max_epoch_steps", 0)
     base_batch_size: int = changed(FitConfig, "base_batch_size", 512)
     seq2seq_weight: float = changed(FitConfig, "seq2seq_weight", 0.5)
     save_interval: int | None = changed(SavingConfig, "save_interval", 5000)

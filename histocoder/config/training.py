@@ -91,6 +91,13 @@ class FitConfig(Settings):
     )
     max_steps: int | None = free(None, "end after N steps (default: by --num-epochs)", metavar="N", at_least=1)
     batch_size: int = free(None, "rows of a batch, on each process", metavar="N", at_least=1, is_short=True)
+    max_epoch_steps: int = fixed(
+        None,
+        "while an epoch has more than N steps, the batch doubles, up to four times --batch-size, and learning rates "
+        "grow with its square root; 0: never (default: by the recipe; 0 with --batch-size or --learning-rate)",
+        metavar="N",
+        at_least=0,
+    )
     gradient_accumulation_steps: int = free(
         1, "batches of a step, on each process: as one batch N times as large, in less memory", metavar="N", at_least=1
     )

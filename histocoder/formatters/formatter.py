@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from histocoder.formatters.general import CHARACTERS, GeneralCodes
 from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, PAD, UNK
 
 
@@ -66,6 +67,13 @@ class Formatter:
             "block_size": self.block_size,
             "use_within_block_sep": getattr(self.system, "use_within_block_sep", False),
         } | ({} if own is None else {"symbols": own})
+
+    def without_numbers(self) -> Formatter:
+        """Return a formatter of the same codes without tokens that they never need: numbers of several digits."""
+        system = self.system
+        if not isinstance(system, GeneralCodes) or system.use_within_block_sep or system.own_symbols is not None:
+            return self
+        return Formatter(GeneralCodes(system.block_size, symbols=CHARACTERS), num_blocks=self.num_blocks)
 
     def encode(self, codes: Sequence[str | None]) -> np.ndarray:
         """Encode descriptions' codes, each given as one string with "&" between codes.

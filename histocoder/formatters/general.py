@@ -11,6 +11,8 @@ WITHIN_BLOCK_SEP = ","
 _NUMBERS = [str(number) for number in range(-999, 1000)]
 _PUNCTUATION = [c for c in string.punctuation if c not in CODE_SEP + WITHIN_BLOCK_SEP]
 SYMBOLS = [*_NUMBERS, *string.ascii_letters, *_PUNCTUATION]
+CHARACTERS = [*string.digits, *string.ascii_letters, *_PUNCTUATION]
+"""Those that are tokens where no separator keeps longer ones apart: 21 times fewer logits for a decoder to compute."""
 
 
 class GeneralCodes:

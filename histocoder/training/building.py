@@ -20,6 +20,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
 from histocoder.errors import UserError, misfit
+from histocoder.formatters import formatter_from_config
 from histocoder.model import (
     CHARACTERS,
     PRESETS,
@@ -108,11 +109,13 @@ def build_model(
     config: RunConfig, files: ExampleFiles, *, tokenizer: Tokenizer, key: Key, languages: tuple[str, ...]
 ) -> MixerModel:
     """Return a new model for the codes of some files, with the weights of `--encoder` or `--initial-checkpoint`."""
+    decoder_prior = config.flat_loss != "bce-mean" and config.save_format != "occcanine"
+    is_new = config.initial_checkpoint is None or config.only_encoder
+    formatter = files.formatter.without_numbers() if is_new and decoder_prior else files.formatter
     model_config = ModelConfig(
         encoder={},
-        formatter=files.formatter.to_config(),
-        vocab_size=files.formatter.vocab_size
-        + 1,  # one to spare, as in published models, so that weights can be exchanged
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size + 1,  # one to spare, as in published models, so that weights can be exchanged
         codes=key.codes,
         target_cols=files.target_cols,
         descriptions=key.descriptions,
@@ -124,7 +127,7 @@ def build_model(
         text_normalization=config.text_normalization,
         pooling=config.pooling,
         flat_loss=config.flat_loss,
-        decoder_prior=config.flat_loss != "bce-mean" and config.save_format != "occcanine",
+        decoder_prior=decoder_prior,
     )
     if config.initial_checkpoint is None:
         encoder = _load_encoder(config)
@@ -172,13 +175,16 @@ def _from_initial_checkpoint(
         if codes is not None and codes != model_config.codes:
             weights = _with_classes(weights, codes, model_config.codes)
         head = weights.get("decoder.head.weight")
-        others = read_model_config(path).formatter if is_own_model(path) else model_config.formatter
-        if head is None or len(head) < model_config.vocab_size - 1 or others != model_config.formatter:
+        form = read_model_config(path).formatter if is_own_model(path) else model_config.formatter
+        system = formatter_from_config(form).system
+        symbols = {name: form[name] for name in ("symbols",) if name in form}  # a decoder may know fewer than all
+        is_like = form == model_config.formatter | symbols and not any(map(system.problem, model_config.codes))
+        if head is None or len(head) < system.vocab_size or not is_like:
             raise UserError(
-                f"--initial-checkpoint: the decoder of {path} writes codes of another form ({others['name']}, "
-                f"{others['num_blocks']} of {others['block_size']} tokens). Take the encoder alone with --only-encoder."
+                f"--initial-checkpoint: the decoder of {path} writes codes of another form ({form['name']}, "
+                f"{form['num_blocks']} of {form['block_size']} tokens). Take the encoder alone with --only-encoder."
             )
-        model_config = replace(model_config, vocab_size=len(head))
+        model_config = replace(model_config, formatter=form, vocab_size=len(head))
     with nullcontext() if config.only_encoder else Unfilled():
         model = MixerModel(replace(model_config, encoder=encoder_config), tokenizer=tokenizer)
     check_positions(model.encoder, config.max_len, name=str(path))

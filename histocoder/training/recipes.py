@@ -31,6 +31,8 @@ class Recipe:
     num_epochs: int = 5
     min_steps: int = 0
     """Small tables are gone through more often than `num_epochs`, until there have been so many steps."""
+    max_epoch_steps: int = 0
+    """Of larger tables more rows make a step, until an epoch has so many steps."""
     warmup_pct: float = 0.05
     flat_loss: str = "bce-mean"
     pooling: str = "auto"
@@ -50,7 +52,9 @@ _NEW_HEADS = Recipe(
 )
 RECIPES = {
     "reference": Recipe(),
-    "ngram": replace(_NEW_HEADS, num_epochs=5, table_learning_rate=3e-3, text_normalization="lower"),
+    "ngram": replace(
+        _NEW_HEADS, num_epochs=5, max_epoch_steps=200, table_learning_rate=3e-3, text_normalization="lower"
+    ),
     "scratch": replace(_NEW_HEADS, num_epochs=15, min_steps=1000, augmentation_prob=0.3),
     "pretrained": replace(_NEW_HEADS, encoder_learning_rate=1e-4, warmup_pct=0.1, pooling="mean"),
     "frozen": replace(_NEW_HEADS, num_epochs=30, min_steps=2000, pooling="mean", unk_lang_prob=0.0),
@@ -99,6 +103,9 @@ def fill_in(config: _Config) -> _Config:
         recipe |= {"encoder_learning_rate": None, "table_learning_rate": None}
     if config.num_epochs is not None or config.max_steps is not None:
         recipe["min_steps"] = 0
+    fixing = (config.batch_size, config.learning_rate, config.tokens_per_batch)
+    if any(value is not None for value in fixing) or config.auto_batch_size or config.scale_lr:
+        recipe["max_epoch_steps"] = 0
     return replace(config, **{name: value for name, value in recipe.items() if getattr(config, name) is None})
 
 

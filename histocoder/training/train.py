@@ -47,7 +47,7 @@ from histocoder.data.languages import is_language
 from histocoder.distributed.launch import node_name
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file, remove_leftovers, replacing
-from histocoder.formatters import MISSING
+from histocoder.formatters import MISSING, formatter_from_config
 from histocoder.inference.descriptions import not_in_table
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically, device_name
@@ -162,13 +162,17 @@ def fit(
         config = replace(config, batch_size=size, auto_batch_size=False)  # in args.yaml stands what was found
     if config.tokens_per_batch is None:
         check_batch_size(config, len(train_arrays))
-    scaled = config.with_scaled_rates(distributed.world_size())
+    scaled = config.for_rows(len(train_arrays), distributed.world_size())
     settings = what_to_agree_on(scaled, train_files, train_arrays, val_arrays, key)
     _check_settings(settings, scaled, checkpoint, folder)
 
     model = build()
-    common: dict[str, Any] = {"formatter": train_files.formatter, "classes": key.codes, "max_len": config.max_len}
-    common["pad_to"] = model.config.pad_to
+    common: dict[str, Any] = {
+        "formatter": formatter_from_config(model.config.formatter),
+        "classes": key.codes,
+        "max_len": config.max_len,
+        "pad_to": model.config.pad_to,
+    }
     noise = augmenter_of(config, train_arrays)
     train_data = OccupationDataset(train_arrays, augmenter=noise, **common)
     val_data = OccupationDataset(val_arrays, **common)
@@ -192,7 +196,7 @@ def fit(
     warn_of_a_small_disk(folder, model)
     if checkpoint is not None:
         _say_resumed(config, checkpoint)
-    for line in banner(_facts(config, trainer)):
+    for line in banner(_facts(scaled, trainer)):
         say(line)
     tracker = _tracker(config, folder, start_step, model.config.system)
     try:

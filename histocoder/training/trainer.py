@@ -44,7 +44,7 @@ from histocoder.training.profiling import Profiler
 from histocoder.training.tracking import NullRun, Tracker
 from histocoder.training.validation import validate
 
-_REFIT_STEPS = 50, 400
+_REFIT_STEPS = 50, 200
 """At least so many, and two epochs unless they are more; but one epoch."""
 _REFIT_RATE = 0.3
 """Of the peak learning rate, at which refitting begins."""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import run
-from fixtures.make import RUN_FLAGS, predictions
+from fixtures.make import FLAGS, RUN_FLAGS, predictions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -34,3 +34,11 @@ def test_an_earlier_run_resumes_and_ends_as_it_did(tmp_path: Path):
     losses = ["train_loss", "val_loss"]
     assert set(now.index) == {5, 6, 7, 8}
     np.testing.assert_allclose(now[losses], then.loc[then.index > 4, losses], rtol=1e-3)
+
+
+def test_an_earlier_model_keeps_its_tokens_in_training(tmp_path: Path):
+    for start, has_all in ((("--initial-checkpoint", FIXTURES / "ngram"), True), (("--encoder", "tiny"), False)):
+        out = tmp_path / str(has_all)
+        run("finetune.py", "--save-path", out, *FLAGS, *start, "--max-steps", 1, "--no-experts", "--no-refit")
+        config = json.loads((out / "config.json").read_text())
+        assert (config["vocab_size"] > 2000, "symbols" in config["formatter"]) == (has_all, not has_all)

@@ -76,7 +76,7 @@ def test_a_recipe_fills_in_what_is_not_given():
     changed = {f.name for f in fields(given) if getattr(given, f.name) != getattr(config, f.name)}
     assert (config.learning_rate, config.table_learning_rate, config.batch_size) == (1e-2, None, 64)
     assert changed == {
-        *("num_epochs", "min_steps", "batch_size", "warmup_pct", "flat_loss", "pooling"),
+        *("num_epochs", "min_steps", "max_epoch_steps", "batch_size", "warmup_pct", "flat_loss", "pooling"),
         *("augmentation_prob", "unk_lang_prob", "text_normalization"),
     }
     assert fill_in(config) == config
@@ -88,9 +88,19 @@ def test_rates_are_scaled_by_the_rows_of_a_step():
     config = FinetuneConfig("t.csv", ("h",), batch_size=32, gradient_accumulation_steps=2, scale_lr=True)
     assert config.step_size(4) == 256
     assert replace(config, scale_lr=False, tokens_per_batch=4_096).step_size(4) == 32_768
-    scaled = replace(config, learning_rate=1e-3).with_scaled_rates(4)
+    scaled = replace(config, learning_rate=1e-3).for_rows(1000, 4)
     assert (scaled.learning_rate, scaled.encoder_learning_rate) == (2e-3, None)
-    assert scaled.with_scaled_rates(4) == scaled
+    assert scaled.for_rows(1000, 4) == scaled
+
+
+@pytest.mark.parametrize(("rows", "growth"), [(12_800, 1), (12_801, 2), (25_601, 4), (10**6, 4)])
+def test_large_tables_get_larger_batches(rows: int, growth: int):
+    config = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram"))
+    grown = config.for_rows(rows, 1)
+    assert (grown.batch_size, grown.learning_rate) == (64 * growth, pytest.approx(1e-3 * growth**0.5))
+    assert grown.for_rows(rows, 1) == grown
+    given = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=32))
+    assert given.for_rows(rows, 1).batch_size == 32
 
 
 def test_python_trains_resumes_and_is_told_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
