@@ -82,6 +82,11 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="--known: compare descriptions letter by letter, case and blanks included",
     )
     add_label_flags(parser, of="--known: ")
+    parser.add_argument(
+        "--join",
+        metavar="FILE",
+        help="table by code, such as of HISCLASS: its columns are added for each code (see docs/prediction.md)",
+    )
     parser.add_argument("--compile", action="store_true", help="let torch compile the encoder's layers first")
     parser.add_argument(
         "--columns",
@@ -101,12 +106,15 @@ def run(args: argparse.Namespace) -> None:
     if bool(args.texts) == bool(args.input) or bool(args.input) != bool(args.output):
         raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
     _check_known(args)
+    if args.join and not args.input:
+        raise UserError("--join adds columns to a file; give --input and --output.")
     device = distributed.start(device=args.device)
 
     from histocoder.checkpoints.hub import local_folder
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
     from histocoder.inference.coder import Coder
+    from histocoder.inference.join import Join
     from histocoder.inference.predict_file import PredictConfig, predict_file
 
     folder = local_folder(args.model)
@@ -115,6 +123,7 @@ def run(args: argparse.Namespace) -> None:
         folder, str(device), precision=args.precision, compile=args.compile, verify=not args.no_verify
     )
     known = _read_known(known_file, coder, args) if known_file else None
+    join = Join(Path(args.join), system=coder.system, codes=coder.codes) if args.join else None
     if args.input:
         columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
         fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel", "raw", "sheet")
@@ -122,7 +131,7 @@ def run(args: argparse.Namespace) -> None:
         with _standard_streams(args) as say:
             config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)
             say(f"Coding in mode {config.mode}.")
-            predict_file(coder, config, model_id=model_id, known=known, overwrite=args.overwrite, say=say)
+            predict_file(coder, config, model_id=model_id, known=known, join=join, overwrite=args.overwrite, say=say)
         return
     options = {name: getattr(args, name) for name in ("mode", "k", "threshold", "min_confidence", "batch_size")}
     options["constrain"] = args.constrain or None

@@ -29,6 +29,7 @@ from histocoder.data.table import TableFile, check_output, count_rows, fingerpri
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.inference.coder import Coder, check_threshold
+from histocoder.inference.join import Join
 from histocoder.inference.known import KNOWN, SOURCE_COL, Known
 from histocoder.inference.notices import FileNotices
 from histocoder.inference.predictions import Part, load_parts, save_parts
@@ -93,6 +94,7 @@ def predict_file(
     *,
     model_id: str,
     known: Known | None = None,
+    join: Join | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
@@ -112,6 +114,8 @@ def predict_file(
         What tells this model from others; parts that another has left are not used.
     known : Known, optional
         Hand-coded descriptions, which keep their codes; a column `source` says which.
+    join : Join, optional
+        A table whose columns are added by code.
     overwrite : bool
         Whether to replace an existing output.
     say : callable
@@ -151,12 +155,16 @@ def predict_file(
     new = names_of_output(names, coder.system, config, taken=table.header)
     if not is_parquet(output):
         _check_csv(table)
+    code_columns = {own: name for own, name in new.items() if name.startswith(f"{coder.system}_")}
+    for name in join.columns(code_columns) if join is not None else ():
+        if name in (*table.header, *new):
+            raise UserError(f"--join: the output has a column {name!r} already; rename the table's.")
     form = Output(
         output,
         delimiter=table.dialect.delimiter if config.excel and table.dialect is not None else ",",
         excel=config.excel,
         raw=config.raw,
-        codes=[own for own, name in new.items() if name.startswith(f"{coder.system}_")],
+        codes=code_columns,
         titles=coder.model.config.descriptions,
     )
     num_rows = count_rows(table)
@@ -182,7 +190,15 @@ def predict_file(
             if distributed.is_primary() and not any(parts.glob("[0-9]*")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
             raise
-        distributed.run_on_primary(lambda: _join_parts(parts, form, num_chunks, say), doing="writing the output")
+
+        def added(coded: pa.Table) -> pa.Table:
+            return coded if join is None else join.add(coded, code_columns)
+
+        distributed.run_on_primary(
+            lambda: _join_parts(parts, form, num_chunks, added=added, say=say), doing="writing the output"
+        )
+    if join is not None and (notice := join.notice()):
+        say(notice)
     say(f"Coded {source} into {output}.")
 
 
@@ -451,7 +467,14 @@ def _kept_for_later(path: Path, parts: Path) -> Iterator[Path]:
         raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
 
 
-def _join_parts(parts: Path, output: Output, num_chunks: int, say: Callable[[str], None]) -> None:
+def _join_parts(
+    parts: Path,
+    output: Output,
+    num_chunks: int,
+    *,
+    added: Callable[[pa.Table], pa.Table],
+    say: Callable[[str], None],
+) -> None:
     """Join all parts, in order, into one file, and delete them."""
     files = [_part(parts, number) for number in range(num_chunks)]
     for file in files:
@@ -460,7 +483,8 @@ def _join_parts(parts: Path, output: Output, num_chunks: int, say: Callable[[str
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
     with _kept_for_later(output.path, parts) as temporary:
-        notices = output.write(temporary, pa.parquet.read_schema(files[0]), _groups(files))
+        schema = added(pa.parquet.ParquetFile(files[0]).read().slice(0, 0)).schema
+        notices = output.write(temporary, schema, map(added, _groups(files)))
     for notice in notices:
         say(notice)
     shutil.rmtree(parts, ignore_errors=True)
