@@ -14,7 +14,7 @@ from histocoder.data.languages import HELP
 _Config = TypeVar("_Config", bound=Settings)
 
 
-def parse(kind: type[_Config], argv: Sequence[str] | None = None) -> _Config:
+def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:
     """Read the settings of a run from flags, and from the file that `--config` names.
 
     Raises
@@ -22,15 +22,15 @@ def parse(kind: type[_Config], argv: Sequence[str] | None = None) -> _Config:
     UserError
         Where a flag is unknown, or a value is none of its setting's.
     """
-    values = vars(build_parser(kind).parse(argv))
+    values = vars(build_parser(kind, prog=prog).parse(argv))
     return kind(**{s.name: values[s.name] for s in settings_of(kind)})
 
 
-def build_parser(kind: type[Settings]) -> Parser:
-    """Make a parser with a flag for each setting, in groups."""
+def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
+    """Make a parser with a flag for each setting, in groups; `prog` is what errors call the program."""
     settings = list(settings_of(kind))
     short = [s.flag for s in settings if s.options.is_short]
-    parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP)
+    parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(s.group for s in settings)}
     for setting in settings:
         flags = setting.options.flags or (setting.flag,)

@@ -81,7 +81,7 @@ def start(
     if required and not _launch.launched:
         raise UserError(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
-            f"{os.path.basename(sys.argv[0])} --distributed …, with the number of GPUs in place of 2."
+            f"{_program()} --distributed …, with the number of GPUs in place of 2."
         )
     if (
         _launch.world_size == 1
@@ -112,6 +112,16 @@ def start(
     _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
     _group = _Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
     return chosen
+
+
+def _program() -> str:
+    """Return what a launcher is given to run this program: a script, or the module of a command."""
+    folder, name = os.path.split(sys.argv[0])
+    stem, suffix = os.path.splitext(name)
+    is_module = os.path.basename(folder) == "cli"
+    if suffix == ".py" and not is_module and stem != "__main__":
+        return name
+    return f"-m histocoder.cli.{stem if is_module else sys.argv[1].replace('-', '_')}"
 
 
 def _start_watch(store: dist.Store | None, patience: float) -> None:

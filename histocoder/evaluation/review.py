@@ -185,7 +185,8 @@ def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, A
     }
     words = [word for flag, values in flags.items() for word in (flag, *(_from_here(value) for value in values))]
     script = Path(__file__).parents[2] / "finetune.py"
-    return "Then train on:\n" + shlex.join([_from_here(sys.executable), _from_here(script), *words])
+    program = [_from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
+    return "Then train on:\n" + shlex.join([_from_here(sys.executable), *program, *words])
 
 
 def _from_here(path: str | Path) -> str:
