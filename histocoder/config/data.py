@@ -20,8 +20,7 @@ class TableConfig(Settings):
 
     dataset: str = free(
         None,
-        "table with descriptions and codes: .csv, .csv.gz, .tsv, .parquet, .xlsx, .dta, .sav, or a folder of .parquet "
-        "(required)",
+        ".csv, .xlsx, .dta, .parquet, … with descriptions and codes (required)",
         metavar="FILE",
         is_short=True,
     )
