@@ -24,12 +24,11 @@ import torch
 from theirs import canine_of_transformers
 
 from histocoder import Coder
-from histocoder.config import ModelConfig
+from histocoder.config import PRECISIONS, ModelConfig
 from histocoder.data.tokens import join_language, tokenize
 from histocoder.formatters import BOS, build_formatter
 from histocoder.model import MixerModel
 from histocoder.model.devices import device_name
-from histocoder.model.precision import PRECISIONS
 from histocoder.ops.memory import peak_gpu_memory
 
 ROOT = Path(__file__).parents[1]

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from histocoder import distributed
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -44,13 +45,14 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.prepare import TRAIN_FILE, formatter_of, prepare
 from histocoder.data.samplers import Share
-from histocoder.data.tokens import LANG_SEP, tokenize
+from histocoder.data.tokens import tokenize
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import device_name
 from histocoder.model.layers import knows_linear
 from histocoder.ops import kernels
 from histocoder.ops.memory import peak_gpu_memory
-from histocoder.training.trainer import Trainer, mixed_loss
+from histocoder.training.losses import mixed_loss
+from histocoder.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
@@ -72,7 +74,7 @@ class Data:
         self.formatter, self.key = formatter_of(config), read_key(folder / "key.csv")
         files = ExampleFiles((folder / TRAIN_FILE,), config.target_cols, self.formatter, key=self.key)
         arrays = open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
-        texts = [text.partition(LANG_SEP)[2] for text in arrays.texts.decode(np.arange(len(arrays)))]
+        texts = arrays.descriptions(np.arange(len(arrays)))
         common: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}
         self.plain = OccupationDataset(arrays, **common)
         noise = Augmenter(WordList.from_texts(texts), augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
@@ -101,7 +103,7 @@ class Ours:
         model = data.model()
         if freeze_encoder:
             model.freeze_encoder()
-        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "folder": folder, "settings": {}}
+        options: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "run": RunFolder(folder), "settings": {}}
         self.trainer = Trainer(model, data.noisy, data.noisy, config, **options)
         self.trainer.model.train()
         self.rows = config.batch_size * distributed.world_size()
@@ -183,7 +185,7 @@ _PARTS = {
     "attention": {"kernels.forward", "kernels.backward"},
     "transposing": {"kernels.transpose"},
     "norms": {"kernels.add_norm", "kernels.add_norm_backward"},
-    "GELU": {"kernels.gelu", "<built-in method torch.mul>"},
+    "GELU": {"<built-in function gelu>"},
 }
 """Functions, as the profiler names them, of what is told apart of a step on a CPU."""
 
@@ -222,7 +224,7 @@ class Reference:
         for _ in range(count):
             rows = self.rng.permutation(len(self.data.noisy))[: self.batch_size]
             batch = _share(self.data.noisy, rows).to(self.device)
-            texts = self.data.noisy.arrays.texts.decode(rows)
+            texts = self.data.noisy.arrays.texts(rows)
             ids = [tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128) for text in texts]
             output = self.model(torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False)
             loss = mixed_loss(output, batch, self.model.config, 0.1)

@@ -217,4 +217,4 @@ def change_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -
 
 
 def leftovers(out: Path) -> list[Path]:
-    return [path for path in out.rglob(".*") if path.name.endswith(".tmp") or path.name == ".lock"]
+    return [path for path in out.rglob(".*") if path.name.endswith(".tmp") or path.name.startswith(".lock")]

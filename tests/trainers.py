@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import build_cache, open_cache
@@ -52,7 +53,7 @@ def begin(
     )
     defaults = {"batch_size": 16, "num_epochs": 100, "min_steps": 0, "learning_rate": 3e-4, "warmup_pct": 0.05}
     train = TrainConfig(**{**defaults, "precision": precision, **options})
-    rest: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "folder": folder, "settings": {}}
+    rest: dict[str, Any] = {"loader": LoaderConfig(), "device": device, "run": RunFolder(folder), "settings": {}}
     return Trainer(MixerModel(config, encoder), data, data, train, **rest)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from jinja2 import Environment
+
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.data.languages import iso_code
 from histocoder.errors import UserError
@@ -13,51 +15,7 @@ from histocoder.model.encoder import encoder_sizes, hub_answers, reads_character
 
 CARD_FILE = "README.md"
 
-_CARD = """---
-library_name: histocoder
-pipeline_tag: text-classification
-license: apache-2.0
-{languages}tags:
-- occupations
-- history
-- {system}
----
-
-# Occupational descriptions to {system_title}
-
-A model that codes occupational descriptions into {system_title}, {num_codes:,} codes, trained with histocoder.
-
-{data}
-
-## Load it
-
-```python
-from histocoder import Coder
-
-coder = Coder.from_pretrained("PATH OR HUB NAME")
-coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
-```
-
-or `histocoder predict --model PATH "wine and spirit merchant" --language en`.
-
-{metrics}
-## What it is
-
-An encoder ({encoder}, {layers} deep layers of width {width}), a sequence decoder over code tokens, and a flat head.
-Descriptions are read up to {max_len} {unit}, text normalisation: {normalization}. It knows the languages {known};
-give `unk` for others. Codes outside its key have not been seen in training.
-
-## Licence
-
-Apache-2.0, as histocoder. That of the data it was trained on may ask for more: see to it before you share the model.
-"""
-
-_METRICS = """## How right it is
-
-On {rows:,} descriptions that were not trained on: {greedy:.1f} % got exactly the right set of codes from the decoder
-(measured on {sample:,} of them), {flat:.1f} % from the flat head. `report.html`, if it is there, says more.
-
-"""
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def model_card(
@@ -73,28 +31,18 @@ def model_card(
     metrics : dict, optional
         As `validation.validate` returns.
     """
-    known = [lang for lang in config.languages if lang != "unk"]
-    codes = sorted(map(iso_code, known))
-    system = config.system
-    sizes = encoder_sizes(config.encoder)
-    figures = ""
-    if metrics:
-        shares = {"greedy": metrics["greedy_seq_acc"], "flat": metrics["flat_acc"]}
-        figures = _METRICS.format(rows=num_val, sample=min(num_val, NUM_GREEDY), **shares)
-    return _CARD.format(
-        languages="".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else "",
-        system=system.lower(),
-        system_title=system.upper() if system in ("hisco", "occ1950", "psti") else system,
-        num_codes=config.num_classes,
-        data=f"It was trained on {num_train:,} descriptions." if num_train else "Its training data are not known here.",
-        metrics=figures,
-        encoder=sizes.name,
-        layers=sizes.num_layers,
-        width=sizes.hidden_size,
-        max_len=config.max_len,
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters["iso_code"] = iso_code
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        config=config,
+        num_train=num_train,
+        num_val=num_val,
+        num_greedy=NUM_GREEDY,
+        metrics=metrics,
+        system=config.system,
+        languages=[lang for lang in config.languages if lang != "unk"],
+        encoder=encoder_sizes(config.encoder),
         unit="characters" if reads_characters(config.encoder) else "tokens",
-        normalization=config.text_normalization,
-        known=", ".join(known) or "(not recorded)",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -18,7 +19,8 @@ from histocoder.config import MODEL_TYPE, ModelConfig
 from histocoder.errors import DamagedError, UserError, misfit
 from histocoder.files import replacing, sha256
 from histocoder.formatters import formatter_from_config
-from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, Unfilled, reads_characters
+from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
+from histocoder.model.canine import POSITIONS, CanineConfig
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 MANIFEST_FILE = "manifest.json"
@@ -176,9 +178,7 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
     config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_weights(folder)
     try:
         formatter_from_config(config.formatter)
-        with Unfilled():
-            model = MixerModel(config, tokenizer=tokenizer)
-        model.load_state_dict(weights)
+        model = MixerModel.of_weights(config, weights, tokenizer=tokenizer)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever a library makes of settings that are none
@@ -301,11 +301,22 @@ def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], 
         Where the file can't be written.
     """
     key = {code or math.nan: i for i, code in enumerate(config.codes)}
+    weights = {name: with_all_positions(name, weight, config) for name, weight in weights.items()}
     with replacing(path) as temporary:
         try:
             torch.save({"model": weights, "step": step, "key": key, **state}, temporary)
         except RuntimeError as error:  # a full disk, among others
             raise UserError(f"Could not write {path}: {str(error).splitlines()[0]}") from error
+
+
+def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Return a weight, or its optimizer state, in its published shape: CANINE's table of positions with all rows.
+
+    Rows beyond `config.max_len`, which this model neither reads nor trains, are 0.
+    """
+    if name != f"encoder.{POSITIONS}" or tensor.dim() == 0:
+        return tensor
+    return F.pad(tensor, (0, 0, 0, CanineConfig.of(config.encoder).num_hash_buckets - len(tensor)))
 
 
 def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,26 +1,47 @@
-"""What a run leaves in its folder, by name: what is a run's, may be replaced; what is not, may not."""
+"""A run's folder: the names in it, who works in it, what it resumes from; what is a run's in it may be replaced."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from histocoder import distributed
 from histocoder.checkpoints.hub import CARD_FILE
 from histocoder.checkpoints.lock import LOCK_FILE, holding
 from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
-from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER, LAST_BIN_FILE
+from histocoder.checkpoints.resume import find_checkpoint
+from histocoder.checkpoints.training_state import (
+    BEST_FOLDER,
+    CHECKPOINTS_FOLDER,
+    LAST_BIN_FILE,
+    Checkpoint,
+    drop_checkpoints_after,
+    list_checkpoints,
+    load_checkpoint,
+    step_of,
+)
 from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
-from histocoder.errors import UserError
-from histocoder.files import make_folder
+from histocoder.distributed.launch import launcher, restarts
+from histocoder.distributed.nodes import on_each_node
+from histocoder.distributed.signals import STOP_SIGNALS
+from histocoder.errors import Interrupted, UserError
+from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
 TENSORBOARD_FOLDER, PROFILE_FOLDER = "tensorboard", "profile"
 CACHE_FOLDER = "cache"
+INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
 ARGS_FILE = "args.yaml"
 """The first that training writes: where it is, all below are a run's."""
 _MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)
@@ -29,47 +50,166 @@ _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, T
 """What training leaves, but for what it only adds to, and `cache/`, in which it deletes nothing but its own."""
 
 
-@contextmanager
-def run_folder(folder: Path) -> Iterator[None]:
-    """Make a run's folder and hold it, as `holding` does.
+class RunFolder:
+    """A folder that a run writes to.
 
-    Raises
-    ------
-    UserError
-        On every process, where another run holds the folder, or where it can't be written to.
+    Parameters
+    ----------
+    path : Path
+
+    Attributes
+    ----------
+    best, cache, profile, tensorboard : Path
+        Folders in it.
+    logs, wandb_id : Path
+        Files in it.
     """
-    is_new = not folder.exists()
-    distributed.run_on_primary(lambda: make_folder(folder), doing="making the run's folder")
-    try:
-        with holding(folder / LOCK_FILE, what=f"works in {folder}", instead="another folder"):
-            yield
-    finally:
-        if is_new and distributed.is_primary():
-            with suppress(OSError):
-                folder.rmdir()  # which it can be where nothing has come of the run
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.best, self.cache = path / BEST_FOLDER, path / CACHE_FOLDER
+        self.profile, self.tensorboard = path / PROFILE_FOLDER, path / TENSORBOARD_FOLDER
+        self.logs, self.wandb_id = path / LOG_FILE, path / WANDB_ID_FILE
+        self._args, self._interrupted, self._launcher = (
+            path / name for name in (ARGS_FILE, INTERRUPTED_FILE, LAUNCHER_FILE)
+        )
 
-def clear_run(folder: Path) -> None:
-    """Delete what training has left in a run's folder; prepared data and other files stay."""
-    for name in _FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in _FILES:
-        (folder / name).unlink(missing_ok=True)
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[RunFolder]:
+        """Make a run's folder and hold it, as `holding` does; a stop signal ends the run, and is marked.
 
+        Raises
+        ------
+        UserError
+            On every process, where another run holds the folder, it can't be written to, or a run would replace or
+            delete files that histocoder did not create.
+        Interrupted
+            When a stop signal arrives.
+        """
+        run, is_new = cls(path), not path.exists()
+        distributed.run_on_primary(lambda: make_folder(path), doing="making the run's folder")
+        try:
+            with (
+                holding(path / LOCK_FILE, what=f"works in {path}", instead="another folder"),
+                run._marking_interruptions(),
+            ):
+                distributed.run_on_primary(run._refuse_others_files, doing="looking at the run's folder")
+                yield run
+        finally:
+            if is_new and distributed.is_primary():
+                with suppress(OSError):
+                    path.rmdir()  # which it can be where nothing has come of the run
 
-def refuse_others_files(folder: Path) -> None:
-    """Raise a UserError, on every rank, if a run would replace or delete files that histocoder did not create."""
-
-    def look() -> None:
-        """Check the folder; called on rank 0 only."""
-        if (folder / ARGS_FILE).is_file():
+    def _refuse_others_files(self) -> None:
+        if self._args.is_file():
             return
-        prepared = () if (folder / PREPARED_FILE).is_file() else PREPARED_TABLES
-        found = [name for name in (*prepared, *_FILES, *_FOLDERS) if os.path.lexists(folder / name)]
+        prepared = () if (self.path / PREPARED_FILE).is_file() else PREPARED_TABLES
+        found = [name for name in (*prepared, *_FILES, *_FOLDERS) if os.path.lexists(self.path / name)]
         if found:
             raise UserError(
-                f"{folder} is not the folder of a run, and holds {', '.join(found)}, which a run would replace. "
+                f"{self.path} is not the folder of a run, and holds {', '.join(found)}, which a run would replace. "
                 "Choose a new folder."
             )
 
-    distributed.run_on_primary(look, doing="looking at the run's folder")
+    def begin(self, settings: dict[str, Any], *, start_step: int) -> None:
+        """Write `args.yaml`; delete an earlier run that is not resumed, or what it left beyond the checkpoint that is.
+
+        Rank 0's part, after all checks.
+        """
+        if start_step == 0 and self._args.is_file():
+            self._clear()
+        drop_checkpoints_after(self.path, start_step)
+        for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best, self.cache):
+            remove_leftovers(part)
+        self._interrupted.unlink(missing_ok=True)
+        if launcher() is not None:
+            with replacing(self._launcher) as temporary:
+                temporary.write_text(_launcher(), encoding="utf-8")
+        with replacing(self._args) as temporary:
+            temporary.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    def _clear(self) -> None:
+        """Delete what training has left; prepared data and other files stay."""
+        for name in _FOLDERS:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in _FILES:
+            (self.path / name).unlink(missing_ok=True)
+
+    def checkpoint(self, resume: str) -> Checkpoint | None:
+        """Call `find_checkpoint` on rank 0, and load the result on every rank; nodes that do not see it receive a copy.
+
+        Processes that their launcher has restarted resume their own run, whatever `resume` says. The validation results
+        in another run's checkpoint are dropped: the best model that they refer to is not in this folder.
+        """
+
+        def find() -> tuple[str, bool]:
+            began_here = restarts() > 0 and _read(self._launcher) == _launcher()
+            found = find_checkpoint(self.path, "auto" if began_here else resume)
+            return str(found or ""), found is not None and is_same_file(found.parent, self.path / CHECKPOINTS_FOLDER)
+
+        found, is_own = distributed.from_primary(find, doing="verifying checkpoints")
+        if not found:
+            return None
+        copy = self.path / f".{Path(found).name}.copy.tmp"
+        path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy, files="**/*")
+        checkpoint = load_checkpoint(path)
+        if not is_own:
+            state = checkpoint.state
+            state.best_accuracy, state.best_val_loss, state.num_worse, state.results = -math.inf, math.inf, 0, None
+        distributed.wait_for_all(doing="loading the checkpoint")
+        if path == copy and distributed.is_first_here():
+            shutil.rmtree(copy)
+            with suppress(OSError):
+                self.path.rmdir()  # where nothing else is kept on this node
+        return checkpoint
+
+    def mark_interrupted(self, *, step: int, signum: int) -> None:
+        """Write `interrupted.json`, which says that a run was asked to stop, and the step that it has saved."""
+        record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}
+        with replacing(self._interrupted) as temporary:
+            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def _marking_interruptions(self) -> Iterator[None]:
+        """End the run with a message and `interrupted.json` when it is asked to stop before or after training."""
+
+        def end(signum: int, _frame: object) -> None:
+            raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
+
+        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS}
+        try:
+            yield
+        except Interrupted as error:
+            if (self.path / LOCK_FILE).exists() and not self._interrupted.exists():  # and on rank 0's node
+                step = max(map(step_of, list_checkpoints(self.path)), default=0)
+                with suppress(UserError):
+                    self.mark_interrupted(step=step, signum=error.signum)
+            raise
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def stay_interrupted(self) -> None:
+        """End processes that a launcher restarts (--max-restarts) although they had been asked to stop.
+
+        Raises
+        ------
+        Interrupted
+            On every process.
+        """
+
+        def find() -> str:
+            return _read(self._interrupted) if restarts() else ""
+
+        if record := distributed.from_primary(find, doing="looking for interrupted.json"):
+            values = json.loads(record)
+            raise Interrupted(f"{values['reason']}: saved at step {values['step']}.", values["status"] - 128)
+
+
+def _launcher() -> str:
+    return f"process {launcher()} of {socket.gethostname()}"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -64,8 +64,13 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
 
 def check_folder(folder: Path) -> None:
     """Raise a UserError, on all ranks, if one of them does not see what rank 0 writes into an existing folder."""
-    probe = folder / from_primary(f".seen.{uuid.uuid4().hex}.tmp")
-    run_on_primary(probe.touch, doing="looking at the run's folder")
+
+    def touch() -> str:
+        name = f".seen.{uuid.uuid4().hex}.tmp"
+        (folder / name).touch()
+        return name
+
+    probe = folder / from_primary(touch, doing="looking at the run's folder")
     blind = [rank for rank, seen in enumerate(gather(torch.tensor(probe.exists()))) if not seen]
     run_on_primary(probe.unlink, doing="looking at the run's folder")
     if blind:

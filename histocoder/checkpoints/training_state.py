@@ -31,6 +31,7 @@ from histocoder.checkpoints.model_files import (
     save_model_files,
     save_published,
     verify_manifest,
+    with_all_positions,
     write_tensors,
 )
 from histocoder.config import ModelConfig
@@ -167,19 +168,12 @@ def save_last_bin(
         The names of the weights that the optimizer steps, in its order.
     """
     moments = {
-        i: {name: _as_tall(value, learner.weights[trained[i]]) for name, value in values.items()}
+        i: {name: with_all_positions(trained[i], value, config) for name, value in values.items()}
         for i, values in learner.optimizer["state"].items()
     }
     groups = [{**group, "fused": None} for group in learner.optimizer["param_groups"]]
     state = {"optimizer": {"state": moments, "param_groups": groups}, "scheduler": learner.scheduler}
     save_published(folder / LAST_BIN_FILE, config, learner.weights, step=step, **state)
-
-
-def _as_tall(moment: Tensor, weight: Tensor) -> Tensor:
-    """Pad positions that were not trained with zeros (see `trim_positions`)."""
-    if moment.dim() == 0 or len(moment) == len(weight):
-        return moment
-    return torch.cat([moment, moment.new_zeros(len(weight) - len(moment), *moment.shape[1:])])
 
 
 def is_checkpoint(folder: Path) -> bool:

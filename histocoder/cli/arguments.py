@@ -22,20 +22,31 @@ def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str |
     UserError
         Where a flag is unknown, or a value is none of its setting's.
     """
-    values = vars(build_parser(kind, prog=prog).parse(argv))
-    return kind(**{s.name: values[s.name] for s in settings_of(kind)})
+    return config_of(kind, build_parser(kind, prog=prog).parse(argv))
+
+
+def config_of(kind: type[_Config], args: argparse.Namespace) -> _Config:
+    """Return the settings among parsed flags."""
+    return kind(**{s.name: getattr(args, s.name) for s in settings_of(kind)})
 
 
 def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
     """Make a parser with a flag for each setting, in groups; `prog` is what errors call the program."""
-    settings = list(settings_of(kind))
-    short = [s.flag for s in settings if s.options.is_short]
+    short = [s.flag for s in settings_of(kind) if s.options.is_short]
     parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
-    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(s.group for s in settings)}
-    for setting in settings:
-        flags = setting.options.flags or (setting.flag,)
-        groups[setting.group].add_argument(*flags, help=setting.help, default=setting.default, **_form(setting))
+    add_flags(parser, kind)
     return parser
+
+
+def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
+    """Add a flag for each setting, in the settings' groups."""
+    groups: dict[str, Any] = {"": parser}
+    for setting in settings_of(kind):
+        if setting.group not in groups:
+            groups[setting.group] = parser.add_argument_group(setting.group)
+        flags = setting.options.flags or (setting.flag,)
+        default = setting.default or None if isinstance(setting.default, tuple) else setting.default
+        groups[setting.group].add_argument(*flags, help=setting.help, default=default, **_form(setting))
 
 
 def _form(setting: Setting) -> dict[str, Any]:
@@ -44,7 +55,9 @@ def _form(setting: Setting) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if setting.type is bool:
         return {"action": "store_true"}
-    form = {"metavar": setting.options.metavar, "choices": setting.options.choices}
+    form: dict[str, Any] = {"metavar": setting.options.metavar, "choices": setting.options.choices}
+    if setting.options.is_required:
+        form["required"] = True
     if get_origin(setting.type) is tuple:
-        return {**form, "nargs": "+", "type": get_args(setting.type)[0]}
+        return {**form, "nargs": "+" if setting.default is None else "*", "type": get_args(setting.type)[0]}
     return {**form, "type": setting.options.parse or setting.type}

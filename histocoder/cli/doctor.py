@@ -36,7 +36,7 @@ ALL_REDUCE_SECONDS = 120.0
 """How long the processes may take to start, meet and add up."""
 _PACKAGES = (
     *("transformers", "pandas", "pyarrow", "matplotlib", "safetensors", "scikit-learn", "text-unidecode", "tqdm"),
-    "PyYAML",
+    *("PyYAML", "Jinja2"),
 )
 _PARAMETERS = 140_000_000  # of a model with CANINE-s
 _RUN_BYTES = _PARAMETERS * (3 * 12 + 2 * 4)

@@ -6,22 +6,21 @@ import argparse
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from histocoder import distributed
 from histocoder.cli.model_flags import (
-    BATCH_HELP,
     SHEET_HELP,
     TABLE_HELP,
+    BatchFlags,
+    ModelFlags,
     add_command,
-    add_label_flags,
-    add_model_flags,
-    add_precision_flag,
     run_of,
     training_files,
 )
+from histocoder.config.settings import free
 from histocoder.data import languages
 from histocoder.errors import UserError
 from histocoder.training.console import say
@@ -32,46 +31,43 @@ if TYPE_CHECKING:
     from histocoder.inference.coder import Coder
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateFlags(BatchFlags, ModelFlags):
+    """What `histocoder evaluate` is to measure, and on what."""
+
+    data: str = free(None, f"{TABLE_HELP} of descriptions and codes", metavar="FILE", is_required=True)
+    sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
+    target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
+    input_col: str = free("occ1", "column of descriptions, of --train-data too", metavar="COL")
+    language: str | None = free(
+        None, "of all of them, a code or a name: see below (default: by --language-col)", metavar="LANG"
+    )
+    language_col: str = free("lang", "column of languages", metavar="COL")
+    zero_pad_codes: bool = free(False, "give codes of digits their leading zeros back")
+    allow_codes_shorter_than_block_size: bool = free(False, "take codes shorter than the model's block size as meant")
+    drop_bad_labels: bool = free(False, "leave out rows whose labels do not fit")
+    train_data: str | None = free(
+        None, "what it was trained on, to tell seen from new (default: as saved)", metavar="FILE"
+    )
+    baselines: bool = free(
+        False,
+        "compare with a linear model on character n-grams, fitted on the training data; takes minutes with many rows "
+        "and codes",
+    )
+    output: str = free("evaluation", "for the report", metavar="DIR")
+    overwrite: bool = free(False, "replace a report that is in --output already")
+    save_thresholds: bool = free(False, "keep the flat head's best thresholds in the model")
+
+
 def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its flags."""
-    parser = add_command(
-        commands, "evaluate", "see how right a model is on descriptions whose codes are known", epilog=languages.HELP
-    )
-    add_model_flags(parser)
-    parser.add_argument("--data", required=True, metavar="FILE", help=f"{TABLE_HELP} of descriptions and codes")
-    parser.add_argument("--sheet", metavar="NAME", help=f"--data: {SHEET_HELP}")
-    parser.add_argument("--target-cols", nargs="+", metavar="COL", help="columns of codes (default: the model's)")
-    parser.add_argument(
-        "--input-col", default="occ1", metavar="COL", help="column of descriptions, of --train-data too (default: occ1)"
-    )
-    parser.add_argument(
-        "--language", metavar="LANG", help="of all of them, a code or a name: see below (default: by --language-col)"
-    )
-    parser.add_argument("--language-col", default="lang", metavar="COL", help="column of languages (default: lang)")
-    add_label_flags(parser)
-    parser.add_argument("--drop-bad-labels", action="store_true", help="leave out rows whose labels do not fit")
-    parser.add_argument(
-        "--train-data", metavar="FILE", help="what it was trained on, to tell seen from new (default: as saved)"
-    )
-    parser.add_argument(
-        "--baselines",
-        action="store_true",
-        help="compare with a linear model on character n-grams, fitted on the training data; takes minutes with many "
-        "rows and codes",
-    )
-    parser.add_argument("--output", default="evaluation", metavar="DIR", help="for the report (default: evaluation)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a report that is in --output already")
-    parser.add_argument(
-        "--save-thresholds", action="store_true", help="keep the flat head's best thresholds in the model"
-    )
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=BATCH_HELP)
-    add_precision_flag(parser)
-    parser.set_defaults(run=run)
+    text = "see how right a model is on descriptions whose codes are known"
+    add_command(commands, "evaluate", text, flags=EvaluateFlags, run=run, epilog=languages.HELP)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(config: EvaluateFlags) -> None:
     """Evaluate the model, and write the report."""
-    device = distributed.start(device=args.device)
+    device = distributed.start(device=config.device)
 
     from histocoder.checkpoints.hub import local_folder
     from histocoder.checkpoints.model_files import change_config
@@ -85,69 +81,70 @@ def run(args: argparse.Namespace) -> None:
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
-    _check_report_folder(Path(args.output), overwrite=args.overwrite)
-    if args.save_thresholds:
-        _check_may_change(Path(args.model))
-    folder = local_folder(args.model)
+    _check_report_folder(Path(config.output), overwrite=config.overwrite)
+    if config.save_thresholds:
+        _check_may_change(Path(config.model))
+    folder = local_folder(config.model)
     run = run_of(folder)
-    train_data = Path(args.train_data or run / TRAIN_FILE)
-    has_train_data = bool(args.train_data) or train_data.is_file()
-    if args.baselines and not has_train_data:
+    train_data = Path(config.train_data or run / TRAIN_FILE)
+    has_train_data = bool(config.train_data) or train_data.is_file()
+    if config.baselines and not has_train_data:
         raise UserError(f"--baselines needs the training data, and there is no {train_data}. Add --train-data FILE.")
-    coder = Coder.from_pretrained(folder, str(device), precision=args.precision, verify=not args.no_verify)
+    coder = Coder.from_pretrained(folder, str(device), precision=config.precision, verify=not config.no_verify)
     rules = LabelRules(
-        args.zero_pad_codes, args.allow_codes_shorter_than_block_size, args.drop_bad_labels, is_training=False
+        config.zero_pad_codes, config.allow_codes_shorter_than_block_size, config.drop_bad_labels, is_training=False
     )
-    examples = _coded_rows(args, coder, rules)
+    examples = _coded_rows(config, coder, rules)
     seen: dict = {}
     if has_train_data:
         own = LabelRules(allow_short=True)  # of prepared data
-        trained, has_languages = training_files(train_data, coder, args, rules if args.train_data else own)
+        columns = {"input_col": config.input_col, "language_col": config.language_col}
+        trained, has_languages = training_files(train_data, coder, rules if config.train_data else own, **columns)
         known = Known(languages=coder.model.config.languages, any_language=not has_languages)
-        baselines = Baselines(examples, known, max_size=math.inf if args.baselines else 0)
+        baselines = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
         chunks = baselines.watch(trained.chunks())
         if coder.model.config.fitted_to_validation and (run / VAL_FILE).is_file():
-            validation = training_files(run / VAL_FILE, coder, args, own)[0]
+            validation = training_files(run / VAL_FILE, coder, own, **columns)[0]
             chunks = itertools.chain(chunks, _validation_rows(validation, examples, run))
         counts = times_seen(chunks, examples.texts)
         seen = dict(zip(("texts_seen", "codes_seen"), counts, strict=True))
-    found = evaluate(coder, examples, batch_size=args.batch_size, **seen)
+    found = evaluate(coder, examples, batch_size=config.batch_size, **seen)
     if has_train_data:
         found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
     report = write_report(
-        Path(args.output),
+        Path(config.output),
         found,
         coder,
-        title=f"{Path(args.model).name} on {Path(args.data).name}",
+        title=f"{Path(config.model).name} on {Path(config.data).name}",
         logs=run / LOG_FILE,
     )
     for line in summary(found.metrics):
         say(line)
-    if args.save_thresholds:
+    if config.save_thresholds:
         change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
         say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
     say(f"The report is {report}.")
 
 
-def _coded_rows(args: argparse.Namespace, coder: Coder, rules: LabelRules) -> Examples:
+def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
     from histocoder.data.examples import ExampleFiles
     from histocoder.inference.known import coded
 
     files = ExampleFiles(
-        (Path(args.data),),
-        tuple(args.target_cols or coder.model.config.target_cols),
+        (Path(config.data),),
+        tuple(config.target_cols or coder.model.config.target_cols),
         coder.formatter,
-        input_col=args.input_col,
-        language_col=args.language_col,
-        language=args.language,
+        input_col=config.input_col,
+        language_col=config.language_col,
+        language=config.language,
         rules=rules,
-        sheet=args.sheet,
+        sheet=config.sheet,
     )
     rows = files.read(say=say)
     examples = coded(rows)
     if num_uncoded := len(rows) - len(examples):
-        say(f"{args.data}: {num_uncoded:,} rows without any code are left out.")
+        say(f"{config.data}: {num_uncoded:,} rows without any code are left out.")
     return examples
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from histocoder.config import PRECISIONS
+from histocoder.cli.arguments import add_flags, config_of
+from histocoder.config import PRECISIONS, Settings
+from histocoder.config.settings import free
 
 if TYPE_CHECKING:
     from histocoder.data.examples import ExampleFiles
@@ -16,51 +20,67 @@ if TYPE_CHECKING:
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
 RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, without an apostrophe before them"
-BATCH_HELP = "descriptions at once, fewer where memory runs out (default: 256)"
+_Flags = TypeVar("_Flags", bound=Settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags(Settings):
+    """The model, and where it computes."""
+
+    model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
+    device: str = free("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    no_verify: bool = free(False, "do not compare a large model's files with its manifest.json first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionFlags(Settings):
+    """The precision in which a model computes."""
+
+    precision: str = free(
+        "auto",
+        "auto: bf16 where the hardware has it, several times as fast and a little less exact",
+        choices=PRECISIONS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFlags(PrecisionFlags):
+    """How descriptions of a file are computed."""
+
+    batch_size: int = free(256, "descriptions at once, fewer where memory runs out", metavar="N", at_least=1)
 
 
 def add_command(
-    commands: argparse._SubParsersAction, name: str, text: str, *, epilog: str | None = None
+    commands: argparse._SubParsersAction,
+    name: str,
+    text: str,
+    *,
+    flags: type[_Flags] | None = None,
+    run: Callable[[_Flags], None] | None = None,
+    epilog: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command to the parser."""
+    """Add a command to the parser, with its flags, of which `run` is called."""
     description = f"{text[0].upper()}{text[1:]}."
-    return commands.add_parser(name, help=text, description=description, epilog=epilog, config=False)
+    parser = commands.add_parser(name, help=text, description=description, epilog=epilog, config=False)
+    if flags is not None and run is not None:
+        add_flags(parser, flags)
+        parser.set_defaults(run=lambda args: run(config_of(flags, args)))
+    return parser
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that name a model and where it computes."""
-    parser.add_argument("--model", required=True, metavar="DIR", help="folder of a run or a checkpoint, or a hub repo")
-    parser.add_argument(
-        "--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to compute (default: auto)"
-    )
-    parser.add_argument(
-        "--no-verify", action="store_true", help="do not compare a large model's files with its manifest.json first"
-    )
+    add_flags(parser, ModelFlags)
 
 
 def add_precision_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--precision`."""
-    parser.add_argument(
-        "--precision",
-        default="auto",
-        choices=PRECISIONS,
-        help="auto: bf16 where the hardware has it, several times as fast and a little less exact (default: auto)",
-    )
+    add_flags(parser, PrecisionFlags)
 
 
-def add_label_flags(parser: argparse.ArgumentParser, *, of: str = "") -> None:
-    """Add the flags that say how codes of files are read."""
-    parser.add_argument(
-        "--zero-pad-codes", action="store_true", help=f"{of}give codes of digits their leading zeros back"
-    )
-    parser.add_argument(
-        "--allow-codes-shorter-than-block-size",
-        action="store_true",
-        help=f"{of}take codes shorter than the model's block size as meant",
-    )
-
-
-def training_files(path: Path, coder: Coder, args: argparse.Namespace, rules: LabelRules) -> tuple[ExampleFiles, bool]:
+def training_files(
+    path: Path, coder: Coder, rules: LabelRules, *, input_col: str, language_col: str | None
+) -> tuple[ExampleFiles, bool]:
     """Return a file of training data, and whether it has a column of languages.
 
     Columns that are not there by the names that were given are sought by those of prepared data.
@@ -68,9 +88,9 @@ def training_files(path: Path, coder: Coder, args: argparse.Namespace, rules: La
     from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles
     from histocoder.data.table import open_table
 
-    languages = (args.language_col or LANG_COL, LANG_COL)
-    header = open_table(path, (), optional=(args.input_col, TEXT_COL, *languages)).header
-    text_col = TEXT_COL if TEXT_COL in header and args.input_col not in header else args.input_col
+    languages = (language_col or LANG_COL, LANG_COL)
+    header = open_table(path, (), optional=(input_col, TEXT_COL, *languages)).header
+    text_col = TEXT_COL if TEXT_COL in header and input_col not in header else input_col
     lang_col = next((name for name in languages if name in header), None)
     files = ExampleFiles(
         (path,),

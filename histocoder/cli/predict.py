@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,16 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.cli.model_flags import (
-    BATCH_HELP,
     RAW_HELP,
     SHEET_HELP,
     TABLE_HELP,
+    BatchFlags,
+    ModelFlags,
     add_command,
-    add_label_flags,
-    add_model_flags,
-    add_precision_flag,
     run_of,
     training_files,
 )
+from histocoder.config.settings import free
 from histocoder.data import languages
 from histocoder.errors import Interrupted, UserError
 from histocoder.training.console import say
@@ -35,147 +35,140 @@ if TYPE_CHECKING:
     from histocoder.inference.known import Known
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictFlags(BatchFlags, ModelFlags):
+    """What `histocoder predict` is to code, and how."""
+
+    texts: tuple[str, ...] = free((), "descriptions", metavar="TEXT", flags=("texts",))
+    input: str | None = free(None, f"{TABLE_HELP} of descriptions, instead; -: standard input", metavar="FILE")
+    output: str | None = free(
+        None,
+        f"where to write it with its codes, in the form of the suffix: {TABLE_HELP}; -: standard output",
+        metavar="FILE",
+    )
+    sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
+    overwrite: bool = free(False, "replace an existing --output")
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    language: str = free("unk", "of all of them, a code or a name: see below (default: unk, unknown)", metavar="LANG")
+    language_col: str | None = free(None, "column of each one's language, instead of --language", metavar="COL")
+    mode: str | None = free(
+        None,
+        "way of decoding (default: the one that validated best)",
+        choices=("combined", "greedy", "flat", "topk", "full"),
+    )
+    k: int = free(5, "codes of topk", metavar="N", at_least=1)
+    threshold: float | None = free(None, "flat: further codes above it (default: the model's own)", metavar="P")
+    min_confidence: float = free(0.0, "leave rows below it without codes", metavar="P")
+    constrain: bool = free(False, "greedy: only codes of the model's key")
+    known: str | None = free(
+        None,
+        "hand-coded descriptions, which get those codes instead of the model's; auto: the run's data_train.csv",
+        metavar="FILE|auto",
+    )
+    known_exact: bool = free(False, "--known: compare descriptions letter by letter, case and blanks included")
+    zero_pad_codes: bool = free(False, "--known: give codes of digits their leading zeros back")
+    allow_codes_shorter_than_block_size: bool = free(
+        False, "--known: take codes shorter than the model's block size as meant"
+    )
+    join: str | None = free(
+        None,
+        "table by code, such as of HISCLASS: its columns are added for each code (see docs/prediction.md)",
+        metavar="FILE",
+    )
+    compile: bool = free(False, "let torch compile the encoder's layers first")
+    columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
+    excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
+    raw: bool = free(False, RAW_HELP)
+
+    def check(self) -> None:
+        """Raise a UserError where it is not clear what to code, or flags are for others that are not given."""
+        if bool(self.texts) == bool(self.input) or bool(self.input) != bool(self.output):
+            raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
+        if self.join and not self.input:
+            raise UserError("--join adds columns to a file; give --input and --output.")
+        of_known = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
+        for name in of_known if self.known is None else ():
+            if getattr(self, name):
+                raise UserError(f"--{name.replace('_', '-')} is for --known; add that, or omit it.")
+        if self.known and self.mode == "full":
+            raise UserError("--known gives codes, for which --mode full has no columns; choose another mode.")
+
+
 def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its flags."""
-    parser = add_command(commands, "predict", "code descriptions, or a file of them", epilog=languages.HELP)
-    add_model_flags(parser)
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="descriptions")
-    parser.add_argument("--input", metavar="FILE", help=f"{TABLE_HELP} of descriptions, instead; -: standard input")
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help=f"where to write it with its codes, in the form of the suffix: {TABLE_HELP}; -: standard output",
-    )
-    parser.add_argument("--sheet", metavar="NAME", help=f"--input: {SHEET_HELP}")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
-    parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
-    parser.add_argument(
-        "--language",
-        default="unk",
-        metavar="LANG",
-        help="of all of them, a code or a name: see below (default: unk, unknown)",
-    )
-    parser.add_argument("--language-col", metavar="COL", help="column of each one's language, instead of --language")
-    parser.add_argument(
-        "--mode",
-        choices=("combined", "greedy", "flat", "topk", "full"),
-        help="way of decoding (default: the one that validated best)",
-    )
-    parser.add_argument("--k", type=int, default=5, metavar="N", help="codes of topk (default: 5)")
-    parser.add_argument(
-        "--threshold", type=float, metavar="P", help="flat: further codes above it (default: the model's own)"
-    )
-    parser.add_argument(
-        "--min-confidence", type=float, default=0.0, metavar="P", help="leave rows below it without codes (default: 0)"
-    )
-    parser.add_argument("--constrain", action="store_true", help="greedy: only codes of the model's key")
-    parser.add_argument("--batch-size", type=int, default=256, metavar="N", help=BATCH_HELP)
-    add_precision_flag(parser)
-    parser.add_argument(
-        "--known",
-        metavar="FILE|auto",
-        help="hand-coded descriptions, which get those codes instead of the model's; auto: the run's data_train.csv",
-    )
-    parser.add_argument(
-        "--known-exact",
-        action="store_true",
-        help="--known: compare descriptions letter by letter, case and blanks included",
-    )
-    add_label_flags(parser, of="--known: ")
-    parser.add_argument(
-        "--join",
-        metavar="FILE",
-        help="table by code, such as of HISCLASS: its columns are added for each code (see docs/prediction.md)",
-    )
-    parser.add_argument("--compile", action="store_true", help="let torch compile the encoder's layers first")
-    parser.add_argument(
-        "--columns",
-        default="",
-        metavar="PREFIX",
-        help="what the names of the new columns begin with (default: nothing)",
-    )
-    parser.add_argument(
-        "--excel", action="store_true", help="CSV that Excel opens as it is: marked as UTF-8, separated as the input is"
-    )
-    parser.add_argument("--raw", action="store_true", help=RAW_HELP)
-    parser.set_defaults(run=run)
+    text = "code descriptions, or a file of them"
+    add_command(commands, "predict", text, flags=PredictFlags, run=run, epilog=languages.HELP)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(config: PredictFlags) -> None:
     """Code the descriptions, print or write their codes."""
-    if bool(args.texts) == bool(args.input) or bool(args.input) != bool(args.output):
-        raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
-    _check_known(args)
-    if args.join and not args.input:
-        raise UserError("--join adds columns to a file; give --input and --output.")
-    device = distributed.start(device=args.device)
+    device = distributed.start(device=config.device)
 
     from histocoder.checkpoints.hub import local_folder
+    from histocoder.inference.coder import Coder
+
+    folder = local_folder(config.model)
+    known_file = _known_file(config.known, config, folder) if config.known else None
+    coder = Coder.from_pretrained(
+        folder, str(device), precision=config.precision, compile=config.compile, verify=not config.no_verify
+    )
+    known = _read_known(known_file, coder, config) if known_file else None
+    if config.input and config.output:
+        with _standard_streams(config.input, config.output) as (source, output, say):
+            _code_file(coder, folder, replace(config, input=source, output=output), known, say)
+        return
+    options = {name: getattr(config, name) for name in ("mode", "k", "threshold", "min_confidence", "batch_size")}
+    options["constrain"] = config.constrain or None
+    texts = list(config.texts)
+    if known is not None:
+        table = known.predict(coder, texts, [config.language] * len(texts), **options)
+    else:
+        table = coder.predict(texts, config.language, **options)
+    _print_table(texts, table)
+
+
+def _code_file(
+    coder: Coder, folder: Path, config: PredictFlags, known: Known | None, say: Callable[[str], None]
+) -> None:
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
-    from histocoder.inference.coder import Coder
     from histocoder.inference.join import Join
     from histocoder.inference.predict_file import PredictConfig, predict_file
 
-    folder = local_folder(args.model)
-    known_file = _known_file(args, folder) if args.known else None
-    coder = Coder.from_pretrained(
-        folder, str(device), precision=args.precision, compile=args.compile, verify=not args.no_verify
-    )
-    known = _read_known(known_file, coder, args) if known_file else None
-    join = Join(Path(args.join), system=coder.system, codes=coder.codes) if args.join else None
-    if args.input:
-        columns, decoding = ("input_col", "language", "language_col"), ("k", "threshold", "constrain", "min_confidence")
-        fields = ("input", "output", *columns, *decoding, "batch_size", "columns", "excel", "raw", "sheet")
-        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-        with _standard_streams(args) as say:
-            config = PredictConfig(**{name: getattr(args, name) for name in fields}, mode=args.mode or coder.mode)
-            say(f"Coding in mode {config.mode}.")
-            predict_file(coder, config, model_id=model_id, known=known, join=join, overwrite=args.overwrite, say=say)
-        return
-    options = {name: getattr(args, name) for name in ("mode", "k", "threshold", "min_confidence", "batch_size")}
-    options["constrain"] = args.constrain or None
-    if known is not None:
-        table = known.predict(coder, args.texts, [args.language] * len(args.texts), **options)
-    else:
-        table = coder.predict(args.texts, args.language, **options)
-    _print_table(args.texts, table)
+    join = Join(Path(config.join), system=coder.system, codes=coder.codes) if config.join else None
+    own = {field.name: getattr(config, field.name) for field in fields(PredictConfig)}
+    how = PredictConfig(**{**own, "mode": config.mode or coder.mode})
+    say(f"Coding in mode {how.mode}.")
+    model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+    predict_file(coder, how, model_id=model_id, known=known, join=join, overwrite=config.overwrite, say=say)
 
 
-def _check_known(args: argparse.Namespace) -> None:
-    """Raise a UserError where flags about hand-coded descriptions do not fit."""
-    of_known = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
-    for name in of_known if args.known is None else ():
-        if getattr(args, name):
-            raise UserError(f"--{name.replace('_', '-')} is for --known; add that, or omit it.")
-    if args.known and args.mode == "full":
-        raise UserError("--known gives codes, for which --mode full has no columns; choose another mode.")
-
-
-def _known_file(args: argparse.Namespace, folder: Path) -> Path:
+def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
     """Return the file of hand-coded descriptions."""
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.files import is_same_file
 
-    path = run_of(folder) / TRAIN_FILE if args.known == "auto" else Path(args.known)
-    if args.known == "auto" and not path.is_file():
+    path = run_of(folder) / TRAIN_FILE if known == "auto" else Path(known)
+    if known == "auto" and not path.is_file():
         raise UserError(f"--known auto reads the run's training data, and there is no {path}. Add --known FILE.")
-    for flag, other in (("--input", args.input), ("--output", args.output)):
+    for flag, other in (("--input", config.input), ("--output", config.output)):
         if other and path.is_file() and is_same_file(path, other):
             raise UserError(f"{flag} {other} is the file of --known itself; choose another.")
     return path
 
 
-def _read_known(path: Path, coder: Coder, args: argparse.Namespace) -> Known:
+def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
     """Read hand-coded descriptions, and say what there is to know of them."""
     from histocoder.data.labels import LabelRules
     from histocoder.data.table import fingerprint
     from histocoder.inference.known import Known, coded
 
-    short = args.allow_codes_shorter_than_block_size or args.known == "auto"
-    rules = LabelRules(args.zero_pad_codes, short, True)
-    files, has_languages = training_files(path, coder, args, rules)
-    settings = {"any_language": not has_languages, "exact": args.known_exact}
+    short = config.allow_codes_shorter_than_block_size or config.known == "auto"
+    rules = LabelRules(config.zero_pad_codes, short, True)
+    files, has_languages = training_files(
+        path, coder, rules, input_col=config.input_col, language_col=config.language_col
+    )
+    settings = {"any_language": not has_languages, "exact": config.known_exact}
     read = f"{files.input_col} {files.language_col} {rules} {settings}"
     known = Known(f"{fingerprint(path)} {read}", languages=coder.model.config.languages, **settings)
     for examples in files.chunks(say=say):
@@ -189,23 +182,24 @@ def _read_known(path: Path, coder: Coder, args: argparse.Namespace) -> Known:
 
 
 @contextmanager
-def _standard_streams(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
+def _standard_streams(source: str, output: str) -> Iterator[tuple[str, str, Callable[[str], None]]]:
     """Have files stand in for standard input and output, where `-` names them; give what tells the user of them."""
-    if "-" not in (args.input, args.output):
-        yield say
+    if "-" not in (source, output):
+        yield source, output, say
         return
     if distributed.world_size() > 1:
         raise UserError("Standard input and output are those of one process; name files, or start one process.")
     with tempfile.TemporaryDirectory() as folder:
-        source, output = Path(folder, "standard input"), Path(folder, "standard output")
-        if args.input == "-":
-            with source.open("wb") as file:
+        read, written = Path(folder, "standard input"), Path(folder, "standard output")
+        if source == "-":
+            with read.open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
-            args.input = str(source)
-        if args.output == "-":
-            args.output = str(output)
         try:
-            yield lambda text: print(text.replace(f"{folder}/", ""), file=sys.stderr, flush=True)
+            yield (
+                str(read) if source == "-" else source,
+                str(written) if output == "-" else output,
+                lambda text: print(text.replace(f"{folder}/", ""), file=sys.stderr, flush=True),
+            )
         except Interrupted as error:
             message = (
                 "Interrupted. Nothing is kept where - is input or output; name files to resume from what is coded."
@@ -213,8 +207,8 @@ def _standard_streams(args: argparse.Namespace) -> Iterator[Callable[[str], None
             raise Interrupted(message, error.signum) from None
         except UserError as error:
             raise UserError(str(error).replace(f"{folder}/", "")) from error
-        if args.output == str(output):
-            with output.open("rb") as file:
+        if output == "-":
+            with written.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
 
 

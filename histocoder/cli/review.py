@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from histocoder.cli.model_flags import RAW_HELP, SHEET_HELP, add_command, run_of
+from histocoder.config import Settings
+from histocoder.config.settings import free
 from histocoder.training.console import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewFlags(Settings):
+    """What `histocoder review` is to choose from, and how much."""
+
+    model: str = free(None, "that coded it, which corrections are to improve", metavar="DIR", is_required=True)
+    predictions: str = free(None, "what histocoder predict wrote", metavar="FILE", is_required=True)
+    output: str = free("review.csv", "to fill in", metavar="FILE")
+    budget: int = free(200, "descriptions to check", metavar="N", at_least=1)
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    language_col: str | None = free(
+        None, "column of languages (default: lang, where predict --language added it)", metavar="COL"
+    )
+    overwrite: bool = free(False, "replace an existing --output")
+    sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
+    raw: bool = free(False, RAW_HELP)
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add the command and its flags."""
-    parser = add_command(commands, "review", "choose the rows of a coded file that a person should check first")
-    parser.add_argument("--model", required=True, metavar="DIR", help="that coded it, which corrections are to improve")
-    parser.add_argument("--predictions", required=True, metavar="FILE", help="what histocoder predict wrote")
-    parser.add_argument("--output", default="review.csv", metavar="FILE", help="to fill in (default: review.csv)")
-    parser.add_argument("--budget", type=int, default=200, metavar="N", help="descriptions to check (default: 200)")
-    parser.add_argument("--input-col", default="occ1", metavar="COL", help="column of descriptions (default: occ1)")
-    parser.add_argument(
-        "--language-col", metavar="COL", help="column of languages (default: lang, where predict --language added it)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
-    parser.add_argument("--sheet", metavar="NAME", help=f"--predictions: {SHEET_HELP}")
-    parser.add_argument("--raw", action="store_true", help=RAW_HELP)
-    parser.set_defaults(run=run)
+    text = "choose the rows of a coded file that a person should check first"
+    add_command(commands, "review", text, flags=ReviewFlags, run=run)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(config: ReviewFlags) -> None:
     """Write the rows to check, and say what to do with them."""
     import yaml
 
@@ -35,22 +44,22 @@ def run(args: argparse.Namespace) -> None:
     from histocoder.checkpoints.run_folder import ARGS_FILE
     from histocoder.evaluation.review import next_step, review
 
-    folder = local_folder(args.model)
+    folder = local_folder(config.model)
     run = run_of(folder)
     has_run = (run / ARGS_FILE).is_file()
     settings = yaml.safe_load((run / ARGS_FILE).read_text(encoding="utf-8")) if has_run else {}
-    columns = ((args.input_col, settings.get("input_col")), (args.language_col, settings.get("language_col")))
+    columns = ((config.input_col, settings.get("input_col")), (config.language_col, settings.get("language_col")))
     review(
-        Path(args.predictions),
-        Path(args.output),
-        budget=args.budget,
-        input_col=args.input_col,
-        language_col=args.language_col,
+        Path(config.predictions),
+        Path(config.output),
+        budget=config.budget,
+        input_col=config.input_col,
+        language_col=config.language_col,
         target_cols=read_model_config(folder).target_cols,
         renamed={here: there for here, there in columns if here and there},
-        overwrite=args.overwrite,
-        sheet=args.sheet,
-        raw=args.raw,
+        overwrite=config.overwrite,
+        sheet=config.sheet,
+        raw=config.raw,
         say=say,
     )
-    say(next_step(args.model, Path(args.output), run, settings))
+    say(next_step(config.model, Path(config.output), run, settings))

@@ -8,8 +8,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TextIO, cast
 
 import torch
 
@@ -57,6 +58,32 @@ def run_script(main: Callable[[], None]) -> None:
     distributed.stop()
 
 
+class _OrNowhere:
+    """A stream that drops what it can't write: no message is worth the work that it is about.
+
+    Parameters
+    ----------
+    stream : TextIO
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or nothing where the disk is full or nobody reads."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do so for what is left."""
+        with suppress(OSError):
+            self._stream.flush()
+
+
 def _open_streams() -> None:
     """Make standard output and error take every text: closed ones take it nowhere, others escape what they lack."""
     for name in ("stdout", "stderr"):
@@ -65,6 +92,8 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    if (stderr := sys.__stderr__) is not None and sys.stderr is stderr:  # not in tests, which have their own
+        sys.stderr = cast(TextIO, _OrNowhere(stderr))
 
 
 def _show_warning(

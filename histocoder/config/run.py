@@ -98,7 +98,10 @@ class MachineConfig(Settings):
     )
     distributed: bool = free(False, "insist on a launcher, such as torchrun")
     rank_timeout: float = free(
-        RANK_TIMEOUT, "seconds without a sign of life after which a process is taken for hung, and all end", metavar="S"
+        RANK_TIMEOUT,
+        "seconds without a sign of life after which a process is taken for hung, and all end",
+        metavar="S",
+        at_least=5,
     )
     local_rank: int | None = free(None, None, flags=("--local_rank", "--local-rank"), is_recorded=False)
     world_size: int | None = free(None, None, is_recorded=False)

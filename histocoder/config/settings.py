@@ -44,6 +44,8 @@ class Options:
     """Whether `--help` shows the flag as well as `--help-all`."""
     is_negatable: bool = False
     """Whether there is a `--no-` flag."""
+    is_required: bool = False
+    """Whether a command can't do without the flag."""
     is_recorded: bool = True
     """Whether args.yaml has it, as what belongs to the run, and not to one start of it alone."""
     flags: tuple[str, ...] = ()
@@ -96,7 +98,8 @@ class Setting:
     def help(self) -> str:
         """The flag's help, with its default."""
         text = self.options.text or argparse.SUPPRESS
-        if "(default: " in text or "(required)" in text or isinstance(self.default, bool) or text is argparse.SUPPRESS:
+        says_it = "(default: " in text or "(required)" in text or text is argparse.SUPPRESS
+        if says_it or self.options.is_required or isinstance(self.default, bool | tuple):
             return text
         if self.default is None:
             return text if self.is_optional else f"{text} (default: by the recipe)"

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,14 +19,12 @@ from histocoder.data.arrays import ArrayFile, checksum, map_array
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
-from histocoder.data.tokens import TokenizedTexts, join_language, tokenize
+from histocoder.data.tokens import join_language, ragged, tokenize
 from histocoder.files import make_folder, temporary_folder
 from histocoder.model.tokenizer import CHARACTERS, Tokenizer
 
-CACHE_FILE, CACHE_VERSION = "cache.json", 4
-_TOKEN_ARRAYS = ("ids", "offsets", "lengths")
-_ARRAYS = (*_TOKEN_ARRAYS, "codes", "num_codes", "langs")
-_CHARACTER_ARRAYS = ("characters", "character_offsets", "character_lengths")
+CACHE_FILE, CACHE_VERSION = "cache.json", 5
+_ARRAYS = ("characters", "offsets", "lengths", "langs", "codes", "num_codes")
 
 
 @dataclass
@@ -38,18 +35,22 @@ class ExampleArrays:
     """
 
     folder: Path
-    texts: TokenizedTexts
-    """Language and description, as the encoder reads them."""
-    characters: TokenizedTexts
-    """The same by CANINE's tokenizer, whatever the encoder's is: its characters, for what alters them."""
+    tokenizer: Tokenizer
+    """The encoder's."""
+    characters: np.ndarray
+    """Unicode code points of the descriptions, one behind the other, of shape (total,)."""
+    offsets: np.ndarray
+    """Of shape (n + 1,): where each description begins."""
+    lengths: np.ndarray
+    """Of shape (n,): tokens of each row's language and description."""
+    langs: np.ndarray
+    """Of shape (n,): each row's language, by its place in `languages`."""
     codes: np.ndarray
     """Of shape (n, num_blocks): each code's place in `code_table`, counted from 1; 0 where there is none."""
     num_codes: np.ndarray
     """Of shape (n,)."""
     code_table: tuple[str, ...]
     """The codes that occur, the mark of a missing one among them."""
-    langs: np.ndarray
-    """Of shape (n,): each row's language, by its place in `languages`."""
     languages: tuple[str, ...]
     """Those that occur."""
     notices: tuple[str, ...]
@@ -63,26 +64,31 @@ class ExampleArrays:
         return len(self.num_codes)
 
     def __reduce__(self) -> tuple[Callable[[Path, Tokenizer], ExampleArrays], tuple[Path, Tokenizer]]:
-        return open_cache, (self.folder, self.texts.tokenizer)
+        return open_cache, (self.folder, self.tokenizer)
+
+    def descriptions(self, rows: np.ndarray) -> list[str]:
+        """Return the descriptions of some rows."""
+        starts, ends = self.offsets[rows].astype(np.int64), self.offsets[rows + 1].astype(np.int64)
+        lengths = ends - starts
+        joined = self.characters[ragged(starts, lengths)].astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+        ends = np.cumsum(lengths)
+        return [joined[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
+
+    def texts(self, rows: np.ndarray) -> list[str]:
+        """Return languages and descriptions of some rows, as `tokenize` takes them."""
+        return join_language(self.descriptions(rows), [self.languages[place] for place in self.langs[rows]])
 
 
 def open_cache(folder: Path, tokenizer: Tokenizer = CHARACTERS) -> ExampleArrays:
     """Map what `build_cache` has written, with the same tokenizer, into memory."""
     record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
     arrays = {name: map_array(folder / name, form["dtype"]) for name, form in record["arrays"].items()}
-    texts = TokenizedTexts(arrays["ids"], arrays["offsets"], arrays["lengths"], tokenizer)
+    arrays["codes"] = arrays["codes"].reshape(len(arrays["num_codes"]), -1)
     return ExampleArrays(
-        folder=folder,
-        texts=texts,
-        characters=(
-            texts
-            if tokenizer.reads_characters
-            else TokenizedTexts(arrays["characters"], arrays["character_offsets"], arrays["character_lengths"])
-        ),
-        codes=arrays["codes"].reshape(len(arrays["num_codes"]), -1),
-        num_codes=arrays["num_codes"],
+        folder,
+        tokenizer,
+        **arrays,
         code_table=tuple(record["codes"]),
-        langs=arrays["langs"],
         languages=tuple(record["languages"]),
         notices=tuple(record["notices"]),
         num_distinct=record["num_distinct"],
@@ -99,7 +105,7 @@ def build_cache(
     tokenizer: Tokenizer = CHARACTERS,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Tokenise files into a folder of their own within the cache's, unless it is there already.
+    """Read files into a folder of their own within the cache's, unless it is there already.
 
     The folder is named after what determines its content: the files, how they are read and how they are tokenised.
     One that is damaged is built again.
@@ -184,24 +190,25 @@ def _write_arrays(
     places: dict[str, int] = {}
     languages: dict[str, int] = {}
     notices: list[str] = []
-    num_tokens = num_characters = 0
+    num_characters = 0
     hashes = []
     with ExitStack() as stack:
-        names = _ARRAYS if tokenizer.reads_characters else (*_ARRAYS, *_CHARACTER_ARRAYS)
-        arrays = {name: stack.enter_context(ArrayFile(folder / name)) for name in names}
+        arrays = {name: stack.enter_context(ArrayFile(folder / name)) for name in _ARRAYS}
+        arrays["offsets"].append(np.zeros(1, dtype=np.int64))
         for examples in files.chunks(say=notices.append):
             descriptions = normalize(examples.texts, text_normalization)
             hashes.append(_distinct(np.fromiter(map(hash, descriptions), dtype=np.int64, count=len(descriptions))))
+            characters = "".join(descriptions).encode("utf-32-le", "surrogatepass")
+            ends = num_characters + np.cumsum(np.fromiter(map(len, descriptions), dtype=np.int64))
+            num_characters += len(characters) // 4
             texts = join_language(descriptions, examples.langs)
-            tokens = tokenize(texts, max_len=max_len, tokenizer=tokenizer)
-            num_tokens = _append_tokens(tokens, [arrays[name] for name in _TOKEN_ARRAYS], num_tokens)
-            if not tokenizer.reads_characters:
-                tokens = tokenize(texts, max_len=sys.maxsize)
-                num_characters = _append_tokens(tokens, [arrays[name] for name in _CHARACTER_ARRAYS], num_characters)
             codes = _code_places(examples, files.formatter.num_blocks, places)
+            arrays["characters"].append(np.frombuffer(characters, dtype="<u4"))
+            arrays["offsets"].append(ends)
+            arrays["lengths"].append(tokenize(texts, max_len=max_len, tokenizer=tokenizer).lengths)
+            arrays["langs"].append(_places(examples.langs, languages))
             arrays["codes"].append(codes)
             arrays["num_codes"].append((codes > 0).sum(1))
-            arrays["langs"].append(_places(examples.langs, languages))
         forms = {name: array.close() for name, array in arrays.items()}
     return {
         "arrays": forms,
@@ -225,17 +232,6 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     is_new = np.ones(len(ordered), dtype=bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
     return ordered[is_new]
-
-
-def _append_tokens(tokens: TokenizedTexts, arrays: list[ArrayFile], before: int) -> int:
-    """Write ids, offsets and lengths behind those of `before` tokens; return how many there are now."""
-    ids, offsets, lengths = arrays
-    if before == 0:
-        offsets.append(tokens.offsets[:1])
-    ids.append(tokens.ids)
-    offsets.append(tokens.offsets[1:] + before)
-    lengths.append(tokens.lengths)
-    return before + len(tokens.ids)
 
 
 def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:

@@ -15,7 +15,7 @@ from histocoder.data.augment import Augmenter
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.encodings import Encoded, Encodings
 from histocoder.data.samplers import Share
-from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
+from histocoder.data.tokens import LANG_SEP, UNKNOWN, join_language, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 
 _ROWS_AT_ONCE = 1 << 18
@@ -73,6 +73,10 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Return the same in pinned memory; called by `DataLoader`."""
         return self._mapped(Tensor.pin_memory)
+
+    def share_memory(self) -> Batch:
+        """Return the same in shared memory."""
+        return self._mapped(Tensor.share_memory_)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
@@ -152,18 +156,16 @@ class OccupationDataset(Dataset):
         there would be one more of all rows in each epoch: then they are those before noise, which is near enough to
         make batches of like lengths. Batches are padded to what their rows have.
         """
-        plain = self.arrays.texts.lengths
-        if self._augmenter is None or not self.arrays.texts.tokenizer.reads_characters:
+        plain = self.arrays.lengths
+        if self._augmenter is None or not self.arrays.tokenizer.reads_characters:
             return plain
         found = np.empty(len(plain), dtype=np.min_scalar_type(self._max_len))
         for start in range(0, len(plain), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(plain)))
             noise = self._augmenter.noise(rows, epoch)
-            before = self._lang_lengths[self.arrays.langs[rows]]
-            after = np.where(noise.withheld, len(UNKNOWN), before)
-            text = np.maximum(plain[rows] - before - len(LANG_SEP) - 2, 0)
-            text = self._augmenter.lengths(noise, text)
-            found[rows] = np.minimum(after + len(LANG_SEP) + 2 + text, self._max_len)
+            lang = np.where(noise.withheld, len(UNKNOWN), self._lang_lengths[self.arrays.langs[rows]])
+            text = self._augmenter.lengths(noise, self.arrays.offsets[rows + 1] - self.arrays.offsets[rows])
+            found[rows] = np.minimum(lang + len(LANG_SEP) + 2 + text, self._max_len)
         return found
 
     @property
@@ -178,13 +180,10 @@ class OccupationDataset(Dataset):
         return rows, class_ids[rows, blocks]
 
     def __getitem__(self, share: Share) -> Batch:
-        rows, tokenizer = share.rows, self.arrays.texts.tokenizer
-        if self._augmenter is None:
-            input_ids = self.arrays.texts.pad(rows, max_len=self._max_len, num_positions=self._pad_to)
-        else:
-            texts = self._augment(self._augmenter, rows, share.epoch)
-            altered = tokenize(texts, max_len=self._max_len, tokenizer=tokenizer)
-            input_ids = altered.pad(np.arange(len(rows)), max_len=self._max_len, num_positions=self._pad_to)
+        rows, tokenizer = share.rows, self.arrays.tokenizer
+        texts = self.arrays.texts(rows) if self._augmenter is None else self._augment(self._augmenter, share)
+        tokens = tokenize(texts, max_len=self._max_len, tokenizer=tokenizer)
+        input_ids = tokens.pad(np.arange(len(rows)), max_len=self._max_len, num_positions=self._pad_to)
         num_encoded = tokenizer.num_encoded(input_ids.shape[1], self._max_len)
         codes = self.arrays.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
@@ -200,15 +199,12 @@ class OccupationDataset(Dataset):
             encoded=None if self.encodings is None else self.encodings.pad(rows, num_positions=num_encoded),
         )
 
-    def _augment(self, augmenter: Augmenter, rows: np.ndarray, epoch: int) -> list[str]:
-        noise = augmenter.noise(rows, epoch)
-        texts = self.arrays.characters.decode(rows)
-        altered = []
-        for i, place in enumerate(self.arrays.langs[rows].tolist()):
-            lang = self.arrays.languages[place]
-            text = augmenter.alter(texts[i][len(lang) + len(LANG_SEP) :], noise, i)
-            altered.append((UNKNOWN if noise.withheld[i] else lang) + LANG_SEP + text)
-        return altered
+    def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
+        noise = augmenter.noise(share.rows, share.epoch)
+        descriptions = self.arrays.descriptions(share.rows)
+        altered = [augmenter.alter(text, noise, i) for i, text in enumerate(descriptions)]
+        langs = [self.arrays.languages[place] for place in self.arrays.langs[share.rows]]
+        return join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
 
 
 def _block_table(codes: Sequence[str], formatter: Formatter) -> np.ndarray:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +16,10 @@ from torch import Tensor
 
 from histocoder.data.arrays import map_array
 from histocoder.data.cache import ExampleArrays
-from histocoder.data.tokens import TokenizedTexts
 from histocoder.files import temporary_folder
 
 ENCODINGS_FILE = "encodings.json"
-_ROWS_AT_ONCE = 1 << 18
+_ROWS_AT_ONCE = 1 << 16
 
 
 class Encoded(NamedTuple):
@@ -85,16 +83,16 @@ class DistinctTexts(NamedTuple):
         return int(self.offsets[-1])
 
 
-def distinct_texts(texts: TokenizedTexts) -> DistinctTexts:
+def distinct_texts(arrays: ExampleArrays) -> DistinctTexts:
     """Find equal texts, by a hash of 128 bits."""
-    digests = np.empty(len(texts), dtype="S16")
-    for start in range(0, len(texts), _ROWS_AT_ONCE):
-        bounds = texts.offsets[start : start + _ROWS_AT_ONCE + 1].astype(np.int64)
-        ids, bounds = texts.ids[bounds[0] : bounds[-1]], (bounds - bounds[0]).tolist()
-        found = [hashlib.blake2b(ids[a:b].tobytes(), digest_size=16).digest() for a, b in pairwise(bounds)]
-        digests[start : start + len(found)] = found
+    digests = np.empty(len(arrays), dtype="S16")
+    for start in range(0, len(arrays), _ROWS_AT_ONCE):
+        texts = arrays.texts(np.arange(start, min(start + _ROWS_AT_ONCE, len(arrays))))
+        digests[start : start + len(texts)] = [
+            hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts
+        ]
     _, first, place = np.unique(digests, return_index=True, return_inverse=True)
-    lengths = texts.lengths[first].astype(np.int64)
+    lengths = arrays.lengths[first].astype(np.int64)
     order = np.argsort(lengths, kind="stable")
     new_place = np.empty(len(order), dtype=np.min_scalar_type(len(order)))
     new_place[order] = np.arange(len(order))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.key import Key
-from histocoder.data.labels import LabelChecker, LabelRules
+from histocoder.data.labels import LabelChecker, LabelRules, Labels
 from histocoder.data.languages import language_code
 from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, shown
@@ -116,18 +117,20 @@ class ExampleFiles:
         for notice in file.notices:
             say(notice)
         checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key)
+        tables = _with_targets(file.tables(wanted), code_columns, self.key if use_index else None)
         num_blank = num_bad = 0
-        for table in file.tables(wanted):
-            for target, column in code_columns.items():
-                table.columns[target] = table.columns[column]
-                if use_index and self.key is not None:
-                    table.columns[target] = _codes_of(table, column, self.key)
-            labels = checker.check(table)
-            keep = np.array(table.columns[self.input_col].is_valid())
-            num_blank += int((~keep).sum())
-            num_bad += len(labels.bad)
-            keep[list(labels.bad)] = keep[labels.uncoded] = False
-            yield self._select(table, labels.codes, keep)
+        for chunk in checked_chunks(tables, checker, self.input_col, *lang_cols, language=self.language or "unk"):
+            num_blank += chunk.table.columns[self.input_col].null_count
+            num_bad += len(chunk.labels.bad)
+            texts, langs = (
+                a.filter(chunk.usable).to_pylist() for a in (chunk.table.columns[self.input_col], chunk.langs)
+            )
+            codes = chunk.labels.codes[np.asarray(chunk.usable)].reset_index(drop=True)
+            yield Examples(
+                texts,
+                langs,
+                codes.assign(**dict.fromkeys(set(self.target_cols) - set(targets)))[list(self.target_cols)],
+            )
         for notice in checker.finish():
             say(notice)
         if num_blank:
@@ -154,15 +157,56 @@ class ExampleFiles:
         """Return what a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
         return next((name for name in (column, column.upper(), column.lower()) if name in file.header), column)
 
-    def _select(self, table: Table, codes: pd.DataFrame, keep: np.ndarray) -> Examples:
-        mask = pa.array(keep)
-        texts = table.columns[self.input_col].filter(mask).to_pylist()
-        if self.language_col in table.columns:
-            langs = language_codes(table.columns[self.language_col].filter(mask)).to_pylist()
+
+class CheckedChunk(NamedTuple):
+    """A chunk of a table, and which of its n rows can be used."""
+
+    table: Table
+    labels: Labels
+    langs: pa.Array
+    reasons: pa.Array
+    """Why a row can't be used; null where it can."""
+
+    @property
+    def usable(self) -> pa.Array:
+        """Whether a row can be used."""
+        return self.reasons.is_null()
+
+
+def checked_chunks(
+    tables: Iterable[Table], checker: LabelChecker, input_col: str, language_col: str | None = None, *, language: str
+) -> Iterator[CheckedChunk]:
+    """Check a table chunk by chunk; the caller then asks the checker to finish.
+
+    Parameters
+    ----------
+    tables : iterable of Table
+        With the checker's columns of codes, descriptions and, where it is named, a column of languages.
+    checker : LabelChecker
+    input_col : str
+    language_col : str, optional
+    language : str
+        Of all rows, where there is no column of languages.
+    """
+    for table in tables:
+        labels = checker.check(table)
+        reasons = np.full(len(table), None, dtype=object)
+        reasons[labels.uncoded] = "no code"
+        reasons[list(labels.bad)] = list(labels.bad.values())
+        reasons[np.asarray(table.columns[input_col].is_null())] = "no description"
+        if language_col is None:
+            langs = pa.repeat(pa.scalar(language_code(language)), len(table))
         else:
-            langs = [language_code(self.language or "unk")] * len(texts)
-        codes = codes[keep].reindex(columns=list(self.target_cols)).astype(object)
-        return Examples(texts, langs, codes.where(codes.notna(), None))
+            langs = language_codes(table.columns[language_col])
+        yield CheckedChunk(table, labels, langs, pa.array(reasons, pa.string()))
+
+
+def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:
+    """Give tables their target columns, from the columns of the file; with a key, these hold indices into it."""
+    for table in tables:
+        for target, column in columns.items():
+            table.columns[target] = table.columns[column] if key is None else _codes_of(table, column, key)
+        yield table
 
 
 def language_codes(column: pa.Array) -> pa.Array:

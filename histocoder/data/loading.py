@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from histocoder.config import LoaderConfig
 from histocoder.data.dataset import Batch, OccupationDataset
@@ -46,7 +46,7 @@ class BatchLoader:
             data,
             sampler=sampler,
             batch_size=None,
-            collate_fn=Batch.merged,  # type: ignore[arg-type]  # it gets a batch, not a list of rows
+            collate_fn=_merged,  # type: ignore[arg-type]  # it gets a batch, not a list of rows
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor if config.num_workers else None,
             persistent_workers=config.persistent_workers and config.num_workers > 0,
@@ -123,6 +123,12 @@ class BatchLoader:
             if worker.exitcode:  # the others are ended by torch, with 0
                 return f"Loader worker {i} (process {worker.pid}) was killed, perhaps for want of memory."
         return None
+
+
+def _merged(batch: Batch) -> Batch:
+    """Merge a batch, and in a worker move it to shared memory: where torch does so later, it hides a failure."""
+    merged = batch.merged()
+    return merged if get_worker_info() is None else merged.share_memory()
 
 
 def _expect_ends() -> None:

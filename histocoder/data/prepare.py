@@ -16,7 +16,7 @@ from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labels import LabelRules
-from histocoder.data.screen import Screened, screen, write_rejected
+from histocoder.data.screen import Screened, screen
 from histocoder.data.table import csv_writer, fingerprint
 from histocoder.errors import UserError
 from histocoder.files import is_same_file, make_folder, replacing, temporary_folder
@@ -25,6 +25,7 @@ from histocoder.formatters import Formatter, build_formatter
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
 PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE)
+_ROWS_FILE = "rows.arrow"
 PREPARED_VERSION = 2
 """Since 2, variants of a text are on one side of the split, and rows without any code are dropped."""
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
@@ -90,7 +91,7 @@ def prepare(
     key = read_key(config.key) if config.key else None
     corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
-        found = screen(config, formatter_of(config), key, scratch, say=say)
+        found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE, say=say)
         if len(found.codes) < 2:
             raise UserError(
                 f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
@@ -104,7 +105,7 @@ def prepare(
         record["rows"] = {**_write_split(scratch, found, config, corrections, say), "rejected": found.num_dropped}
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
-        write_rejected(scratch / REJECTED_FILE, found, say=say)
+        found.write_rejected(scratch / REJECTED_FILE, say=say)
         _write_record(folder, {"format_version": PREPARED_VERSION})  # until it is whole, nothing is prepared
         for name in PREPARED_TABLES:
             os.replace(scratch / name, folder / name)
@@ -184,14 +185,12 @@ def _write_split(
     folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None, say: Callable[[str], None]
 ) -> dict[str, int]:
     """Write the data to train on, all that is corrected among them, and to validate on; how many rows each has."""
-    units = found.units()
-    last = _last_of_validation(units, config)
-    num_val = written = num_corrected = num_added = 0
+    last = _last_of_validation(found.units(), config)
+    num_val = num_corrected = num_added = 0
     with ExitStack() as stack:
         train, val = (stack.enter_context(csv_writer(folder / name, found.schema)) for name in (TRAIN_FILE, VAL_FILE))
-        for kept in found.kept():
-            batch, is_val = kept, units[written : written + len(kept)] <= last
-            written += len(kept)
+        for kept, units in found.kept():
+            batch, is_val = kept, units <= last
             if corrections is not None:
                 batch, is_corrected = corrections.apply(kept)
                 is_val &= ~is_corrected
@@ -206,13 +205,13 @@ def _write_split(
             say(f"{num_corrected:,} rows have corrected codes, {num_added:,} descriptions are added, all to train on.")
     if num_val == 0:
         raise UserError("All that is set aside to validate on is corrected; set aside more with --share-val.")
-    return {"train": written - num_val + num_added, "val": num_val}
+    return {"train": found.num_kept - num_val + num_added, "val": num_val}
 
 
 def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:
     """Return the largest of the hashes that are for validation: the smallest ones, a share of the distinct."""
-    ordered = np.sort(units)
-    distinct = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
+    units.sort()
+    distinct = units[np.concatenate([[True], units[1:] != units[:-1]])]
     if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
     return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]

@@ -236,9 +236,9 @@ def strings(array: Arrays) -> Arrays:
     return array.cast(pa.string())
 
 
-def write_csv(table: pa.Table, path: Path, *, delimiter: str = ",") -> None:
+def write_csv(table: pa.Table, path: Path) -> None:
     """Write a table as CSV, with quotation marks where they are needed."""
-    with csv_writer(path, table.schema, delimiter=delimiter) as writer:
+    with csv_writer(path, table.schema) as writer:
         writer.write_table(table)
 
 

@@ -17,7 +17,7 @@ _LONGEST = 256
 
 @dataclass
 class TokenizedTexts:
-    """Token ids of texts, one behind the other in one array; in memory, or mapped from a file."""
+    """Token ids of texts, one behind the other in one array."""
 
     ids: np.ndarray
     """Of shape (total,): by CANINE's tokenizer CLS, the Unicode code points, SEP; text after text."""
@@ -33,20 +33,12 @@ class TokenizedTexts:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def decode(self, rows: np.ndarray) -> list[str]:
-        """Texts of some rows, as far as they were kept; of CANINE's tokens alone."""
-        lengths = self.lengths[rows].astype(np.int64) - 2
-        ids = self.ids[_ragged(self.offsets[rows].astype(np.int64) + 1, lengths)]
-        joined = ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
-        ends = np.cumsum(lengths)
-        return [joined[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
-
     def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
         """Pad some texts to one array of shape (len(rows), S); S is by default the length of the longest."""
-        starts, lengths = self.offsets[rows].astype(np.int64), self.lengths[rows].astype(np.int64)
+        lengths = self.lengths[rows]
         num_positions = num_positions or self.tokenizer.num_positions(int(lengths.max()), max_len)
         padded = np.full((len(rows), num_positions), self.tokenizer.pad_id, dtype=np.int32)
-        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[_ragged(starts, lengths)]
+        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[ragged(self.offsets[rows], lengths)]
         return padded
 
 
@@ -82,7 +74,7 @@ def lower_characters(texts: Sequence[str]) -> np.ndarray:
     return tokens.pad(np.arange(len(texts)), max_len=_LONGEST)
 
 
-def _ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the indices start, start + 1, …, start + length - 1 of each run, one run behind the other."""
     behind = np.cumsum(lengths)
     return np.repeat(starts - (behind - lengths), lengths) + np.arange(behind[-1])

@@ -1,6 +1,6 @@
 """Processes that train together: what a launcher says, how they meet, what they tell one another, how they end."""
 
-from histocoder.distributed.process_group import (
+from histocoder.distributed.process_group import (  # noqa: F401
     RANK_TIMEOUT,
     Ballot,
     backend,
@@ -17,7 +17,6 @@ from histocoder.distributed.process_group import (
     local_world_size,
     mean_of_rows,
     nccl_version,
-    norm_of_all,
     rank,
     reduce_sum,
     run_on_primary,
@@ -26,30 +25,3 @@ from histocoder.distributed.process_group import (
     wait_for_all,
     world_size,
 )
-
-__all__ = [
-    "RANK_TIMEOUT",
-    "Ballot",
-    "backend",
-    "broadcaster",
-    "control_group",
-    "expect_end",
-    "from_primary",
-    "gather",
-    "gather_texts",
-    "is_first_here",
-    "is_lost_contact",
-    "is_primary",
-    "leave",
-    "local_world_size",
-    "mean_of_rows",
-    "nccl_version",
-    "norm_of_all",
-    "rank",
-    "reduce_sum",
-    "run_on_primary",
-    "start",
-    "stop",
-    "wait_for_all",
-    "world_size",
-]

@@ -50,7 +50,7 @@ def on_each_node(
     if distributed.world_size() == 1:
         return folder
     mark, sizes = distributed.from_primary(
-        (_read(folder / marker), _sizes(folder, files)) if distributed.is_primary() else None
+        lambda: (_read(folder / marker), _sizes(folder, files)), doing=f"looking at {folder.name}"
     )
     is_seen = _read(folder / marker) == mark and _sizes(folder, files) == sizes
     asks = distributed.is_first_here() and not (is_seen and (distributed.is_primary() or is_whole(folder)))

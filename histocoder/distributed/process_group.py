@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from histocoder.config import RANK_TIMEOUT
-from histocoder.distributed.launch import Launch, attempt_of, launcher, read_launch, slurm_address
+from histocoder.distributed.launch import Launch, attempt_of, launcher, read_launch
 from histocoder.distributed.rendezvous import connect, fault_of_nccl, meet
 from histocoder.distributed.watchdog import HEARING_SECONDS, Watch
 from histocoder.errors import Interrupted, UserError
@@ -29,7 +29,6 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
-_MIN_TIMEOUT = 5.0
 
 
 @dataclass
@@ -74,10 +73,30 @@ def start(
     UserError
         Where a launcher is required and there is none, or there are fewer GPUs than processes.
     """
-    global _launch, _group
+    global _launch, _group, _watch
     _launch = read_launch(local_rank=local_rank)
-    if rank_timeout < _MIN_TIMEOUT:
-        raise UserError(f"--rank-timeout is {rank_timeout:g}; it must be {_MIN_TIMEOUT:g} or more.")
+    _check_launcher(required)
+    chosen = _choose_device(device)
+    if chosen.type == "cuda" and (grouped or _launch.world_size > 1):
+        torch.cuda.set_device(chosen)
+    store: dist.Store | None = None
+    of_watch: dist.Store | None = None
+    if _launch.world_size > 1:
+        attempt = attempt_of(_launch)
+        shared, of_watch = meet(_launch)
+        store, of_watch = dist.PrefixStore(f"attempt/{attempt}", shared), dist.PrefixStore(f"watch/{attempt}", of_watch)
+    elif grouped:
+        store = dist.HashStore()
+    if of_watch is not None or launcher() is not None:
+        _watch = Watch(rank=rank(), world_size=world_size(), store=of_watch, launcher=launcher(), patience=rank_timeout)
+        _watch.start()
+    if store is not None:
+        _group = _Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
+    return chosen
+
+
+def _check_launcher(required: bool) -> None:
+    """Raise a UserError where there is no launcher though there must be one, or accelerate started too few."""
     if required and not _launch.launched:
         raise UserError(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
@@ -92,26 +111,6 @@ def start(
             "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
             "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
         )
-    chosen = _choose_device(device)
-    if chosen.type == "cuda" and (grouped or _launch.world_size > 1):
-        torch.cuda.set_device(chosen)
-    if _launch.world_size == 1:
-        _start_watch(None, rank_timeout)
-        if grouped:
-            alone = dist.HashStore()
-            _group = _Group(dist.PrefixStore("histocoder", alone), connect(alone, chosen, _launch))
-        return chosen
-    if "RANK" not in os.environ:  # srun sets neither ranks nor address as torch reads them
-        host, port = slurm_address(os.environ)
-        os.environ.setdefault("MASTER_ADDR", host)
-        os.environ.setdefault("MASTER_PORT", str(port))
-        os.environ.update(RANK=str(_launch.rank), WORLD_SIZE=str(_launch.world_size))
-    attempt = attempt_of(_launch)
-    store = dist.PrefixStore(f"attempt/{attempt}", meet())
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    _start_watch(dist.PrefixStore(f"watch/{attempt}", dist.TCPStore(*address, is_master=False)), rank_timeout)
-    _group = _Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
-    return chosen
 
 
 def _program() -> str:
@@ -122,13 +121,6 @@ def _program() -> str:
     if suffix == ".py" and not is_module and stem != "__main__":
         return name
     return f"-m histocoder.cli.{stem if is_module else sys.argv[1].replace('-', '_')}"
-
-
-def _start_watch(store: dist.Store | None, patience: float) -> None:
-    global _watch
-    if store is not None or launcher() is not None:
-        _watch = Watch(rank=rank(), world_size=world_size(), store=store, launcher=launcher(), patience=patience)
-        _watch.start()
 
 
 def _choose_device(name: str) -> torch.device:
@@ -209,11 +201,6 @@ def reduce_sum(values: Tensor) -> Tensor:
         values = values.clone()
         dist.all_reduce(values, group=_group.control if values.device.type == "cpu" else None)
     return values
-
-
-def norm_of_all(norm: Tensor) -> Tensor:
-    """Return the norm of a vector of which each process holds a part, by the norm of this one's, of shape ()."""
-    return reduce_sum(norm.square()).sqrt()
 
 
 def gather(values: Tensor) -> list[Tensor]:
@@ -353,9 +340,9 @@ def is_lost_contact(error: RuntimeError) -> bool:
     return (isinstance(error, dist.DistError) and fault_of_nccl(error) is None) or "gloo/transport" in str(error)
 
 
-def from_primary(value: T | None) -> T:
-    """Rank 0's `value`, on every process; not None."""
-    values = [value]
+def from_primary(work: Callable[[], T], *, doing: str) -> T:
+    """Let rank 0 work as in `run_on_primary`; return the result, which is not None, on every process."""
+    values = [run_on_primary(work, doing=doing)]
     if _group is not None:
         dist.broadcast_object_list(values, group=_group.control)
     assert values[0] is not None

@@ -10,28 +10,34 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from histocoder.distributed.launch import Launch
+from histocoder.distributed.launch import Launch, slurm_address
 from histocoder.errors import MachineError, UserError
 
 
-def meet() -> dist.Store:
-    """Return what the processes share, at the address that the environment names.
+def meet(launch: Launch) -> tuple[dist.Store, dist.Store]:
+    """Return two connections to what the processes share, at the address that the environment names.
 
     Raises
     ------
     UserError
         Where it can't be reached, or another program has its port.
     """
+    if "RANK" not in os.environ:  # srun sets neither ranks nor address as torch reads them
+        host, port = slurm_address(os.environ)
+        os.environ.setdefault("MASTER_ADDR", host)
+        os.environ.setdefault("MASTER_PORT", str(port))
+        os.environ.update(RANK=str(launch.rank), WORLD_SIZE=str(launch.world_size))
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        return next(iter(rendezvous("env://")))[0]
+        store = next(iter(rendezvous("env://")))[0]
     except dist.DistError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         is_srun = "SLURM_PROCID" in os.environ and "LOCAL_RANK" not in os.environ
         other = "export another MASTER_PORT" if is_srun else "choose another --master_port, or torchrun --standalone"
         raise UserError(
             f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
             f"{other}."
         ) from error
+    return store, dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.ProcessGroup:

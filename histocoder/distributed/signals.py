@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
@@ -49,7 +50,8 @@ class StopSignals:
             self.signum, self._noted = signum, now
             self._on_stop()
         elif signum == signal.SIGINT and now - self._noted > _AGAIN_SECONDS:
-            os.write(2, b"Interrupted again: ended at once, without saving.\n")
+            with suppress(OSError):
+                os.write(2, b"Interrupted again: ended at once, without saving.\n")
             os._exit(128 + signum)
 
 

@@ -7,7 +7,7 @@ Barrier, https://arxiv.org/abs/2402.13604.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from histocoder.evaluation.scores import (
     top_k_accuracy,
 )
 from histocoder.formatters import CODE_SEP
+from histocoder.formatters.formatter import CodeSystem
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
 from histocoder.inference.coder import Coder
 from histocoder.inference.flat import threshold_of
@@ -53,8 +54,8 @@ class Evaluation:
     what `head_metrics` tells; `topk`, `thresholds`, `confusions` and `by_code` are those of the functions in
     `scores`."""
     rows: pd.DataFrame
-    """One line for each description: its true and predicted codes; whether they are `right`, their `precision`,
-    `recall`, `f1` and `conf`; the `rank` of the first true code (inf: not among the best k); the same of `flat`."""
+    """One line for each description: its `text` and `lang`, its `true_…` and `predicted_…` columns, whether these are
+    `right`, `conf`, and what the flat head gives, `flat`."""
 
     def thresholds(self) -> dict[str, float]:
         """Return the flat head's best threshold by language, as `ModelConfig.thresholds` takes it."""
@@ -98,42 +99,36 @@ def evaluate(
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
-    options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
-    decoded = coder.predict(examples.texts, examples.langs, mode=coder.mode, **options)
-    ranked = coder.predict(examples.texts, examples.langs, mode="topk", k=k, **options)
-    probable, flat_conf = _probable_classes(coder, examples, **options)
+    code = partial(coder.predict, batch_size=batch_size, progress=progress)
+    decoded = code(examples.texts, examples.langs, mode=coder.mode)
+    ranked = code(examples.texts, examples.langs, mode="topk", k=k)
+    probable, flat_conf = _probable_classes(coder, examples, code)
 
-    langs = pd.Series(examples.langs, dtype=object)
+    langs, conf = pd.Series(examples.langs, dtype=object), decoded["conf"].fillna(0).to_numpy()
     truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
-    applied = langs.map(partial(threshold_of, coder.model.config)).to_numpy()
-    flat = probable[(probable["prob"] > applied[probable["row"]]) | is_best(probable)]
+    thresholds = langs.map(partial(threshold_of, coder.model.config)).to_numpy()
+    flat = probable[(probable["prob"] > thresholds[probable["row"]]) | is_best(probable)]
     groups = _groups(examples, truth, texts_seen, codes_seen)
-    system = coder.formatter.system
-    separator = WITHIN_BLOCK_SEP if getattr(system, "use_within_block_sep", False) else ""
-    cuts = {digits: separator for digits in range(1, min(system.block_size, _MAX_DIGITS) + 1)}
-    conf = decoded["conf"].fillna(0).to_numpy()
-    answer_metrics, answer_scores = head_metrics(truth, answer, conf, groups=groups, cuts=cuts)
-    flat_metrics, flat_scores = head_metrics(truth, flat, flat_conf, groups=groups, cuts=cuts)
-    ranks = first_true_rank(truth, _code_columns(coder, ranked))
+    measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)
     metrics = {
         "num_rows": len(examples),
         "num_texts": len(set(examples.texts)),
-        "num_true_outside_key": int(truth.loc[~truth["code"].isin(coder.codes), "row"].nunique()),
-        "num_outside_key": int(answer.loc[~answer["code"].isin(coder.codes), "row"].nunique()),
+        "num_true_outside_key": _num_outside(truth, coder),
+        "num_outside_key": _num_outside(answer, coder),
         "mode": coder.mode,
-        "answer": answer_metrics,
-        "flat": flat_metrics,
-        "topk": {
-            "overall": top_k_accuracy(ranks, k=k),
-            "by_language": {lang: top_k_accuracy(ranks[langs == lang], k=k) for lang in sorted(set(langs))},
-        },
+        "answer": measured(answer, conf),
+        "flat": measured(flat, flat_conf),
+        "topk": _topk(first_true_rank(truth, _code_columns(coder, ranked)), langs, k),
         "thresholds": best_thresholds(truth, probable, langs),
         "confusions": confusions(truth, answer, examples.texts),
         "by_code": scores_by_code(truth, answer),
     }
-    rows = _rows(examples, decoded, answer_scores, flat, flat_scores)
-    rows = rows.assign(conf=conf, rank=ranks, flat_conf=flat_conf)
-    return Evaluation(metrics, rows.assign(**{name: groups[name] for name in groups if name.endswith("_seen")}))
+    rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
+    rows = rows.join(examples.codes.reset_index(drop=True).add_prefix("true_"))
+    rows = rows.join(decoded.drop(columns="conf").add_prefix("predicted_"))
+    right = score_sets(truth, answer, len(rows))["accuracy"]
+    joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(rows.index)
+    return Evaluation(metrics, rows.assign(right=right, conf=conf, flat=joined))
 
 
 def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
@@ -153,8 +148,8 @@ def head_metrics(
     conf: np.ndarray,
     *,
     groups: Mapping[str, pd.Series],
-    cuts: Mapping[int, str],
-) -> tuple[dict[str, Any], pd.DataFrame]:
+    system: CodeSystem,
+) -> dict[str, Any]:
     """Compute the metrics of one way of predicting.
 
     Parameters
@@ -164,32 +159,39 @@ def head_metrics(
     conf : ndarray of shape (n,)
     groups : mapping
         Name -> each row's group.
-    cuts : mapping
-        Number of digits -> the separator; see `cut_codes`.
+    system : CodeSystem
+        Of the codes; it says what their digits are.
 
     Returns
     -------
-    metrics : dict
+    dict
         `overall`, `by_{name}` of each group, and `by_digits`: `n` and the means of `score_sets`; `calibration` and
         `production`: see the functions `calibration` and `production_curve`.
-    scores : DataFrame
-        `score_sets` of the rows.
     """
-    num_rows = len(conf)
-    scores = score_sets(truth, predicted, num_rows)
+    scores = score_sets(truth, predicted, len(conf))
     right = scores["accuracy"].to_numpy()
+    separator = WITHIN_BLOCK_SEP if getattr(system, "use_within_block_sep", False) else ""
     by_digits = {}
-    for digits, separator in cuts.items():
-        short, short_predicted = (cut_codes(sets, digits, separator=separator) for sets in (truth, predicted))
-        by_digits[str(digits)] = mean_scores(score_sets(short, short_predicted, num_rows))
-    metrics = {
+    for digits in range(1, min(system.block_size, _MAX_DIGITS) + 1):
+        cut_truth, cut_predicted = (cut_codes(sets, digits, separator=separator) for sets in (truth, predicted))
+        by_digits[str(digits)] = mean_scores(score_sets(cut_truth, cut_predicted, len(conf)))
+    return {
         "overall": {**mean_scores(scores), "conf": float(conf.mean())},
         **{f"by_{name}": mean_scores_by(scores, by) for name, by in groups.items()},
         "by_digits": by_digits,
         "calibration": calibration(conf, right),
         "production": production_curve(conf, right),
     }
-    return metrics, scores
+
+
+def _num_outside(sets: pd.DataFrame, coder: Coder) -> int:
+    """Return the number of rows with a code that the model's key lacks."""
+    return int(sets.loc[~sets["code"].isin(coder.codes), "row"].nunique())
+
+
+def _topk(ranks: np.ndarray, langs: pd.Series, k: int) -> dict[str, Any]:
+    by_language = {lang: top_k_accuracy(ranks[langs == lang], k=k) for lang in sorted(set(langs))}
+    return {"overall": top_k_accuracy(ranks, k=k), "by_language": by_language}
 
 
 def _groups(
@@ -208,26 +210,12 @@ def _groups(
         times = truth["code"].map(dict(codes_seen)).fillna(0)
         groups["code_seen"] = seen_groups(times.groupby(truth["row"]).min().reindex(range(num_rows)))
     if texts_seen is not None:
-        groups["text_seen"] = seen_groups(
-            pd.Series(folded(examples.texts), dtype=object).map(dict(texts_seen)).fillna(0)
-        )
+        groups["text_seen"] = seen_groups(pd.Series([texts_seen.get(text, 0) for text in folded(examples.texts)]))
     return groups
 
 
-def _rows(
-    examples: Examples, decoded: pd.DataFrame, scores: pd.DataFrame, flat: pd.DataFrame, flat_scores: pd.DataFrame
-) -> pd.DataFrame:
-    """Return each description with its true codes, and what both ways of predicting make of it."""
-    rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
-    rows = rows.join(examples.codes.reset_index(drop=True).add_prefix("true_"))
-    rows = rows.join(decoded.drop(columns="conf").add_prefix("predicted_"))
-    rows = rows.join(scores.rename(columns={"accuracy": "right"}))
-    rows["flat"] = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(rows.index)
-    return rows.assign(flat_right=flat_scores["accuracy"], flat_f1=flat_scores["f1"])
-
-
 def _probable_classes(
-    coder: Coder, examples: Examples, *, batch_size: int, progress: bool
+    coder: Coder, examples: Examples, code: Callable[..., pd.DataFrame]
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the flat head's classes above the lowest threshold (`row`, `code`, `prob`), and each row's best one."""
     order = np.argsort(np.array(examples.texts, dtype=object), kind="stable")  # like texts go into the same table
@@ -235,16 +223,9 @@ def _probable_classes(
     parts, conf = [], np.zeros(len(order))
     for start in range(0, len(order), _FLAT_ROWS):
         rows = order[start : start + _FLAT_ROWS]
-        table = coder.predict(
-            texts[rows],
-            langs[rows],
-            mode="flat",
-            threshold=float(THRESHOLDS[0]),
-            batch_size=batch_size,
-            progress=progress,
-        )
+        table = code(texts[rows], langs[rows], mode="flat", threshold=float(THRESHOLDS[0]))
         codes = _code_columns(coder, table)
-        probs = table[[name for name in table.columns if name.startswith("prob_")]].to_numpy(dtype=float)
+        probs = table.filter(regex="^prob_").to_numpy(dtype=float)
         where, place = np.nonzero(pd.notna(codes))
         parts.append(pd.DataFrame({"row": rows[where], "code": codes[where, place], "prob": probs[where, place]}))
         conf[rows] = table["conf"].fillna(0)

@@ -81,6 +81,36 @@ def review(
     Output(output).check(budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
+    table = _read(
+        predictions, input_col, language_col, target_cols=target_cols, renamed=renamed or {}, sheet=sheet, say=say
+    )
+    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
+    chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
+    with replacing(output) as temporary:
+        rows_to_check = pa.Table.from_pandas(chosen, preserve_index=False)
+        notices = Output(output, raw=raw).write(temporary, rows_to_check.schema, [rows_to_check])
+    for notice in notices:
+        say(notice)
+    rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
+    say(
+        f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
+        f"{wrong:,.0f} are likely wrong. Correct the codes, and write x in the column {CHECKED_COL!r} of each row that "
+        "is right now."
+    )
+    return chosen
+
+
+def _read(
+    predictions: Path,
+    input_col: str,
+    language_col: str | None,
+    *,
+    target_cols: Sequence[str],
+    renamed: Mapping[str, str],
+    sheet: str | None,
+    say: Callable[[str], None],
+) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file, in the columns that `review` writes."""
     file = open_table(
         predictions,
         [c for c in (input_col, language_col) if c],
@@ -94,7 +124,6 @@ def review(
     by = [input_col, *([language_col] if language_col else [])]
     predicted = _predicted_columns(file.header, prefix, target_cols)
     columns = [*by, *predicted, f"{prefix}conf"]
-    renamed = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **(renamed or {})}
     file.check(columns)
     parts, passed = [], 0
     for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=columns):
@@ -106,25 +135,12 @@ def review(
             raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
-    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=renamed)
+    names = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **renamed}
+    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=names)
     own = [name for name in predicted.values() if not name.startswith("alt_")]
     blank = [name for name in target_cols if name not in own]
     order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
-    table = table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
-    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
-    chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
-    with replacing(output) as temporary:
-        rows_to_check = pa.Table.from_pandas(chosen, preserve_index=False)
-        notices = Output(output, raw=raw, codes=own).write(temporary, rows_to_check.schema, [rows_to_check])
-    for notice in notices:
-        say(notice)
-    rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
-    say(
-        f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
-        f"{wrong:,.0f} are likely wrong. Correct the codes, and write x in the column {CHECKED_COL!r} of each row that "
-        "is right now."
-    )
-    return chosen
+    return table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
 
 
 def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:

@@ -152,20 +152,11 @@ def calibration(conf: np.ndarray, right: np.ndarray, *, num_bins: int = 10) -> d
     """
     edges = np.arange(num_bins + 1) / num_bins
     places = np.searchsorted(edges[1:-1], conf)
-    count = np.bincount(places, minlength=num_bins)
-    total_conf = np.bincount(places, weights=conf, minlength=num_bins)
-    total_right = np.bincount(places, weights=right, minlength=num_bins)
-    bins = [
-        {
-            "low": float(edges[i]),
-            "high": float(edges[i + 1]),
-            "count": int(count[i]),
-            "conf": float(total_conf[i] / count[i]) if count[i] else None,
-            "accuracy": float(total_right[i] / count[i]) if count[i] else None,
-        }
-        for i in range(num_bins)
-    ]
-    return {"ece": float(np.abs(total_conf - total_right).sum() / len(conf)), "bins": bins}
+    found = pd.DataFrame({"count": 1, "conf": conf, "accuracy": right}).astype(float).groupby(places).sum()
+    means = found.div(found["count"], axis=0).assign(count=found["count"].astype(int)).to_dict("index")
+    empty = {"count": 0, "conf": None, "accuracy": None}
+    bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(num_bins)]
+    return {"ece": float((found["conf"] - found["accuracy"]).abs().sum() / len(conf)), "bins": bins}
 
 
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
@@ -271,25 +262,22 @@ def confusions(
         true code (None without one); and an `example`, the commonest description among them.
     """
     missed, extra = _without(truth, predicted), _without(predicted, truth)
-    pairs = missed.merge(extra, on=["row", "place"], how="outer", suffixes=("_true", "_predicted"))
-    pairs = pairs.drop(columns="place").fillna("").rename(columns={"code_true": "true", "code_predicted": "predicted"})
+    pairs = missed.merge(extra, on=["row", "place"], how="outer", suffixes=("_true", "_predicted")).fillna("")
     pairs["example"] = np.asarray(texts, dtype=object)[pairs["row"]]
-    by = ["true", "predicted"]
-    examples = pairs.groupby([*by, "example"]).size().rename("times").reset_index()
-    examples = examples.sort_values(["times", "example"], ascending=[False, True]).drop_duplicates(by)
+    by = ["code_true", "code_predicted"]
     counts = pairs.groupby(by)["row"].nunique().rename("count").reset_index()
     worst = counts.sort_values(["count", *by], ascending=[False, True, True]).head(limit)
-    worst = worst.merge(examples[[*by, "example"]], on=by, how="left")
+    examples = worst.merge(pairs, on=by).groupby(by)["example"].agg(lambda texts: texts.mode()[0])
     totals = truth["code"].value_counts().to_dict()
     return [
         {
-            "true": row["true"] or None,
-            "predicted": row["predicted"] or None,
-            "count": int(row["count"]),
-            "of": totals.get(row["true"]),
-            "example": row["example"],
+            "true": true or None,
+            "predicted": predicted or None,
+            "count": count,
+            "of": totals.get(true),
+            "example": examples[true, predicted],
         }
-        for row in worst.to_dict("records")
+        for true, predicted, count in worst.itertuples(index=False)
     ]
 
 

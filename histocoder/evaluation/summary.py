@@ -41,13 +41,9 @@ def summary(metrics: Metrics) -> list[str]:
             f"“{worst}” worst ({percent(large[worst])})."
         )
     gap = overall["conf"] - overall["accuracy"]
-    leaning = (
-        "surer than it should be"
-        if gap > 0.02
-        else "less sure than it might be"
-        if gap < -0.02
-        else "about as sure as it should be"
-    )
+    leaning = "about as sure as it should be"
+    if abs(gap) > 0.02:
+        leaning = "surer than it should be" if gap > 0 else "less sure than it might be"
     lines.append(
         f"The model is {leaning}: on average its confidence is {percent(overall['conf'])}, and confidence and "
         f"accuracy lie {100 * answer['calibration']['ece']:.1f} percentage points apart."
@@ -63,9 +59,13 @@ def summary(metrics: Metrics) -> list[str]:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": 0.0})
         if unseen["n"] == metrics["num_rows"]:
             lines.append("None of the descriptions stands, letter by letter, in the training data.")
+        elif not unseen["n"]:
+            lines.append("All stand, letter by letter, in the training data; expect less of new descriptions.")
         else:
-            right = f"; of these, {percent(unseen['accuracy'])} are exactly right" if unseen["n"] else ""
-            lines.append(f"{unseen['n']:,} descriptions do not stand, letter by letter, in the training data{right}.")
+            lines.append(
+                f"{unseen['n']:,} descriptions do not stand, letter by letter, in the training data; of these, "
+                f"{percent(unseen['accuracy'])} are exactly right."
+            )
     if "baselines" in metrics:
         lines += [*comparison(metrics), would_answer(metrics)]
     return lines

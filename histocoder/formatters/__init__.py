@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from histocoder.formatters.formatter import Formatter
+from histocoder.formatters.digits import HISCO, OCC1950
+from histocoder.formatters.formatter import CodeSystem, Formatter
 from histocoder.formatters.general import GeneralCodes
-from histocoder.formatters.hisco import HiscoCodes
-from histocoder.formatters.occ1950 import Occ1950Codes
 from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, FIRST_TOKEN, MISSING, PAD, SEP, UNK
 
 __all__ = [
@@ -53,14 +52,14 @@ def build_formatter(
     ValueError
         For an unknown name.
     """
-    if name == "hisco":
-        return Formatter(HiscoCodes(), num_blocks=num_blocks)
-    if name == "occ1950":
-        return Formatter(Occ1950Codes(), num_blocks=num_blocks)
-    if name in ("general", "gpf"):
+    system: CodeSystem
+    if name in ("hisco", "occ1950"):
+        system = HISCO if name == "hisco" else OCC1950
+    elif name in ("general", "gpf"):
         system = GeneralCodes(block_size, use_within_block_sep=use_within_block_sep, symbols=symbols)
-        return Formatter(system, num_blocks=num_blocks)
-    raise ValueError(f"no formatter {name!r}; there are {', '.join(FORMATTERS)}")
+    else:
+        raise ValueError(f"no formatter {name!r}; there are {', '.join(FORMATTERS)}")
+    return Formatter(system, num_blocks=num_blocks)
 
 
 def formatter_from_config(config: dict[str, Any]) -> Formatter:

@@ -231,7 +231,6 @@ class Coder:
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         table = rows.distinct
         self._search = None
-        batches = self._batches(table, batch_size)
         parts = [] if parts is None else parts
         coded = {place for places, _ in parts for place in places.tolist()}
         code = partial(self.predict_batch, mode=mode, k=k, constrain=bool(constrain))
@@ -239,7 +238,7 @@ class Coder:
         hidden = None if progress is True and len(table) > batch_size else True  # None: where there is no terminal
         with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
-            for places, ids, characters in batches:
+            for places, ids, characters in self._batches(table, batch_size):
                 if coded.issuperset(places.tolist()):
                     tell(len(places))
                     continue
@@ -282,15 +281,14 @@ class Coder:
             See `LinearExpert`; for combined, where the model has one.
         """
         memory, pooled, memory_mask = self._encode(input_ids)
-        decoder = self._computing.decoder
+        decoder, flat_logits = self._computing.decoder, self._computing.classify(pooled)
         if mode == "flat":
-            return self._flat(pooled, thresholds, most=self.formatter.num_blocks)
-        prior = self._computing.prior(self._computing.classify(pooled))
+            return self._flat(flat_logits, thresholds)
         if mode == "combined":
-            search = self._combined_search(memory, pooled, memory_mask, characters)
-            found = search.decode(self._weights())
+            found = self._combined_search(memory, memory_mask, flat_logits, characters).decode(self._weights())
             codes = np.array([*self.codes, None], dtype=object)[found.codes.cpu().numpy()]
             return Prediction(codes, _numpy(found.probabilities), _numpy(found.conf))
+        prior = self._computing.prior(flat_logits)
         if mode == "topk":
             places, best = self._trie_search().top_k(memory, memory_mask, prior, k=k)
             codes = np.array(self.codes, dtype=object)[places.cpu().numpy()]
@@ -334,20 +332,17 @@ class Coder:
     def _pooled(self, input_ids: Tensor) -> np.ndarray:
         return self._encode(input_ids)[1].float().cpu().numpy()
 
-    def _class_probabilities(self, pooled: Tensor) -> Tensor:
-        return self._real_classes(self._computing.class_probabilities(pooled))
-
     def _real_classes(self, probabilities: Tensor) -> Tensor:
         """Return the classes that are codes, out of all: the key of a published model may have a blank one."""
         if len(self.codes) == self.model.config.num_classes:
             return probabilities
         return probabilities[:, [place for place, code in enumerate(self.model.config.codes) if code]]
 
-    def _flat(self, pooled: Tensor, thresholds: Tensor | None, *, most: int) -> Prediction:
-        probabilities = self._class_probabilities(pooled)
+    def _flat(self, flat_logits: Tensor, thresholds: Tensor | None) -> Prediction:
+        probabilities = self._real_classes(self._computing.class_probabilities(flat_logits))
         if thresholds is None:
             thresholds = probabilities.new_full((len(probabilities),), self.model.config.default_threshold)
-        chosen = chosen_classes(probabilities, thresholds[:, None], most=most)
+        chosen = chosen_classes(probabilities, thresholds[:, None], most=self.formatter.num_blocks)
         best = probabilities.topk(int(chosen.sum(1).max()))
         codes, probs = np.array(self.codes, dtype=object)[best.indices.cpu().numpy()], _numpy(best.values)
         conf = probs[:, 0].copy()
@@ -366,15 +361,13 @@ class Coder:
         return self.model.config.experts or dict.fromkeys(names, 1 / len(names))
 
     def _combined_search(
-        self, memory: Tensor, pooled: Tensor, memory_mask: Tensor | None, characters: Tensor | None
+        self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, characters: Tensor | None
     ) -> CombinedSearch:
-        beliefs = {"flat": Belief(self._class_probabilities(pooled))}
+        beliefs = {"flat": Belief(self._real_classes(self._computing.class_probabilities(flat_logits)))}
         if self.model.linear_expert is not None:
             log_odds = self._real_classes(self.model.linear_expert(characters))
             beliefs["linear"] = Belief(log_odds.softmax(-1), log_odds.sigmoid())
-        num_blocks = self.formatter.num_blocks
-        trie = self._code_trie()
-        prior = self._computing.prior(self._computing.classify(pooled))
+        trie, prior, num_blocks = self._code_trie(), self._computing.prior(flat_logits), self.formatter.num_blocks
         return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, prior, beliefs, num_blocks=num_blocks)
 
     @torch.inference_mode()
@@ -402,7 +395,7 @@ class Coder:
         table = pd.DataFrame({"text": list(texts), "lang": _known_langs(langs, self.model.config.languages)})
         for rows, ids, characters in self._batches(table, batch_size):
             memory, pooled, memory_mask = self._encode(ids)
-            search = self._combined_search(memory, pooled, memory_mask, characters)
+            search = self._combined_search(memory, memory_mask, self._computing.classify(pooled), characters)
             votes = search.votes(0)
             of_rows = torch.from_numpy(true[rows]).to(votes.candidates.device)
             is_true = (votes.candidates[:, :, None] == of_rows[:, None]).any(-1)

@@ -12,7 +12,7 @@ from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
-from histocoder.model import MixerModel, Unfilled, is_canine
+from histocoder.model import MixerModel, is_canine
 
 PAD_TO = 128
 """Published models were trained on inputs padded to so many positions, with a decoder that saw the padding."""
@@ -84,10 +84,8 @@ def load_occcanine(
     num_classes = len(weights["linear_decoder.weight"])
     if num_classes != config.num_classes:
         raise UserError(f"{path} has {num_classes:,} classes, but its key has {config.num_classes:,} codes.")
-    with Unfilled():
-        model = MixerModel(config)
     try:
-        model.load_state_dict(weights)
+        model = MixerModel.of_weights(config, weights)
     except RuntimeError as error:
         raise UserError(
             f"The weights in {path} are of other sizes ({misfit(error)}); give the sizes of its encoder, "

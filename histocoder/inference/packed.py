@@ -15,7 +15,8 @@ class PackedLinear:
 
     PyTorch packs a weight again for each bf16 product on a CPU, and copies the bias to each row of the result first:
     with few rows that takes as long as the product. The operators that do neither are those that `torch.compile` writes
-    into its graphs; where there are none, and in all other precisions, the layer is computed as it always is.
+    into its graphs; where there are none, and in other precisions, the layer is computed as it always is. With it and
+    bins of 64 nodes, full search on AMX became 1.6 times as fast.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -17,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet
 from tqdm import tqdm
 
@@ -43,7 +45,8 @@ _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
 _DECIMALS = 6
 _KEEP_SECONDS = 20.0
 """After which what is coded of a chunk is kept, so that no more is lost."""
-_BATCHES = ".batches"
+_PART, _BATCHES = ".arrow", ".batches"
+"""Suffixes of the files that hold a chunk, and what is coded of one."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ def predict_file(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
+    bar: tqdm | None = None,
 ) -> None:
     """Code a CSV or Parquet file into another, with all its columns and the codes' behind them; before these stands the
     language, where one was given for all rows.
@@ -122,6 +126,8 @@ def predict_file(
         Receives each notice to the user.
     chunk_rows : int, optional
         Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
+    bar : tqdm, optional
+        Counts the rows; by default one on the terminal, if there is one.
 
     Raises
     ------
@@ -133,24 +139,7 @@ def predict_file(
     names = column_names(config.mode, k=config.k)
     chunk_rows = chunk_rows or min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
     parts = output.with_name(f".{output.name}.parts")
-
-    def open_parts() -> None:
-        """Make the folder for parts; refuse an output that would be lost."""
-        if output.exists() and not overwrite:
-            raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
-        if source.exists() and output.exists() and output.samefile(source):
-            raise UserError("--output is the input itself; choose another.")
-        settings = {
-            **asdict(config),
-            "model": model_id,
-            "source": fingerprint(source),
-            "chunk_rows": chunk_rows,
-        }
-        if known is not None:
-            settings["known"] = known.source_id
-        settings["processes"] = distributed.world_size()
-        _open_parts(parts, settings, say)
-
+    settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
     table = open_table(source, config.input_cols, sheet=config.sheet)
     new = names_of_output(names, coder.system, config, taken=table.header)
     if not is_parquet(output):
@@ -169,22 +158,17 @@ def predict_file(
     )
     num_rows = count_rows(table)
     form.check(num_rows)
+    bar = _progress_bar(num_rows) if bar is None else bar
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
-        distributed.run_on_primary(open_parts, doing="looking at the input")
+        distributed.run_on_primary(
+            lambda: _open_parts(parts, config, settings, overwrite, say), doing="looking at the input"
+        )
         if not parts.is_dir():
             raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
         try:
             num_chunks = _code_chunks(
-                coder,
-                config,
-                table,
-                parts,
-                known=known,
-                names=names,
-                num_rows=num_rows,
-                chunk_rows=chunk_rows,
-                say=say,
+                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say, bar=bar
             )
         except UserError:
             if distributed.is_primary() and not any(parts.glob("[0-9]*")):
@@ -239,9 +223,9 @@ def _code_chunks(
     *,
     known: Known | None,
     names: Sequence[str],
-    num_rows: int,
     chunk_rows: int,
     say: Callable[[str], None],
+    bar: tqdm,
 ) -> int:
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
@@ -249,18 +233,18 @@ def _code_chunks(
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
-    with _progress_bar(num_rows) as bar, notices.collecting():
+    with bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
-            part = _part(parts, number)
-            if number % world_size == rank and part.exists():
-                done = pa.parquet.ParquetFile(part).read()
+            part, is_mine = _part(parts, number), number % world_size == rank
+            if is_mine and part.exists():
+                done = pa.feather.read_table(part)
                 memory.take_in(done)
-            elif number % world_size == rank:
+            elif is_mine:
                 batches = _Batches(parts / f"{number:06d}{_BATCHES}", told=bar.update)
                 try:
                     done = memory.code(chunk, batches)
                     with _kept_for_later(part, parts) as temporary:
-                        pa.parquet.write_table(done, temporary)
+                        pa.feather.write_feather(done, str(temporary))
                 except KeyboardInterrupt:
                     batches.keep()
                     raise Interrupted(
@@ -269,7 +253,7 @@ def _code_chunks(
                         signal.SIGINT,
                     ) from None
                 batches.path.unlink(missing_ok=True)
-            if number % world_size == rank and known is not None:
+            if is_mine and known is not None:
                 num_known += pc.sum(pc.equal(done[-1], KNOWN), min_count=0).as_py()
             num_chunks += 1
             rows_done += len(chunk)
@@ -295,8 +279,8 @@ def _check_csv(table: TableFile) -> None:
 
 
 def _part(parts: Path, number: int) -> Path:
-    """Return the path of a chunk, which is Parquet whatever the output is."""
-    return parts / f"{number:06d}.parquet"
+    """Return the path of a chunk."""
+    return parts / f"{number:06d}{_PART}"
 
 
 def _progress_bar(num_rows: int) -> tqdm:
@@ -438,8 +422,23 @@ def _is_number(column: str, config: PredictConfig) -> bool:
     return config.mode == "full" or column == "conf" or column.startswith("prob_")
 
 
-def _open_parts(parts: Path, settings: dict[str, object], say: Callable[[str], None]) -> None:
-    """Create the folder of the parts; one with other settings or another input is replaced."""
+def _open_parts(
+    parts: Path, config: PredictConfig, settings: dict[str, object], overwrite: bool, say: Callable[[str], None]
+) -> None:
+    """Create the folder of the parts; one with other settings or another input is replaced.
+
+    Raises
+    ------
+    UserError
+        Where an output would be lost, or the input can't be read.
+    """
+    source, output = Path(config.input), Path(config.output)
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+    if source.exists() and output.exists() and output.samefile(source):
+        raise UserError("--output is the input itself; choose another.")
+    settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
+    settings["parts"] = _PART
     path = parts / "settings.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
         remove_leftovers(parts)
@@ -483,21 +482,21 @@ def _join_parts(
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
     with _kept_for_later(output.path, parts) as temporary:
-        schema = added(pa.parquet.ParquetFile(files[0]).read().slice(0, 0)).schema
-        notices = output.write(temporary, schema, map(added, _groups(files)))
+        rest = (added(pa.feather.read_table(file)) for file in files)
+        first = next(rest)
+        notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
     for notice in notices:
         say(notice)
     shutil.rmtree(parts, ignore_errors=True)
 
 
-def _groups(files: Sequence[Path]) -> Iterator[pa.Table]:
-    """Yield the rows of several Parquet files in few tables, since a writer keeps metadata of each to the end."""
-    tables: list[pa.Table] = []
-    for file in files:
-        tables.append(pa.parquet.ParquetFile(file).read())
-        rows = sum(map(len, tables))
-        if rows >= min(_GROUP_ROWS, _GROUP_CELLS // tables[0].num_columns):
-            yield pa.concat_tables(tables)
-            tables = []
-    if tables:
-        yield pa.concat_tables(tables)
+def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of several tables in few, since a writer of Parquet keeps metadata of each to the end."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(map(len, waiting)) >= min(_GROUP_ROWS, _GROUP_CELLS // table.num_columns):
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)

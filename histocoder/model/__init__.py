@@ -1,8 +1,5 @@
 """Encoder, decoder, and the model made of both."""
 
-from histocoder.model.canine import used_together
-from histocoder.model.canine_weights import Unfilled, trim_positions
-from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import (
     PRESETS,
@@ -30,16 +27,12 @@ __all__ = [
     "PretrainedTokenizer",
     "Prior",
     "Tokenizer",
-    "Unfilled",
     "check_positions",
     "check_vocabulary",
     "is_canine",
     "is_ngram",
-    "keep_copies",
     "load_encoder",
     "load_tokenizer",
     "reads_characters",
-    "trim_positions",
     "trimmed_length",
-    "used_together",
 ]

@@ -1,19 +1,24 @@
-"""CANINE's forward pass, which does for short texts only what their encoding depends on."""
+"""CANINE (Clark et al. 2022, https://arxiv.org/abs/2103.06874), which computes only what the encoding depends on.
+
+Modules and parameters have the names that transformers' `CanineModel` gives them, so that its weights load as they are.
+Importing transformers takes longer than importing torch; a CANINE whose weights are here needs nothing of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocoder.model.canine_weights import Canine, CanineConfig, Layer
+from histocoder.errors import UserError
 from histocoder.model.copies import in_precision
 from histocoder.model.layers import (
-    activated,
+    TransformerLayer,
     add_norm,
     additive,
     affine,
@@ -25,85 +30,161 @@ from histocoder.model.layers import (
     linear,
 )
 
-LayerFunction = Callable[..., Tensor]
+if TYPE_CHECKING:
+    from transformers import CanineModel
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
-"""Of CANINE's hash functions (Clark et al. 2022, section 3.1)."""
+"""Of CANINE's hash functions (section 3.1)."""
+POSITIONS = "char_embeddings.char_position_embeddings.weight"
+"""The table of positions in a `Canine`'s state dict."""
 
 
-def canine(
-    model: Canine,
-    input_ids: Tensor,
-    *,
-    dtype: torch.dtype,
-    trimmed: bool,
-    layer_function: LayerFunction | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return what transformers' `CanineModel` gives for `input_ids` and `attention_mask=input_ids != 0`, faster.
+@dataclass
+class CanineConfig:
+    """The sizes of a CANINE under transformers' names; by default CANINE-s's."""
 
-    Local attention is attention within blocks, convolutions are matrix products, and the molecules' part of the
-    second one is computed once for each molecule instead of once for each of its characters.
+    model_type: ClassVar[str] = "canine"
 
-    Parameters
-    ----------
-    model : Canine
-        In training mode its dropout applies.
-    input_ids : Tensor of int, of shape (B, L)
-        0 where padded; L a multiple of 4.
-    dtype : torch.dtype
-        Precision of the computation; the weights stay in their own.
-    trimmed : bool
-        Whether L is `trimmed_length`'s, so that the last 6 positions are padding in every row. The last 4 are there
-        for the molecule that CANINE drops, and the 2 before for the last convolution to look at; with this they are
-        not computed.
-    layer_function : callable, optional
-        `encoder_layer`, compiled.
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 16384
+    type_vocab_size: int = 16
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    downsampling_rate: int = 4
+    upsampling_kernel_size: int = 4
+    num_hash_functions: int = 8
+    num_hash_buckets: int = 16384
+    local_transformer_stride: int = 128
 
-    Returns
-    -------
-    encoding : Tensor of shape (B, L, dim), or (B, L - 6, dim) where `trimmed`
-    pooled : Tensor of shape (B, dim)
+    def __post_init__(self) -> None:
+        """Raise a UserError where the activation is unknown."""
+        if self.hidden_act not in _ACTIVATIONS:
+            raise UserError(f"A CANINE with {self.hidden_act!r} is unknown here; hidden_act may be gelu or relu.")
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> CanineConfig:
+        """Return the sizes among the fields of a config file; the others say nothing about an encoder."""
+        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the fields of a config file, as a `PretrainedConfig` has this method."""
+        return {"model_type": self.model_type, **asdict(self)}
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """What `hidden_act` names."""
+        return _ACTIVATIONS[self.hidden_act]
+
+
+class Canine(nn.Module):
+    """A CANINE with random weights.
+
+    It gives what transformers' `CanineModel` gives for `attention_mask=input_ids != 0`, faster: local attention is
+    attention within blocks, convolutions are matrix products, and the molecules' part of the second one is computed
+    once for each molecule instead of once for each of its characters.
     """
-    layer_function = layer_function or encoder_layer
-    p = model.config.hidden_dropout_prob if model.training else 0.0
-    rate = model.config.downsampling_rate
-    length = input_ids.shape[1]
-    num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
 
-    chars = _embed(model.char_embeddings, input_ids[:, :num_chars], p).to(dtype)
-    chars = dropout(chars, p)
-    mask = input_ids.ne(0)
-    molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)  # of L / rate, CLS included
-    molecule_mask, mask = (attention_mask(m[:, None, None], chars) for m in (molecule_mask, mask))
-    local = mask[..., :num_chars]
-    if num_chars > model.config.local_transformer_stride:
-        block = torch.arange(num_chars, device=mask.device) // model.config.local_transformer_stride
-        local = additive(local, dtype).masked_fill(block[:, None] != block, -torch.inf)
-    for layer in model.initial_char_encoder.layer:
-        chars = layer_function(layer, chars, local)
+    def __init__(self, config: CanineConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.char_embeddings = _Embeddings(config)
+        self.initial_char_encoder = _Encoder(config, num_layers=1)
+        self.chars_to_molecules = _CharsToMolecules(config, inputs=1, taps=config.downsampling_rate)
+        self.encoder = _Encoder(config, num_layers=config.num_hidden_layers)
+        self.projection = _MoleculesToChars(config, inputs=2, taps=config.upsampling_kernel_size)
+        self.final_char_encoder = _Encoder(config, num_layers=1)
+        self.pooler = _Dense(config.hidden_size, config.hidden_size)
+        self.apply(self._initialize)
 
-    molecules = _downsample(model.chars_to_molecules, chars, drop_last=not trimmed)
-    for layer in model.encoder.layer:
-        molecules = layer_function(layer, molecules, molecule_mask)
-    pooled = torch.tanh(linear(molecules[:, 0], model.pooler.dense))
+    @classmethod
+    def of(cls, model: CanineModel) -> Canine:
+        """Return a CANINE that shares the weights of one of transformers'."""
+        with torch.device("meta"):
+            found = cls(CanineConfig.of(model.config.to_dict()))
+        weights = model.float().state_dict()
+        found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)
+        return found
 
-    encoded = _upsample(model.projection, chars, molecules[:, 1:])[:, :num_encoded]
-    encoded = dropout(layer_norm(encoded, model.projection.LayerNorm), p)
-    for layer in model.final_char_encoder.layer:
-        encoded = layer_function(layer, encoded, mask[..., :num_encoded])
-    return encoded, pooled
+    def _initialize(self, module: nn.Module) -> None:
+        """Initialize weights as CANINE's authors do."""
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, input_ids: Tensor, *, dtype: torch.dtype, trimmed: bool) -> tuple[Tensor, Tensor]:
+        """Encode a batch; in training mode dropout applies.
+
+        Parameters
+        ----------
+        input_ids : Tensor of int, of shape (B, L)
+            0 where padded; L a multiple of 4.
+        dtype : torch.dtype
+            Precision of the computation; the weights stay in their own.
+        trimmed : bool
+            Whether L is `trimmed_length`'s, so that the last 6 positions are padding in every row. The last 4 are there
+            for the molecule that CANINE drops, and the 2 before for the last convolution to look at; with this they are
+            not computed.
+
+        Returns
+        -------
+        encoding : Tensor of shape (B, L, dim), or (B, L - 6, dim) where `trimmed`
+        pooled : Tensor of shape (B, dim)
+        """
+        p = self.config.hidden_dropout_prob if self.training else 0.0
+        rate, length = self.config.downsampling_rate, input_ids.shape[1]
+        num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
+
+        chars = dropout(self.char_embeddings(input_ids[:, :num_chars]).to(dtype), p)
+        mask = input_ids.ne(0)
+        molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)  # of L / rate, CLS included
+        molecule_mask, mask = (attention_mask(m[:, None, None], chars) for m in (molecule_mask, mask))
+        chars = self.initial_char_encoder(chars, self._within_blocks(mask[..., :num_chars], dtype))
+        molecules = self.encoder(self.chars_to_molecules(chars, drop_last=not trimmed), molecule_mask)
+        pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense))
+        encoded = dropout(self.projection(chars, molecules[:, 1:], num_encoded), p)
+        return self.final_char_encoder(encoded, mask[..., :num_encoded]), pooled
+
+    def _within_blocks(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a mask (B, 1, 1, L) for attention within blocks, where there are several."""
+        length, stride = mask.shape[-1], self.config.local_transformer_stride
+        if length <= stride:
+            return mask
+        block = torch.arange(length, device=mask.device) // stride
+        return additive(mask, dtype).masked_fill(block[:, None] != block, -torch.inf)
 
 
-def _embed(embeddings: Any, input_ids: Tensor, p: float) -> Tensor:
-    config = embeddings.config
-    primes = _primes(config.num_hash_functions, input_ids.device)
-    hashes = (input_ids.long() + 1)[..., None] * primes % config.num_hash_buckets
-    shards = [
-        getattr(embeddings, f"HashBucketCodepointEmbedder_{i}")(hashes[..., i])
-        for i in range(config.num_hash_functions)
-    ]
-    positions = embeddings.char_position_embeddings.weight[: input_ids.shape[1]]
-    x = torch.cat(shards, dim=-1) + (positions + embeddings.token_type_embeddings.weight[0])
-    return embeddings.LayerNorm(x)
+def _norm(config: CanineConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+class _Embeddings(nn.Module):
+    """Of characters by several hashes of each, of positions, and of the first type."""
+
+    def __init__(self, config: CanineConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.hidden_size // config.num_hash_functions
+        for i in range(config.num_hash_functions):
+            setattr(self, f"HashBucketCodepointEmbedder_{i}", nn.Embedding(config.num_hash_buckets, dim))
+        self.char_position_embeddings = nn.Embedding(config.num_hash_buckets, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = _norm(config)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        num_hashes = self.config.num_hash_functions
+        hashes = (input_ids.long() + 1)[..., None] * _primes(num_hashes, input_ids.device)
+        hashes = hashes % self.config.num_hash_buckets
+        shards = [getattr(self, f"HashBucketCodepointEmbedder_{i}")(hashes[..., i]) for i in range(num_hashes)]
+        positions = self.char_position_embeddings.weight[: input_ids.shape[1]]
+        return self.LayerNorm(torch.cat(shards, dim=-1) + (positions + self.token_type_embeddings.weight[0]))
 
 
 @cache
@@ -113,64 +194,118 @@ def _primes(num: int, device: torch.device) -> Tensor:
         return torch.tensor(_PRIMES[:num], device=device)
 
 
-def used_together(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
-    """Yield the linear layers of each attention that read the same input; none of Hugging Face's encoders."""
-    for layer in layers_of(model):
-        own: Any = layer.attention["self"]
-        yield own.query, own.key, own.value
+class _Encoder(nn.Module):
+    def __init__(self, config: CanineConfig, *, num_layers: int) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(CanineLayer(config) for _ in range(num_layers))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for layer in self.layer:
+            x = layer(x, mask)
+        return x
 
 
-def layers_of(model: nn.Module) -> Iterator[Any]:
-    """All transformer layers that `encoder_layer` computes."""
-    return (module for module in model.modules() if isinstance(module, Layer))
+class CanineLayer(TransformerLayer):
+    """Self-attention and a feed-forward network, each followed by a layer norm."""
+
+    def __init__(self, config: CanineConfig) -> None:
+        super().__init__()
+        dim, wide = config.hidden_size, config.intermediate_size
+        self.config = config
+        self.attention = nn.ModuleDict({"self": _Projections(config), "output": _Update(dim, config)})
+        self.intermediate = _Dense(dim, wide)
+        self.output = _Update(wide, config)
+
+    @property
+    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        """Those to queries, keys and values, which read the same input."""
+        own: Any = self.attention["self"]
+        return own.query, own.key, own.value
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
+        config = self.config
+        hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
+        if not self.training:
+            hidden_p = attention_p = 0.0
+        output: Any = self.attention["output"]
+        *sources, x = branch(x, *self.projections)
+        mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
+        x = add_norm(x, linear(mixed, output.dense), output.LayerNorm, hidden_p)
+        wide, x = branch(x, self.intermediate.dense)
+        update = linear(config.activation(wide), self.output.dense)
+        return add_norm(x, update, self.output.LayerNorm, hidden_p)
 
 
-def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """Return a transformer layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
-    config: CanineConfig = layer.config
-    hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
-    if not layer.training:
-        hidden_p = attention_p = 0.0
-    own, output = layer.attention["self"], layer.attention["output"]
-    *sources, x = branch(x, own.query, own.key, own.value)
-    mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
-    update = linear(mixed, output.dense)
-    x = add_norm(x, update, output.LayerNorm, hidden_p)
-    wide, x = branch(x, layer.intermediate.dense)
-    update = linear(activated(wide, config.activation), layer.output.dense)
-    return add_norm(x, update, layer.output.LayerNorm, hidden_p)
+class _Projections(nn.Module):
+    """Of attention."""
+
+    def __init__(self, config: CanineConfig) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(3))
 
 
-def _downsample(module: Any, chars: Tensor, *, drop_last: bool) -> Tensor:
-    """CLS, and a molecule for every `rate` characters of `chars` (B, L, dim)."""
-    weight = in_precision(module.conv.weight, chars.dtype)  # (dim, dim, rate)
-    bias = in_precision(module.conv.bias, chars.dtype)
-    rate = weight.shape[2]
-    windows = chars.unflatten(1, (-1, rate)).flatten(2)  # (B, L / rate, rate * dim)
-    molecules = activated(affine(windows, weight.permute(0, 2, 1).flatten(1), bias), module.config.activation)
-    return layer_norm(
-        torch.cat([chars[:, :1], molecules[:, : molecules.shape[1] - drop_last]], dim=1), module.LayerNorm
-    )
+class _Dense(nn.Module):
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, out)
 
 
-def _upsample(module: Any, chars: Tensor, molecules: Tensor) -> Tensor:
-    """Return the convolution over each character (B, L, dim) and the molecule (B, M, dim) that it is in; activated."""
-    weight = in_precision(module.conv.weight, chars.dtype)  # (dim, 2 * dim, taps): of characters, then of molecules
-    bias = in_precision(module.conv.bias, chars.dtype)
-    dim, _, taps = weight.shape
-    of_chars, of_molecules = weight.split(dim, dim=1)
-    rate = module.config.downsampling_rate
-    before = (taps - 1) // 2
-    length = chars.shape[1]
-    padded = F.pad(chars, (0, 0, before, taps - 1 - before))
-    windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-    out = affine(windows, of_chars.permute(0, 2, 1).flatten(1), bias)
-    # contiguous: else torch copies the weight for each row of the batch where no gradients are asked for
-    by_tap = affine(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
-    by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
-    missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
-    by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap
-    for k in range(taps):
-        ahead = k - before
-        out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
-    return activated(out, module.config.activation)
+class _Update(_Dense):
+    """What a residual branch ends with."""
+
+    def __init__(self, width: int, config: CanineConfig) -> None:
+        super().__init__(width, config.hidden_size)
+        self.LayerNorm = _norm(config)
+
+
+class _Convolution(nn.Module):
+    """Over `taps` neighbours, each of so many `inputs` side by side; its weights, and the norm behind it."""
+
+    def __init__(self, config: CanineConfig, *, inputs: int, taps: int) -> None:
+        super().__init__()
+        self.config = config
+        self.conv = nn.Conv1d(inputs * config.hidden_size, config.hidden_size, taps)
+        self.LayerNorm = _norm(config)
+
+    def weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the weight (dim, inputs * dim, taps) and the bias (dim,)."""
+        return in_precision(self.conv.weight, dtype), in_precision(self.conv.bias, dtype)  # type: ignore[arg-type]
+
+
+class _CharsToMolecules(_Convolution):
+    def forward(self, chars: Tensor, *, drop_last: bool) -> Tensor:
+        """Return CLS, and a molecule for every `rate` characters of `chars` (B, L, dim)."""
+        weight, bias = self.weights(chars.dtype)
+        windows = chars.unflatten(1, (-1, weight.shape[2])).flatten(2)  # (B, L / rate, rate * dim)
+        molecules = self.config.activation(affine(windows, weight.permute(0, 2, 1).flatten(1), bias))
+        molecules = molecules[:, : molecules.shape[1] - drop_last]
+        return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.LayerNorm)
+
+
+class _MoleculesToChars(_Convolution):
+    def forward(self, chars: Tensor, molecules: Tensor, num_encoded: int) -> Tensor:
+        """Convolve over the first characters of (B, L, dim), and the molecule of (B, M, dim) that each is in."""
+        weight, bias = self.weights(chars.dtype)  # of characters, then of molecules
+        dim, _, taps = weight.shape
+        of_chars, of_molecules = weight.split(dim, dim=1)
+        before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
+        padded = F.pad(chars, (0, 0, before, taps - 1 - before))
+        windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
+        out = affine(windows, of_chars.permute(0, 2, 1).flatten(1), bias)
+        # contiguous: else torch copies the weight for each row of the batch where no gradients are asked for
+        by_tap = affine(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
+        by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
+        missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
+        by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap
+        for k in range(taps):
+            ahead = k - before
+            out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
+        return layer_norm(self.config.activation(out)[:, :num_encoded], self.LayerNorm)
+
+
+def trim_positions(encoder: Canine, num_positions: int) -> None:
+    """Drop the positions beyond `num_positions`, which would take gradients and optimizer state."""
+    table = encoder.char_embeddings.char_position_embeddings
+    kept = table.weight.detach()[:num_positions].clone()
+    table.weight = nn.Parameter(kept, table.weight.requires_grad)

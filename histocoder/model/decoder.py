@@ -6,7 +6,6 @@ Parameters carry the names that `torch.nn.TransformerDecoder` gives them, so pub
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
 from histocoder.model.copies import in_precision
-from histocoder.model.layers import add_norm, affine, attention, branch, branch_of, dropout, linear
+from histocoder.model.layers import TransformerLayer, add_norm, affine, attention, branch, branch_of, dropout, linear
 from histocoder.model.prior import Prior
 
 
@@ -72,7 +71,7 @@ class Attention(nn.Module):
         return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj), x
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(TransformerLayer):
     """Self-attention, cross-attention and a feed-forward network, each followed by a layer norm."""
 
     def __init__(self, dim: int, num_heads: int, dim_feedforward: int, dropout: float) -> None:
@@ -161,11 +160,6 @@ class Decoder(nn.Module):
         Sizes.
     dropout : float
         After attention and within the feed-forward network; never on logits.
-
-    Attributes
-    ----------
-    layer_function : callable
-        `DecoderLayer.forward`, or a compiled one, or the like.
     """
 
     def __init__(
@@ -185,7 +179,6 @@ class Decoder(nn.Module):
         self.decoder = DecoderStack(
             [DecoderLayer(dim, num_heads, dim_feedforward or dim, dropout) for _ in range(num_layers)]
         )
-        self.layer_function: Callable[..., Tensor] = DecoderLayer.forward
         self.head = nn.Linear(dim, vocab_size)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -215,6 +208,6 @@ class Decoder(nn.Module):
         x = self.dropout(self.positional_encoding(self.token_emb(tokens))).to(memory.dtype)
         mask = None if memory_mask is None else memory_mask[:, None, None, :]
         for layer in self.decoder.layers:
-            x = self.layer_function(layer, x, memory, mask)
+            x = layer(x, memory, mask)
         logits = linear(x.float(), self.head)
         return logits if prior is None else logits + prior.following(tokens)

@@ -1,9 +1,8 @@
 """Encoders: any CANINE, or another of Hugging Face's, from the hub or a folder; presets trained from scratch.
 
 What an encoder is to the rest of the program: a module, `Canine`, `NgramEncoder` or a `PreTrainedModel`, whose
-`config` builds it again; what makes encodings of token ids (`canine.canine`, `NgramEncoder.forward`,
-`pretrained.pretrained`); and a `tokenizer.Tokenizer`, which makes token ids of texts and knows how many positions a
-batch of them needs.
+`config` builds it again; what makes encodings of token ids, its `forward` or `pretrained.pretrained`; and a
+`tokenizer.Tokenizer`, which makes token ids of texts and knows how many positions a batch of them needs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from safetensors import SafetensorError
 
 from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
-from histocoder.model.canine_weights import Canine, CanineConfig
+from histocoder.model.canine import Canine, CanineConfig
 from histocoder.model.ngram import NgramConfig, NgramEncoder
 from histocoder.model.pretrained import (
     full_config,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,9 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from histocoder.model.copies import in_precision, stacked
 from histocoder.ops import kernels
+
+
+class TransformerLayer(nn.Module):
+    """A layer that may keep its inputs alone for the backward pass, which then computes the rest again, bit for bit."""
+
+    is_checkpointed = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Call `forward`."""
+        if self.is_checkpointed and torch.is_grad_enabled():
+            return checkpoint(super().__call__, *args, use_reentrant=False)
+        return super().__call__(*args)
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:
@@ -97,29 +109,6 @@ def knows_linear() -> bool:
     operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
     return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def activated(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """`function` of `x`, with a kernel where it is GELU, there is one, and its derivative is of use."""
-    if function is F.gelu and x.requires_grad and x.dtype == torch.bfloat16 and kernels.can_do(x):
-        return _Gelu.apply(x)
-    return function(x)
-
-
-class _Gelu(torch.autograd.Function):
-    """GELU in bf16 on a CPU; its derivative is computed with it, and kept in place of `x`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        out, slope = kernels.gelu(x)
-        ctx.save_for_backward(slope)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (slope,) = ctx.saved_tensors
-        return torch.mul(grad, slope)
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
@@ -208,7 +197,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
     """Return the layer norm of `x + dropout(update, p)`."""
-    if kernels.can_do(x) and x.dtype == update.dtype and norm.weight.dtype == torch.float32:
+    in_bf16 = x.dtype == update.dtype == torch.bfloat16  # in fp32 torch's operators take as long
+    if in_bf16 and kernels.can_do(x) and norm.weight.dtype == torch.float32:
         return _AddNorm.apply(x, update, norm.weight, norm.bias, norm.eps, p)
     return layer_norm(x + dropout(update, p), norm)
 

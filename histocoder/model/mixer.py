@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from histocoder.config import ModelConfig
-from histocoder.model.canine import LayerFunction, canine, encoder_layer, layers_of
-from histocoder.model.canine_weights import Canine
+from histocoder.errors import UserError
+from histocoder.model.canine import POSITIONS, Canine, CanineLayer, trim_positions
+from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import Encoder, encoder_from_config
-from histocoder.model.layers import linear
+from histocoder.model.layers import TransformerLayer, linear
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained, transformer_layers
@@ -52,8 +51,8 @@ class MixerModel(nn.Module):
     ----------
     dtype : torch.dtype
         The precision of matrix products and what lies between them; fp32 unless it is set. Weights stay in their own.
-    encoder_is_frozen : bool
-        See `freeze_encoder`.
+    encoder_is_frozen, is_compiled : bool
+        See `freeze_encoder` and `compile_layers`.
     """
 
     class_blocks: Tensor | None
@@ -66,6 +65,8 @@ class MixerModel(nn.Module):
         self.config = config
         self.tokenizer = tokenizer
         self.encoder = encoder if encoder is not None else encoder_from_config(config.encoder)
+        if isinstance(self.encoder, Canine):
+            trim_positions(self.encoder, config.max_len)
         dim = self.encoder.config.hidden_size
         self.decoder = Decoder(
             config.vocab_size,
@@ -79,7 +80,8 @@ class MixerModel(nn.Module):
         self.linear_decoder = nn.Linear(dim, config.num_classes)
         # a new head starts from "one class in num_classes", not from even odds on each
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
-        blocks = class_blocks(config.codes, config.formatter) if config.decoder_prior else None
+        with torch.device("cpu"):  # in no state dict
+            blocks = class_blocks(config.codes, config.formatter) if config.decoder_prior else None
         if config.decoder_prior:  # it begins by answering what the flat head does
             nn.init.zeros_(self.decoder.head.weight)
             nn.init.zeros_(self.decoder.head.bias)
@@ -87,9 +89,39 @@ class MixerModel(nn.Module):
         self.linear_expert = (
             LinearExpert(config.num_linear_features, config.num_classes) if config.num_linear_features else None
         )
-        self.encoder_is_frozen = False
+        self.encoder_is_frozen = self.is_compiled = False
         self.dtype = torch.float32
-        self._encoder_layer: LayerFunction | None = encoder_layer if self._has_own_layers else None
+
+    @classmethod
+    def of_weights(
+        cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
+    ) -> MixerModel:
+        """Build a model with copies of weights, without drawing random ones first.
+
+        Raises
+        ------
+        RuntimeError
+            Where they are not of this model's names and shapes.
+        """
+        with torch.device("meta"):
+            model = cls(config, tokenizer=tokenizer)
+        empty = model.state_dict()
+        own = {name: weight.to(empty.get(name, weight).dtype, copy=True) for name, weight in weights.items()}
+        marks = list(map(vars, model.parameters()))  # such as those of tables with sparse gradients
+        model.load_state_dict(own, assign=True)
+        for parameter, mark in zip(model.parameters(), marks, strict=True):
+            vars(parameter).update(mark)
+        return model
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; of a table of positions, which published CANINEs have 16,384 of, the first `max_len` rows."""
+        name = f"encoder.{POSITIONS}"
+        if isinstance(self.encoder, Canine) and name in state_dict:
+            needed = len(self.get_parameter(name))
+            if len(state_dict[name]) < needed:
+                raise UserError(f"The weights have {len(state_dict[name])} positions; set --max-len to that or less.")
+            state_dict = {**state_dict, name: state_dict[name][:needed]}
+        return super().load_state_dict(state_dict, strict, assign)
 
     def freeze_encoder(self) -> None:
         """Take the encoder out of training: no gradients, and no dropout in it from now on."""
@@ -112,15 +144,15 @@ class MixerModel(nn.Module):
         """
         torch._dynamo.config.recompile_limit = _MAX_GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
-        if not self._has_own_layers:
-            for layer in self.layers()[0]:
+        for layers in self.layers():
+            for layer in layers:
                 layer.compile(dynamic=True)
-        self._wrap_layers(partial(torch.compile, dynamic=True))
+        self.is_compiled = True
 
     @property
     def can_checkpoint_layers(self) -> bool:
         """Whether the encoder is one of those that `checkpoint_layers` is for."""
-        return self._has_own_layers or bool(self.encoder.supports_gradient_checkpointing)
+        return isinstance(self.encoder, Canine | NgramEncoder) or bool(self.encoder.supports_gradient_checkpointing)
 
     def checkpoint_layers(self) -> None:
         """Keep of each layer its input alone for the backward pass, which computes the rest once more, bit for bit."""
@@ -130,33 +162,22 @@ class MixerModel(nn.Module):
                 self.encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
             else:  # its name in older transformers
                 self.encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-        self._wrap_layers(_checkpointed)
+        for module in self.modules():
+            if isinstance(module, TransformerLayer):
+                module.is_checkpointed = True
 
-    def _wrap_layers(self, wrapper: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
-        of_encoder, of_decoder = self.layer_functions
-        self.layer_functions = of_encoder and wrapper(of_encoder), wrapper(of_decoder)
-
-    @property
-    def layer_functions(self) -> tuple[LayerFunction | None, LayerFunction]:
-        """What computes a layer of the encoder, and one of the decoder; the layer is its first argument.
-
-        None for Hugging Face's encoders, which call their layers themselves.
-        """
-        return self._encoder_layer, self.decoder.layer_function
-
-    @layer_functions.setter
-    def layer_functions(self, functions: tuple[LayerFunction | None, LayerFunction]) -> None:
-        self._encoder_layer, self.decoder.layer_function = functions
+    def keep_copies(self) -> None:
+        """Keep copies of the weights in the precision of the computation; see `copies.keep_copies`."""
+        layers = (module for module in self.modules() if isinstance(module, CanineLayer))
+        keep_copies(self, together=[layer.projections for layer in layers])
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""
-        of_encoder = layers_of(self.encoder) if self._has_own_layers else transformer_layers(self.encoder)
-        return list(of_encoder), list(self.decoder.decoder.layers)
-
-    @property
-    def _has_own_layers(self) -> bool:
-        """Whether `canine.encoder_layer` computes the encoder's layers."""
-        return isinstance(self.encoder, Canine | NgramEncoder)
+        if isinstance(self.encoder, Canine | NgramEncoder):
+            of_encoder: list[nn.Module] = [m for m in self.encoder.modules() if isinstance(m, CanineLayer)]
+        else:
+            of_encoder = list(transformer_layers(self.encoder))
+        return of_encoder, list(self.decoder.decoder.layers)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
@@ -187,12 +208,11 @@ class MixerModel(nn.Module):
         return memory, pooled, mask[:, : memory.shape[1]] if self.config.mask_memory else None
 
     def _encoded(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        own: dict[str, Any] = {"dtype": self.dtype, "layer_function": self._encoder_layer}
         if isinstance(self.encoder, NgramEncoder):
-            return self.encoder(input_ids, **own)
+            return self.encoder(input_ids, dtype=self.dtype)
         if isinstance(self.encoder, Canine):
             trimmed = self.config.mask_memory and input_ids.shape[1] < self.config.max_len
-            return *canine(self.encoder, input_ids, trimmed=trimmed, **own), mask
+            return *self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed), mask
         pooling = "cls" if self.config.pooling == "auto" and self.tokenizer.begins_with_cls else self.config.pooling
         return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
 
@@ -200,10 +220,9 @@ class MixerModel(nn.Module):
         """Return the flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
         return linear(self.dropout(pooled).float(), self.linear_decoder)
 
-    def class_probabilities(self, pooled: Tensor) -> Tensor:
-        """Return the flat head's probabilities of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
-        logits = self.classify(pooled)
-        return logits.softmax(-1) if self.config.flat_loss == "softmax" else logits.sigmoid()
+    def class_probabilities(self, flat_logits: Tensor) -> Tensor:
+        """Return the flat head's probabilities of its logits, of their shape (B, num_classes)."""
+        return flat_logits.softmax(-1) if self.config.flat_loss == "softmax" else flat_logits.sigmoid()
 
     def prior(self, flat_logits: Tensor) -> Prior | None:
         """Return the decoder's prior from the flat head's logits (B, num_classes); None if it has none.
@@ -230,12 +249,3 @@ class MixerModel(nn.Module):
         flat_logits = self.classify(pooled)
         seq2seq_logits = self.decoder(target_tokens, memory, memory_mask, self.prior(flat_logits))
         return MixerOutput(seq2seq_logits, flat_logits)
-
-
-def _checkpointed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def call(*args: Any) -> Tensor:
-        if not torch.is_grad_enabled():
-            return function(*args)
-        return checkpoint(function, *args, use_reentrant=False)
-
-    return call

@@ -6,7 +6,6 @@ the model is from the Byte Latent Transformer (Pagnoni et al. 2024, https://arxi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 
 from histocoder.config import LANG_SEP
 from histocoder.errors import UserError
-from histocoder.model.canine import encoder_layer
-from histocoder.model.canine_weights import CanineConfig, Layer
+from histocoder.model.canine import CanineConfig, CanineLayer
 from histocoder.model.layers import attention_mask, layer_norm
 
 _FNV_PRIME, _MASK = 16777619, 0xFFFFFFFF
@@ -110,7 +108,7 @@ class NgramEncoder(nn.Module):
         self.table.is_sparse_table = True  # type: ignore[attr-defined]
         self.word_norm = nn.LayerNorm(config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_words + 1, config.hidden_size)
-        self.layer = nn.ModuleList(Layer(layer) for _ in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(CanineLayer(layer) for _ in range(config.num_hidden_layers))
         nn.init.normal_(self.table, std=config.embedding_std)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -118,9 +116,7 @@ class NgramEncoder(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def forward(
-        self, input_ids: Tensor, *, dtype: torch.dtype, layer_function: Callable[..., Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Encode a batch.
 
         Parameters
@@ -129,8 +125,6 @@ class NgramEncoder(nn.Module):
             As `CharacterTokenizer` gives them.
         dtype : torch.dtype
             Precision of matrix products; weights, and the means of n-grams, stay in their own.
-        layer_function : callable, optional
-            `canine.encoder_layer`, compiled.
 
         Returns
         -------
@@ -149,7 +143,7 @@ class NgramEncoder(nn.Module):
         x = (layer_norm(x, self.word_norm) + self.position_embeddings.weight[:num_words]).to(dtype)
         seen = attention_mask(mask[:, None, None], x)
         for layer in self.layer:
-            x = (layer_function or encoder_layer)(layer, x, seen)
+            x = layer(x, seen)
         described = mask.clone()
         described[:, 0] = ~mask[:, 1:].any(1)  # the language stands for a description without words alone
         real = described[..., None]

@@ -17,9 +17,9 @@ _MISSING_SHOWN = 3
 def pretrained_from_config(config: dict[str, Any]) -> PreTrainedModel:
     """Build an encoder with random weights, in fp32, from the fields of its config, `model_type` among them."""
     found = full_config(config)
-    return _encoder_within(
-        _auto_class(found).from_config(found, trust_remote_code=False).float()
-    )  # a config may name another precision
+    with torch.device("cpu"):  # some have buffers that are in no state dict
+        model = _auto_class(found).from_config(found, trust_remote_code=False)
+    return _encoder_within(model.float())  # a config may name another precision
 
 
 def load_pretrained(name: str, options: dict[str, Any]) -> PreTrainedModel:

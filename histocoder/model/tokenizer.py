@@ -16,7 +16,7 @@ import numpy as np
 from histocoder.config import LANG_SEP
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import temporary_folder
-from histocoder.model.canine_weights import Canine
+from histocoder.model.canine import Canine
 from histocoder.model.encoder import (
     PRESETS,
     Encoder,

@@ -213,53 +213,6 @@ void dropout(void *to, const void *from, int64_t count, uint64_t seed, double p,
         drop_piece(to, from, start, least(PIECE, count - start), noise, wide);
 }
 
-/* ------------------------------------------------------------------------------------------------------ GELU */
-
-/* exp(x) for x of 0 and less, within 1e-7 of it (as in Cephes: Cody and Waite's reduction, and a polynomial). */
-static inline float exp_of_negative(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float n = rintf(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
-    return y * power;
-}
-
-/* The share of a normal distribution that is below x, by Abramowitz and Stegun's (1964) 7.1.26, which is within 7.5e-8
-   of it; GELU is x times that. */
-static void gelu_piece(uint16_t *restrict out, uint16_t *restrict slope, const uint16_t *restrict from, int64_t start,
-                       int64_t end) {
-#pragma omp simd
-    for (int64_t i = start; i < end; i++) {
-        const float x = get(from, i, 0), away = fabsf(x) * 0.707106781f, density = exp_of_negative(-away * away);
-        const float t = 1 / (1 + 0.3275911f * away);
-        float tail = 0.5307027145f;
-        tail = tail * t - 0.7265760135f;
-        tail = tail * t + 0.7107068705f;
-        tail = tail * t - 0.142248368f;
-        tail = tail * t + 0.127414796f;
-        tail *= t * density;
-        const float below = x < 0 ? tail : 1 - tail;
-        put(out, i, x * below, 0);
-        put(slope, i, below + x * density * 0.398942280f, 0);
-    }
-}
-
-/* GELU of numbers in bf16, and its derivative there. */
-void gelu(uint16_t *out, uint16_t *slope, const uint16_t *from, int64_t count) {
-#pragma omp parallel for schedule(static) if (count > PIECE)
-    for (int64_t start = 0; start < count; start += PIECE)
-        gelu_piece(out, slope, from, start, least(start + PIECE, count));
-}
-
 /* ------------------------------------------------------------------------------------------------ layer norm */
 
 /* Of a row, for backwards. */
@@ -556,6 +509,24 @@ IN_PLACE void load_mask(float *to, const struct attention *a, int64_t batch, int
     const uint8_t *from = a->mask + batch * a->mask_batch_stride + query * a->mask_query_stride;
     for (int64_t k = 0; k < a->num_keys; k++) to[k] = from[k];
     for (int64_t k = a->num_keys; k < padded(a->num_keys); k++) to[k] = 0;
+}
+
+/* exp(x) for x of 0 and less, within 1e-7 of it (as in Cephes: Cody and Waite's reduction, and a polynomial). */
+static inline float exp_of_negative(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return y * power;
 }
 
 /* Scores of a query become probabilities, 0 where `mask` is; `count` is a multiple of LANES. */

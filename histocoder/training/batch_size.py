@@ -19,9 +19,9 @@ from histocoder.formatters import BOS, EOS
 from histocoder.model import MixerModel
 from histocoder.ops.memory import is_out_of_memory
 from histocoder.training.learner import Learner
+from histocoder.training.losses import mixed_loss
 from histocoder.training.out_of_memory import advice
 from histocoder.training.strategies import Replicated
-from histocoder.training.trainer import mixed_loss
 
 MAX_ROWS = 1024
 """Of a batch; larger ones are no faster."""

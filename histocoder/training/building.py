@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from histocoder.model import (
     Encoder,
     MixerModel,
     Tokenizer,
-    Unfilled,
     check_positions,
     check_vocabulary,
     is_canine,
@@ -185,20 +183,20 @@ def _from_initial_checkpoint(
                 f"{form['num_blocks']} of {form['block_size']} tokens). Take the encoder alone with --only-encoder."
             )
         model_config = replace(model_config, formatter=form, vocab_size=len(head))
-    with nullcontext() if config.only_encoder else Unfilled():
-        model = MixerModel(replace(model_config, encoder=encoder_config), tokenizer=tokenizer)
-    check_positions(model.encoder, config.max_len, name=str(path))
+    model_config = replace(model_config, encoder=encoder_config)
     try:
         if config.only_encoder:
-            prefix = "encoder."
-            model.encoder.load_state_dict({k[len(prefix) :]: v for k, v in weights.items() if k.startswith(prefix)})
+            model = MixerModel(model_config, tokenizer=tokenizer)
+            rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
+            model.load_state_dict({**rest, **{k: v for k, v in weights.items() if k.startswith("encoder.")}})
         else:
-            model.load_state_dict(weights)
+            model = MixerModel.of_weights(model_config, weights, tokenizer=tokenizer)
     except RuntimeError as error:
         raise UserError(
             f"--initial-checkpoint: the weights in {path} do not fit this model ({misfit(error)}). "
             "Check --encoder, or take the encoder alone with --only-encoder."
         ) from error
+    check_positions(model.encoder, config.max_len, name=str(path))
     return model
 
 

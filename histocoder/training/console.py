@@ -5,11 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from histocoder import distributed
+from histocoder.distributed.launch import node_name
+from histocoder.distributed.log import log
+from histocoder.model.devices import device_name
+from histocoder.model.precision import computing_dtype, precision_name
+
+if TYPE_CHECKING:
+    from histocoder.training.trainer import Trainer
 
 ESTIMATE_AFTER = 20
 """Steps, after which is said how long all will take."""
@@ -18,18 +26,18 @@ _FIRST_STEPS = 5
 
 
 class Progress:
-    """Steps done: a bar on a terminal, a line now and then elsewhere, nothing where `show` is false.
+    """Steps done: a bar on a terminal, and a line now and then.
 
     Parameters
     ----------
     total, start : int
         Steps of the run, and those done already.
     show : bool
-        Whether this process prints.
+        Whether this process may show a bar.
     """
 
     def __init__(self, total: int, *, start: int = 0, show: bool = True) -> None:
-        self._total, self._show = total, show
+        self._total = total
         self._started, self._start = time.monotonic(), start
         self._done = 0
         self._counted_since = self._started
@@ -56,23 +64,14 @@ class Progress:
     def _say_estimate(self) -> None:
         seconds = (time.monotonic() - self._counted_since) / (ESTIMATE_AFTER - _FIRST_STEPS)
         steps = self._total - self._start
-        self.say(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
+        say(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
 
     def line(self, step: int, values: dict[str, float]) -> None:
         """Say some numbers in a line of their own."""
-        if not self._show:
-            return
         done = step - self._start
         left = (time.monotonic() - self._started) / done * (self._total - step) if done else 0
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self.say(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
-
-    def say(self, text: str) -> None:
-        """Print a line without breaking the bar."""
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stdout)
-        elif self._show:
-            print(text, flush=True)
+        say(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -88,72 +87,43 @@ def _duration(seconds: float) -> str:
 
 def say(text: str) -> None:
     """Print a line, on rank 0."""
-    if distributed.is_primary():
-        print(text, flush=True)
+    log.info(text)
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What the banner tells."""
-
-    script: str
-    encoder: str
-    num_trained: int
-    """Parameters that are trained."""
-    num_frozen: int
-    """Those that are not."""
-    num_train: int
-    """Rows to train on."""
-    num_distinct: int
-    """Distinct descriptions among them."""
-    num_val: int
-    num_codes: int
-    devices: tuple[str, ...]
-    """Of each process, by rank."""
-    num_nodes: int
-    backend: str | None
-    """None for one process."""
-    strategy: str
-    precision: str
-    batch_size: int
-    """Batch size of one process."""
-    batch_unit: str
-    """What it counts."""
-    accumulation: int
-    """Batches whose gradients are added up to one step."""
-    step_size: int
-    """Rows, or positions, of a step, over all ranks."""
-    num_steps: int
-    num_epochs: int | None
-    """None where the number of steps was asked for."""
-
-
-def banner(facts: RunFacts) -> list[str]:
-    """Return the lines that say it.
+def banner(trainer: Trainer, *, encoder: str) -> list[str]:
+    """Return what a run says at its start; all ranks call this together.
 
     Examples
     --------
     >>> _counted(1, "process", "processes"), _counted(8, "process", "processes")
     ('1 process', '8 processes')
     """
-    total = facts.num_trained + facts.num_frozen
-    frozen = f", {_millions(facts.num_frozen)} frozen" if facts.num_frozen else ""
-    processes = len(facts.devices)
-    names = (f"{count} × {name}" if count > 1 else name for name, count in Counter(facts.devices).items())
-    machine = [_counted(processes, "process", "processes"), _counted(facts.num_nodes, "node", "nodes"), *names]
-    accumulated = f"{facts.accumulation:,} accumulated × " if facts.accumulation > 1 else ""
-    epochs = "" if facts.num_epochs is None else f" in {_counted(facts.num_epochs, 'epoch', 'epochs')}"
+    config, model, data = trainer.config, trainer.model, trainer.train_data
+    epochs = max(config.num_epochs, trainer.total_steps // trainer.sampler.num_batches(0))  # --min-steps repeats them
+    total = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = f", {_millions(total - trained)} frozen" if total > trained else ""
+    devices = distributed.gather_texts(device_name(trainer.device))
+    nodes = _counted(len(set(distributed.gather_texts(node_name()))), "node", "nodes")
+    processes = _counted(len(devices), "process", "processes")
+    names = (f"{count} × {name}" if count > 1 else name for name, count in Counter(devices).items())
+    precision = precision_name(computing_dtype(config.precision, trainer.device, use_amp=config.use_amp))
+    parts = config.gradient_accumulation_steps
+    size, unit = (
+        (config.batch_size, "rows") if config.tokens_per_batch is None else (config.tokens_per_batch, "positions")
+    )
     lines = {
-        "script": facts.script,
-        "encoder": facts.encoder,
-        "parameters": f"{_millions(total)}: {_millions(facts.num_trained)} trained{frozen}",
-        "data": f"{facts.num_train:,} rows to train on ({facts.num_distinct:,} distinct descriptions), "
-        f"{facts.num_val:,} to validate on, {_counted(facts.num_codes, 'code', 'codes')}",
-        "machine": ", ".join(machine),
-        "strategy": ", ".join(filter(None, [facts.strategy, facts.backend, facts.precision])),
-        "batch": f"{facts.batch_size:,} × {accumulated}{_counted(processes, 'process', 'processes')} "
-        f"= {facts.step_size:,} {facts.batch_unit} a step",
-        "steps": f"{facts.num_steps:,}{epochs}",
+        "script": Path(sys.argv[0]).name,
+        "encoder": encoder,
+        "parameters": f"{_millions(total)}: {_millions(trained)} trained{frozen}",
+        "data": f"{len(data):,} rows to train on ({data.arrays.num_distinct:,} distinct descriptions), "
+        f"{len(trainer.val_data):,} to validate on, {_counted(model.config.num_classes, 'code', 'codes')}",
+        "machine": ", ".join([processes, nodes, *names]),
+        "strategy": ", ".join(filter(None, [trainer.learner.strategy.name, distributed.backend(), precision])),
+        "batch": f"{size:,} × {f'{parts:,} accumulated × ' if parts > 1 else ''}{processes} "
+        f"= {config.step_size(len(devices)):,} {unit} a step",
+        "steps": f"{trainer.total_steps:,}"
+        + ("" if config.max_steps else f" in {_counted(epochs, 'epoch', 'epochs')}"),
     }
     width = max(map(len, lines)) + 2
     return [f"{name:{width}}{text}" for name, text in lines.items()]

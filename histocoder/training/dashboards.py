@@ -6,21 +6,21 @@ import importlib.util
 import os
 import queue
 import re
-import sys
 import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from histocoder import distributed
 from histocoder.checkpoints.hub import CARD_FILE
 from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
-from histocoder.checkpoints.run_folder import LOG_FILE, TENSORBOARD_FOLDER, WANDB_ID_FILE
+from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
+from histocoder.config import RunConfig, recorded
+from histocoder.distributed.log import log
 from histocoder.errors import UserError
 from histocoder.files import replacing
-from histocoder.training.tracking import NullRun, Tracker, dashboard_values
+from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker, dashboard_values
 
 UPLOAD_SECONDS = 600.0
 """How long an upload of the final model may hold up a run's end."""
@@ -47,35 +47,43 @@ def run_name(encoder: str, system: str, *, world_size: int) -> str:
     return f"{Path(encoder).name}_{system}_gpu{world_size}"
 
 
+def open_trackers(config: RunConfig, run: RunFolder, *, start_step: int, system: str) -> Tracker:
+    """Return what takes a run's numbers on rank 0: `logs.csv`, and dashboards that training does not depend on."""
+    if not distributed.is_primary():
+        return NullRun()
+    trackers: list[Tracker] = [CsvLog(run.logs, start_step=start_step)]
+    if config.log_wandb:
+        name = config.run_name or run_name(config.encoder, system, world_size=distributed.world_size())
+        trackers.append(InBackground("W&B", lambda: WandbRun(run, config, name), patience_with_model=UPLOAD_SECONDS))
+    if config.log_tensorboard:
+        trackers.append(InBackground("TensorBoard", lambda: TensorBoardRun(run.tensorboard, start_step=start_step)))
+    return Tee(*trackers)
+
+
 class WandbRun:
     """A W&B run whose id is kept in the run's folder, so that a resumed run continues its curves.
 
     Parameters
     ----------
-    folder : Path
-        The run's.
-    project, name : str
-        As shown in W&B.
-    config : dict
-        The run's settings, as shown in W&B.
-    uploads_model : bool
-        Whether the final model will be uploaded, which may take a while.
+    run : RunFolder
+    config : RunConfig
+        Shown in W&B.
+    name : str
+        Likewise.
     """
 
-    def __init__(
-        self, folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
-    ) -> None:
-        upload = {"WANDB_FINISH_TIMEOUT": f"{UPLOAD_SECONDS:g}"} if uploads_model else {}
+    def __init__(self, run: RunFolder, config: RunConfig, name: str) -> None:
+        upload = {"WANDB_FINISH_TIMEOUT": f"{UPLOAD_SECONDS:g}"} if config.wandb_artifact else {}
         # models on their way are copied to the run's folder, where there is room for models, not to the user's home
-        for variable, value in {**_WANDB_SECONDS, **upload, "WANDB_DATA_DIR": str(folder / "wandb")}.items():
+        for variable, value in {**_WANDB_SECONDS, **upload, "WANDB_DATA_DIR": str(run.path / "wandb")}.items():
             os.environ.setdefault(variable, value)
         import wandb
 
-        id_file = folder / WANDB_ID_FILE
-        run_id = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else uuid.uuid4().hex[:8]
+        run_id = run.wandb_id.read_text(encoding="utf-8").strip() if run.wandb_id.exists() else uuid.uuid4().hex[:8]
         self._name = name
-        self._run = wandb.init(project=project, name=name, id=run_id, resume="allow", dir=str(folder), config=config)
-        with replacing(id_file) as temporary:
+        options: dict[str, Any] = {"project": config.wandb_project_name, "config": recorded(config)}
+        self._run = wandb.init(name=name, id=run_id, resume="allow", dir=str(run.path), **options)
+        with replacing(run.wandb_id) as temporary:
             temporary.write_text(run_id + "\n", encoding="utf-8")
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -104,7 +112,6 @@ class TensorBoardRun(NullRun):
     Parameters
     ----------
     folder : Path
-        The run's.
     start_step : int
         Points beyond this step, which a run logged after its last checkpoint, are hidden.
     """
@@ -113,7 +120,7 @@ class TensorBoardRun(NullRun):
         from torch.utils.tensorboard import SummaryWriter
 
         _hush_writers()
-        self._writer = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start_step + 1)
+        self._writer = SummaryWriter(str(folder), purge_step=start_step + 1)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Write numbers, and see that they are written."""
@@ -135,19 +142,6 @@ def _hush_writers() -> None:
             before(args)
 
     threading.excepthook = print_error
-
-
-def open_wandb(
-    folder: Path, *, project: str, name: str, config: dict[str, Any], uploads_model: bool = False
-) -> Tracker:
-    """Return a `WandbRun` that training does not depend on."""
-    options: dict[str, Any] = {"project": project, "name": name, "config": config, "uploads_model": uploads_model}
-    return InBackground("W&B", lambda: WandbRun(folder, **options), patience_with_model=UPLOAD_SECONDS)
-
-
-def open_tensorboard(folder: Path, *, start_step: int) -> Tracker:
-    """Return a `TensorBoardRun` that training does not depend on."""
-    return InBackground("TensorBoard", lambda: TensorBoardRun(folder, start_step=start_step))
 
 
 PATIENCE_SECONDS = 30.0
@@ -232,5 +226,4 @@ class InBackground:
     def _give_up(self, why: str) -> None:
         if not self._given_up:
             self._given_up = True
-            text = f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}."
-            tqdm.write(text, file=sys.stderr)
+            log.warning(f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}.")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder import distributed
-from histocoder.checkpoints.run_folder import CACHE_FOLDER
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import NUM_CODES, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
@@ -20,7 +20,6 @@ from histocoder.data.labels import rules_of
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.data.table import read_table
-from histocoder.data.tokens import LANG_SEP
 from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
 from histocoder.formatters import build_formatter
@@ -49,7 +48,7 @@ def _prepared_files(config: FinetuneConfig) -> tuple[ExampleFiles, ExampleFiles]
         prepare(config, config.folder, known=known, overwrite=config.overwrite)
         return read_key(config.folder / KEY_FILE)
 
-    key = distributed.from_primary(distributed.run_on_primary(prepared, doing="preparing the data"))
+    key = distributed.from_primary(prepared, doing="preparing the data")
     columns, formatter = config.target_cols, formatter_of(config)
     train, val = (
         ExampleFiles((config.folder / name,), columns, formatter, key=key, rules=PREPARED_RULES)
@@ -90,7 +89,9 @@ def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
     return train, val
 
 
-def open_data(config: RunConfig, files: list[ExampleFiles], folder: Path, tokenizer: Tokenizer) -> list[ExampleArrays]:
+def open_data(
+    config: RunConfig, files: list[ExampleFiles], run: RunFolder, tokenizer: Tokenizer
+) -> list[ExampleArrays]:
     """Open the examples of some files, from the cache in `--cache-dir` or the run's folder; built there if missing.
 
     Raises
@@ -98,13 +99,13 @@ def open_data(config: RunConfig, files: list[ExampleFiles], folder: Path, tokeni
     UserError
         On every rank, if the data or the settings can't be used.
     """
-    cache_dir = Path(config.cache_dir) if config.cache_dir else folder / CACHE_FOLDER
+    cache_dir = Path(config.cache_dir) if config.cache_dir else run.cache
 
     def build() -> list[str]:
         options: dict[str, Any] = {"max_len": config.max_len, "text_normalization": config.text_normalization}
         return [build_cache(part, cache_dir, tokenizer=tokenizer, **options).name for part in files]
 
-    names = distributed.from_primary(distributed.run_on_primary(build, doing="tokenising the data"))
+    names = distributed.from_primary(build, doing="tokenising the data")
     built = [on_each_node(cache_dir / name, marker=CACHE_FILE, is_whole=is_whole) for name in names]
     if config.cache_dir is None and distributed.is_first_here():
         prune_cache(cache_dir, built)
@@ -133,8 +134,7 @@ def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
     """Descriptions from all over the data, in their order; all where there are few."""
     rows = np.arange(0, len(arrays), -(-len(arrays) // _WORD_ROWS))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        for text in arrays.characters.decode(rows[start : start + _ROWS_AT_ONCE]):
-            yield text.partition(LANG_SEP)[2]
+        yield from arrays.descriptions(rows[start : start + _ROWS_AT_ONCE])
 
 
 def read_word_list(path: str, text_normalization: str) -> WordList:

@@ -100,7 +100,7 @@ def _fit_one_against_rest(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
         if len(labelled) == len(rows) and len(classes) > 2:
-            machine = LinearSVC(tol=0.1).fit(features, class_ids)
+            machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids)
             return classes, machine.coef_, machine.intercept_
         found = []
         for each in classes:
@@ -108,7 +108,7 @@ def _fit_one_against_rest(
             if is_one.all():
                 found.append((np.zeros(features.shape[1]), 1.0))
                 continue
-            machine = LinearSVC(tol=0.1).fit(features, is_one)
+            machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one)
             found.append((machine.coef_[0], machine.intercept_[0]))
     coefficients, intercepts = zip(*found, strict=True)
     return classes, np.stack(coefficients), np.array(intercepts)
@@ -117,7 +117,7 @@ def _fit_one_against_rest(
 def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, len(data), _ROWS_AT_ONCE):
         rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(data)))
-        yield start, torch.from_numpy(lower_characters(data.arrays.characters.decode(rows)))
+        yield start, torch.from_numpy(lower_characters(data.arrays.texts(rows)))
 
 
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -23,8 +24,10 @@ from histocoder.data.encodings import (
     has_encodings,
     write_encodings,
 )
+from histocoder.data.tokens import tokenize
 from histocoder.distributed.nodes import on_each_node
 from histocoder.model import MixerModel, NgramEncoder
+from histocoder.training.console import say
 
 _VERSION = 1
 _SHARE_OF_DISK = 0.8
@@ -56,7 +59,7 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
         encoder_id = _encoder_id(model)
         return [path.name if (path := _built(model, data, encoder_id, folder)) else "" for data in fixed]
 
-    found = distributed.from_primary(distributed.run_on_primary(build, doing="encoding the descriptions"))
+    found = distributed.from_primary(build, doing="encoding the descriptions")
     for data, name in zip(fixed, found, strict=True):
         if name:
             path = data.arrays.folder / name
@@ -81,19 +84,18 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     _delete_others(path, folder)
     if has_encodings(path):
         return path
-    distinct = distinct_texts(data.arrays.texts)
+    distinct = distinct_texts(data.arrays)
     num_vectors = distinct.num_tokens + len(distinct.rows)
     num_bytes = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     free = shutil.disk_usage(path.parent).free
     what = f"The frozen encoder's outputs of {len(distinct.rows):,} distinct descriptions"
     if num_bytes > _SHARE_OF_DISK * free:
-        print(
+        say(
             f"warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
-            "They are computed again each time; set --cache-dir to a folder with more room.",
-            flush=True,
+            "They are computed again each time; set --cache-dir to a folder with more room."
         )
         return None
-    print(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.", flush=True)
+    say(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.")
     write_encodings(path, distinct, _encode(model, data, distinct))
     return path
 
@@ -110,6 +112,8 @@ def _encode(model: MixerModel, data: OccupationDataset, distinct: DistinctTexts)
     device = next(model.parameters()).device
     step = _ROWS_AT_ONCE.get(device.type, _ROWS_AT_ONCE_ELSEWHERE)
     for start in tqdm(range(0, len(distinct.rows), step), unit="batch", disable=None, leave=False):
-        ids = data.arrays.texts.pad(distinct.rows[start : start + step], max_len=model.config.max_len)
+        texts = data.arrays.texts(distinct.rows[start : start + step])
+        tokens = tokenize(texts, max_len=model.config.max_len, tokenizer=model.tokenizer)
+        ids = tokens.pad(np.arange(len(texts)), max_len=model.config.max_len)
         memory, pooled, _ = model.encode(torch.from_numpy(ids).to(device))
         yield Encoded(memory, pooled)

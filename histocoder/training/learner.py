@@ -16,7 +16,7 @@ from histocoder import distributed
 from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
-from histocoder.model import MixerModel, MixerOutput, trim_positions
+from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops.memory import keep_freed_memory
 from histocoder.training.optimizer import collect
@@ -51,7 +51,7 @@ class Learner:
         self.strategy = strategy or strategy_of(config)
         _place(model, config, device)
         self.wrapped = self.strategy.wrap(model, device)
-        self.optimizer = self.strategy.optimizer(model, config)
+        self.optimizer: Any = self.strategy.optimizer(model, config)
         warmup = round(config.warmup_pct * total_steps)
         schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, schedule)
@@ -82,15 +82,15 @@ class Learner:
 
     def step(self) -> Tensor:
         """Take a step, skipped by all processes where gradients are not finite; return the norm of all gradients."""
-        self.strategy.unscale(self.scaler, self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         return self.optimizer.grad_norm
 
-    def whole(self) -> AbstractContextManager[Any]:
-        """Make the whole model available on each rank, without collective calls."""
+    def whole(self) -> AbstractContextManager[MixerModel]:
+        """Give the whole model on each rank, for use without collective calls."""
         return self.strategy.whole(self.model)
 
     def is_finite(self) -> bool:
@@ -141,8 +141,7 @@ def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
 
 
 def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None:
-    """Put a model on its device, in the precision of the run, without what is not trained."""
-    trim_positions(model.encoder, model.config.max_len)
+    """Put a model on its device, in the precision of the run."""
     if device.type == "cpu":
         keep_freed_memory()
     model.to(device)

@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from histocoder.config import ModelConfig
+from histocoder.data.dataset import Batch
 from histocoder.formatters.tokens import PAD
+from histocoder.model import MixerOutput
 
 
 class BlockLosses(NamedTuple):
@@ -154,3 +157,19 @@ def flat_loss(
         rows = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").sum(1)
     num_terms = logits.shape[1] if kind == "bce-mean" else 1
     return counts @ rows / ((num_rows or int(counts.sum())) * num_terms)
+
+
+def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float) -> Tensor:
+    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`."""
+    block = block_order_invariant(
+        output.seq2seq_logits,
+        batch.targets,
+        num_blocks=config.formatter["num_blocks"],
+        num_rows=batch.num_rows,
+        num_target_blocks=batch.num_target_blocks,
+        counts=batch.counts,
+    )
+    flat = flat_loss(
+        output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
+    )
+    return seq2seq_weight * block + (1 - seq2seq_weight) * flat

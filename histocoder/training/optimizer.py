@@ -28,9 +28,6 @@ class AdamW(torch.optim.AdamW):
     parameters : iterable of Parameter, or of dict
         All on one device; or groups of them, as torch's optimizers take them.
     lr, weight_decay, max_grad_norm : float
-    norm_of_all : callable, optional
-        Takes the norm of these parameters' gradients, a tensor of shape (); gives that of all, also of those that other
-        processes step.
     rows_of_all : callable, optional
         Takes a sparse gradient; gives its mean over all processes.
 
@@ -48,14 +45,13 @@ class AdamW(torch.optim.AdamW):
         lr: float,
         weight_decay: float,
         max_grad_norm: float,
-        norm_of_all: Callable[[Tensor], Tensor] = lambda norm: norm,
         rows_of_all: Callable[[Tensor], Tensor] = lambda gradient: gradient,
     ) -> None:
         listed: list[Any] = list(parameters)
         device = (listed[0]["params"][0] if isinstance(listed[0], dict) else listed[0]).device
         super().__init__(listed, lr=lr, weight_decay=weight_decay, fused=device.type in ("cpu", "cuda"))
         self._parameters = [p for group in self.param_groups for p in group["params"]]
-        self._max_grad_norm, self._norm_of_all, self._rows_of_all = max_grad_norm, norm_of_all, rows_of_all
+        self._max_grad_norm, self._rows_of_all = max_grad_norm, rows_of_all
         self.grad_norm = torch.zeros((), device=device)
         """Of shape (): the norm of all gradients at the last step, before they were scaled."""
 
@@ -67,14 +63,13 @@ class AdamW(torch.optim.AdamW):
         }
         for table in tables:
             table.grad = None  # from here on, all gradients are dense
-        if self._parameters[0].device.type == "cpu" and kernels.library() is not None:
+        if kept_copy(self._parameters[-1]) is not None and kernels.can_do(self._parameters[-1]):
             self._step_in_one_pass(tables)
             return
         collect(self._parameters)
         gradients = {p: p.grad for p in self._parameters if p.grad is not None}
         values = [rows.values() for rows in tables.values()]
-        norm = nn.utils.get_total_norm([*gradients.values(), *values])
-        self.grad_norm = self._norm_of_all(norm.to(self.grad_norm.device))
+        self.grad_norm = nn.utils.get_total_norm([*gradients.values(), *values]).to(self.grad_norm.device)
         nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, self.grad_norm)
         if self.defaults["fused"]:
             self.found_inf = 1.0 - self.grad_norm.isfinite().float()  # the kernel looks at it, without a wait
@@ -116,8 +111,8 @@ class AdamW(torch.optim.AdamW):
             parts.append((group, gradients, states, copies, of_group))
         total = sum(of_group.sum_of_squares() for *_, of_group in parts)
         total += sum(float(rows.values().square().sum()) for rows in tables.values())
-        self.grad_norm = self._norm_of_all(torch.tensor(math.sqrt(total)))
-        norm = float(self.grad_norm.numpy())
+        self.grad_norm = torch.tensor(math.sqrt(total))
+        norm = float(self.grad_norm)
         if not math.isfinite(norm):
             return
         scale = min(self._max_grad_norm / (norm + _CLIP_EPS), 1.0)

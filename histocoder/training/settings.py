@@ -9,7 +9,7 @@ import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.resume import BATCH_SETTINGS
-from histocoder.config import RunConfig, settings_of
+from histocoder.config import RunConfig, TrainConfig, settings_of
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
@@ -32,6 +32,17 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
         check_compiler(device)
     if distributed.world_size() == 1 and config.ddp_comm_hook != "none":
         say(f"Notice: --ddp-comm-hook {config.ddp_comm_hook} has no effect with one process.")
+
+
+def check_batch_size(config: TrainConfig, num_rows: int) -> None:
+    """Print a notice if a step over all ranks takes more rows than there are to train on."""
+    num_parts = config.num_parts(distributed.world_size())
+    if config.tokens_per_batch is None and config.step_size(distributed.world_size()) > num_rows:
+        times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
+        say(
+            f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
+            "an epoch is one small step. A smaller --batch-size takes more of them."
+        )
 
 
 def what_to_agree_on(

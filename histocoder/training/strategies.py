@@ -3,70 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
-from histocoder.model import MixerModel, keep_copies, used_together
+from histocoder.model import MixerModel
 from histocoder.training.optimizer import AdamW, is_table, parameter_groups
 
-Optimizer: TypeAlias = Any
-"""`AdamW`, or a strategy's own; it has a `grad_norm`, the norm of all gradients at the last step."""
+if TYPE_CHECKING:
+    from histocoder.training.fsdp import Sharded
 
-
-class Strategy(Protocol):
-    """What `Learner` leaves to the way in which processes work together. All of them call each method."""
-
-    name: str
-    """For people."""
-
-    def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
-        """The model as training calls it; gradients are means over processes."""
-
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
-        """Of the parameters that are trained, once the model is wrapped."""
-
-    def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Within it, forward and backward passes add to gradients that processes do not exchange yet."""
-
-    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Before each step: gradients are divided by the loss scale, if there is one."""
-
-    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
-        """What this process holds of the parameters."""
-
-    def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
-        """Within it, each process can use all of the model, as often as it likes, whatever the others do."""
-
-    def weights(self, model: MixerModel) -> dict[str, Tensor]:
-        """The model's state dict, whole on rank 0."""
-
-    def state(
-        self, model: MixerModel, optimizer: Optimizer, *, into: Path | None
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """`weights`, and the optimizer's state dict as one process would have it, whole on rank 0.
-
-        With a folder, what is left of them when processes have written their shares there, where they do.
-        """
-
-    def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
-        """Set the weights from a state dict, whole on every process."""
-
-    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Set the optimizer's state from a dict as one process has it, whole on every process."""
+Strategy: TypeAlias = "Replicated | Sharded"
 
 
 def strategy_of(config: StrategyConfig) -> Strategy:
-    """The strategy that is asked for; of one process FSDP, or none."""
+    """Return the strategy that is asked for."""
     if config.fsdp is None:
         return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
     from histocoder.training.fsdp import Sharded  # here, since it takes a while to import
@@ -89,7 +47,15 @@ def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dt
 
 
 class Replicated:
-    """Each process holds all of the model; DDP exchanges gradients."""
+    """Each process holds all of the model; DDP exchanges gradients.
+
+    All processes call each method of a strategy.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    """
 
     def __init__(self, config: StrategyConfig) -> None:
         self._config = config
@@ -97,7 +63,7 @@ class Replicated:
         self.name = f"DDP{gradients}" if distributed.world_size() > 1 else "one process"
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
-        """See `Strategy`, likewise below."""
+        """Return the model as training calls it; gradients are means over processes."""
         if distributed.backend() is None:
             return model
         ids = [device.index] if device.type == "cuda" else None
@@ -115,44 +81,45 @@ class Replicated:
             wrapped.register_comm_hook(None, bf16_compress_hook)
         return wrapped
 
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> Optimizer:
-        """With copies of weights in the precision of the run where that pays."""
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
+        """Build the optimizer, once the model is wrapped; with copies of weights in the run's precision where that
+        pays.
+        """
         trained = parameter_groups(model.named_parameters(), config)
         if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
-            keep_copies(model, together=used_together(model.encoder))
+            model.keep_copies()
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """DDP's `no_sync`."""
+        """Within it, forward and backward passes add to gradients that processes do not exchange yet."""
         return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
-    def unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Gradients are the same on all processes."""
-        scaler.unscale_(optimizer)
-
-    def own_parameters(self, model: MixerModel) -> Sequence[Tensor]:
-        """All of them."""
+    def own_parameters(self, model: MixerModel) -> list[Tensor]:
+        """Return what this process holds of the parameters."""
         return list(model.parameters())
 
-    def whole(self, model: MixerModel) -> AbstractContextManager[Any]:
-        """It is so always."""
-        return nullcontext()
+    def whole(self, model: MixerModel) -> AbstractContextManager[MixerModel]:
+        """Give the model as each process can use it as often as it likes, whatever the others do."""
+        return nullcontext(model)
 
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
-        """Not copied."""
+        """Return the model's state dict, whole on rank 0; not copied."""
         return model.state_dict()
 
     def state(
-        self, model: MixerModel, optimizer: Optimizer, *, into: Path | None
+        self, model: MixerModel, optimizer: AdamW, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Neither written nor copied."""
+        """Return `weights`, and the optimizer's state dict as one process has it, whole on rank 0.
+
+        With a folder, a strategy may have the processes write their shards there, and leave these out.
+        """
         return self.weights(model), optimizer.state_dict()
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
-        """In place."""
+        """Set the weights from a state dict, whole on every process."""
         model.load_state_dict(weights)
 
-    def load_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """In place."""
+    def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
+        """Set the optimizer's state from a dict as one process has it, whole on every process."""
         optimizer.load_state_dict(state)

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Protocol
 
-from histocoder.checkpoints.run_folder import LOG_FILE
 from histocoder.errors import UserError
 from histocoder.files import replacing
 
@@ -64,13 +63,13 @@ class CsvLog(NullRun):
 
     Parameters
     ----------
-    folder : Path
+    path : Path
     start_step : int
         Lines beyond this step, which a run logged after its last checkpoint, are removed.
     """
 
-    def __init__(self, folder: Path, *, start_step: int = 0) -> None:
-        self._path = folder / LOG_FILE
+    def __init__(self, path: Path, *, start_step: int = 0) -> None:
+        self._path = path
         kept = []
         if self._path.exists() and start_step:
             whole, _, _ = self._path.read_text(encoding="utf-8").rpartition("\n")  # a full disk may cut the last line

@@ -6,7 +6,7 @@ import itertools
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from torch import Tensor
 from histocoder import distributed
 from histocoder.checkpoints.hub import model_card, write_card
 from histocoder.checkpoints.model_files import save_model
-from histocoder.checkpoints.resume import mark_interrupted
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import (
-    BEST_FOLDER,
     Checkpoint,
     TrainState,
     checkpoint_path,
@@ -27,20 +26,20 @@ from histocoder.checkpoints.training_state import (
     save_last_bin,
     unfinished,
 )
-from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
+from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.distributed.signals import StopSignals
 from histocoder.errors import Interrupted, UserError
-from histocoder.model import MixerModel, MixerOutput
+from histocoder.model import MixerModel
 from histocoder.ops.memory import peak_gpu_memory
-from histocoder.training import losses
 from histocoder.training.console import Progress, say
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
+from histocoder.training.losses import mixed_loss
 from histocoder.training.meter import Meter
-from histocoder.training.profiling import Profiler
+from histocoder.training.profiling import profiling
 from histocoder.training.tracking import NullRun, Tracker
 from histocoder.training.validation import validate
 
@@ -62,8 +61,8 @@ class Trainer:
     config : TrainConfig
     loader : LoaderConfig
     device : torch.device
-    folder : Path
-        The run's; rank 0 writes there, from `fit` on.
+    run : RunFolder
+        Rank 0 writes there, from `fit` on.
     settings : dict
         What a resumed run must agree on; kept in each checkpoint.
 
@@ -84,12 +83,12 @@ class Trainer:
         *,
         loader: LoaderConfig,
         device: torch.device,
-        folder: Path,
+        run: RunFolder,
         settings: dict[str, Any],
     ) -> None:
         self.model, self.config, self.device = model, config, device
         self.train_data, self.val_data = train_data, val_data
-        self.folder, self.settings = folder, settings
+        self.run, self.settings = run, settings
         self.num_blocks = model.config.formatter["num_blocks"]
         self.loader = loader
         self.sampler, self.train_loader = self.batches_of(train_data)
@@ -138,28 +137,26 @@ class Trainer:
             Where a loader worker is killed, or hangs.
         """
         self.tracker = tracker or self.tracker
-        with self.learner.whole():
-            use_encodings(self.model, [self.train_data, self.val_data], folder=self.folder)
+        with self.learner.whole() as model:
+            use_encodings(model, [self.train_data, self.val_data], folder=self.run.path)
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
-        profiler = Profiler(
-            self.config.profile, self.folder, device=self.device, say=self.progress.say, on_pause=self.pause
-        )
-        with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiler:
+        profiled = profiling(self.config.profile, self.run.profile, device=self.device, on_pause=self.pause)
+        with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiled as count_step:
             while self.state.step < self.total_steps and not self.is_over:
-                self.train_epoch(signals, profiler)
+                self.train_epoch(signals, count_step)
         self.progress.close()
         results = self.state.results or self.validate()
         self.save_result()
         return results
 
-    def train_epoch(self, signals: StopSignals, profiler: Profiler) -> None:
+    def train_epoch(self, signals: StopSignals, count_step: Callable[[], None]) -> None:
         """Train on the remaining batches of the current epoch."""
         state, config = self.state, self.config
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
         for parts in zip(*[iter(self.train_loader)] * config.gradient_accumulation_steps, strict=True):
             loss, grad_norm = self.train_step(parts)
-            profiler.step()
+            count_step()
             state.step += 1
             state.samples += parts[0].num_rows
             self.meter.add(loss, grad_norm, rows=parts[0].num_rows)
@@ -167,7 +164,8 @@ class Trainer:
             is_last = state.step == self.total_steps
             if state.step % config.log_interval == 0 or is_last:
                 self.log_training()
-            self.advance(loss)
+            # the loss is read from a CPU only, where that makes no one wait
+            self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
             if state.step % self.eval_interval == 0 or is_last:
                 self.validate()
                 is_last = is_last or self.is_over
@@ -180,7 +178,7 @@ class Trainer:
                 self.interrupt(signum)
         else:
             state.epoch, state.samples = state.epoch + 1, 0
-        if (signum := self.ballot.close()) and state.step < self.total_steps:
+        if signum := self.ballot.cast(signals.signum) or self.ballot.close():  # after the last step much is still to do
             self.interrupt(signum)
 
     @property
@@ -202,10 +200,6 @@ class Trainer:
                 self.learner.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.learner.step()
-
-    def advance(self, loss: Tensor) -> None:
-        """Move the bar; the loss is read from a CPU only, where that makes no one wait."""
-        self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
 
     def log_training(self) -> None:
         """Read the losses since the last time, and pass them on."""
@@ -229,7 +223,7 @@ class Trainer:
 
     def not_finite(self, what: str) -> UserError:
         """Return the error of a run that has come to nothing: what is not finite, and where there is something good."""
-        last, best = next(reversed(list_checkpoints(self.folder)), None), self.folder / BEST_FOLDER
+        last, best = next(reversed(list_checkpoints(self.run.path)), None), self.run.best
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
         if last is None:
             return UserError(
@@ -244,9 +238,9 @@ class Trainer:
     def validate(self) -> dict[str, float]:
         """Validate, pass the numbers on, and keep the model if it is the best so far."""
         started = time.monotonic()
-        with self.learner.whole():
+        with self.learner.whole() as model:
             results = validate(
-                self.model,
+                model,
                 self.val_data,
                 num_blocks=self.num_blocks,
                 batch_size=self.config.batch_size,
@@ -255,7 +249,7 @@ class Trainer:
             )
         self.state.results = results
         self.tracker.log(self.state.step, results)
-        self.progress.say(
+        say(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
             f"decoded {_by_codes(results, 'greedy_seq_acc')}, flat {_by_codes(results, 'flat_acc')}, "
             f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"
@@ -263,7 +257,7 @@ class Trainer:
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
         if self.state.improves(results):
-            self.save_model(self.folder / BEST_FOLDER, doing="saving the best model")
+            self.save_model(self.run.best, doing="saving the best model")
         self.pause(started)
         return results
 
@@ -275,11 +269,12 @@ class Trainer:
 
     def save_model(self, folder: Path, *, doing: str) -> None:
         """Write the model with its card."""
-        weights = self.learner.weights()
+        weights, config = self.learner.weights(), self.model.config
+        facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
 
         def save() -> None:
-            save_model(folder, self.model.config, weights, tokenizer=self.model.tokenizer)
-            write_card(folder, self.card())
+            save_model(folder, config, weights, tokenizer=self.model.tokenizer)
+            write_card(folder, model_card(config, **facts, metrics=self.state.results))
 
         distributed.run_on_primary(save, doing=doing)
 
@@ -296,7 +291,7 @@ class Trainer:
         if self.device.type == "cuda":
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
-        path = checkpoint_path(self.folder, self.state.step)
+        path = checkpoint_path(self.run.path, self.state.step)
         checkpoint = Checkpoint(
             path=path,
             state=self.state,
@@ -313,12 +308,12 @@ class Trainer:
 
     def save_result(self) -> None:
         """Write what a finished run leaves."""
-        self.save_model(self.folder, doing="saving the model")
+        self.save_model(self.run.path, doing="saving the model")
         if self.config.save_format == "occcanine":
             learner, model = self.learner.state(), self.model
             trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
             distributed.run_on_primary(
-                lambda: save_last_bin(self.folder, model.config, learner, step=self.state.step, trained=trained),
+                lambda: save_last_bin(self.run.path, model.config, learner, step=self.state.step, trained=trained),
                 doing="saving last.bin",
             )
 
@@ -332,8 +327,8 @@ class Trainer:
         weights : dict
             State dict of the model to begin with.
         """
-        with self.learner.whole():
-            use_encodings(self.model, [data], folder=self.folder)
+        with self.learner.whole() as model:
+            use_encodings(model, [data], folder=self.run.path)
         sampler, loader = self.batches_of(data)
         least, most = _REFIT_STEPS
         total_steps = max(least, min(2 * sampler.num_batches(0), most), sampler.num_batches(0))
@@ -351,12 +346,6 @@ class Trainer:
                 self.train_step(parts)
                 progress.advance()
         progress.close()
-
-    def card(self) -> str:
-        """Return the model card of what has been trained so far."""
-        return model_card(
-            self.model.config, num_train=len(self.train_data), num_val=len(self.val_data), metrics=self.state.results
-        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was saved, right before `fit`; what was read of it may be let go then."""
@@ -377,7 +366,7 @@ class Trainer:
         self.progress.close()
         step = self.state.step
         distributed.run_on_primary(
-            lambda: mark_interrupted(self.folder, step=step, signum=signum), doing="marking the interruption"
+            lambda: self.run.mark_interrupted(step=step, signum=signum), doing="marking the interruption"
         )
         raise Interrupted(
             f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. When "
@@ -386,37 +375,10 @@ class Trainer:
         )
 
 
-def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float) -> Tensor:
-    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`."""
-    block = losses.block_order_invariant(
-        output.seq2seq_logits,
-        batch.targets,
-        num_blocks=config.formatter["num_blocks"],
-        num_rows=batch.num_rows,
-        num_target_blocks=batch.num_target_blocks,
-        counts=batch.counts,
-    )
-    flat = losses.flat_loss(
-        output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
-    )
-    return seq2seq_weight * block + (1 - seq2seq_weight) * flat
-
-
 def _by_codes(results: dict[str, float], name: str) -> str:
     """Return an accuracy, and those of rows with one code, two, three or more."""
     parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
     return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
-
-
-def check_batch_size(config: TrainConfig, num_rows: int) -> None:
-    """Print a notice if a step over all ranks takes more rows than there are to train on."""
-    num_parts = config.num_parts(distributed.world_size())
-    if config.step_size(distributed.world_size()) > num_rows:
-        times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
-        say(
-            f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
-            "an epoch is one small step. A smaller --batch-size takes more of them."
-        )
 
 
 def _global_batch(config: TrainConfig, model: MixerModel) -> int | TokenBudget:

@@ -100,7 +100,7 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
         )
         right[freely] = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks)
     flat_right = metrics.flat_exact_set(
-        model.class_probabilities(pooled), batch.class_ids, threshold=model.config.default_threshold
+        model.class_probabilities(flat_logits), batch.class_ids, threshold=model.config.default_threshold
     )
     parts = (
         target_loss.sum(),

@@ -101,12 +101,13 @@ def test_arrays_hold_what_the_file_says(mixed: Path, tmp_path: Path):
     assert len(arrays) == len(examples) == 66
     codes = np.array([None, *arrays.code_table], dtype=object)[arrays.codes]
     assert (codes == examples.codes.to_numpy()).all()
-    texts = [f"{lang}[SEP]{text}"[:30] for lang, text in zip(examples.langs, examples.texts, strict=True)]
-    assert arrays.texts.decode(np.arange(66)) == texts and arrays.texts.decode(np.array([7, 3])) == [texts[7], texts[3]]
+    texts = [f"{lang}[SEP]{text}" for lang, text in zip(examples.langs, examples.texts, strict=True)]
+    assert arrays.texts(np.arange(66)) == texts and arrays.texts(np.array([7, 3])) == [texts[7], texts[3]]
+    assert arrays.lengths.tolist() == [min(2 + len(text), 32) for text in texts]
     assert [arrays.languages[place] for place in arrays.langs] == examples.langs
-    assert arrays.texts.ids.dtype == np.uint32  # one character lies beyond 16 bits
-    assert type(arrays.texts.ids) is np.ndarray  # a `memmap` takes microseconds for each slice
-    assert arrays.texts.lengths.dtype == arrays.codes.dtype == np.uint8
+    assert arrays.characters.dtype == np.uint32  # one character lies beyond 16 bits
+    assert type(arrays.characters) is np.ndarray  # a `memmap` takes microseconds for each slice
+    assert arrays.lengths.dtype == arrays.codes.dtype == np.uint8
 
 
 def test_each_row_is_tokenised_once_for_all_runs(mixed: Path, tmp_path: Path, counted: list[int]):
@@ -128,12 +129,12 @@ def test_a_damaged_cache_is_built_again(table: Path, tmp_path: Path, counted: li
     files = ExampleFiles((table,), ("hisco_1",), FORMATTER)
     folder = build(files, tmp_path / "cache")
     before = contents(folder)
-    ids = bytearray(before["ids"])
+    characters = bytearray(before["characters"])
     if damage == "byte":
-        ids[len(ids) // 2] ^= 1
-        (folder / "ids").write_bytes(ids)
+        characters[len(characters) // 2] ^= 1
+        (folder / "characters").write_bytes(characters)
     elif damage == "cut":
-        (folder / "ids").write_bytes(ids[:-4])
+        (folder / "characters").write_bytes(characters[:-4])
     elif damage == "missing":
         (folder / "codes").unlink()
     elif damage == "record":
@@ -159,7 +160,7 @@ def test_examples_of_one_language(tmp_path: Path):
 def test_a_worker_is_handed_the_folder_and_not_the_arrays(table: Path, tmp_path: Path):
     arrays = cache.open_cache(build(ExampleFiles((table,), ("hisco_1",), FORMATTER), tmp_path / "cache"))
     handed = pickle.dumps(arrays)
-    assert len(handed) < 1000 and np.array_equal(pickle.loads(handed).texts.ids, arrays.texts.ids)
+    assert len(handed) < 1000 and np.array_equal(pickle.loads(handed).characters, arrays.characters)
 
 
 def test_distinct_descriptions_are_counted_once(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

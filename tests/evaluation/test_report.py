@@ -11,7 +11,6 @@ import histocoder
 from histocoder.errors import UserError
 from histocoder.evaluation import plots
 from histocoder.evaluation.evaluate import Evaluation, evaluate
-from histocoder.evaluation.page import table, tag
 from histocoder.evaluation.report import write_report
 from histocoder.evaluation.summary import summary
 
@@ -163,10 +162,3 @@ def test_the_summary_in_plain_words(evaluation: Evaluation):
     assert "For 1.0 % the decoder wrote a code that is not in the key." in text
     assert "surer than it should be" in text and "26.0 percentage points" in text
     assert "800 descriptions do not stand, letter by letter, in the training data; of these, 50.0 %" in text
-
-
-def test_markup():
-    assert tag("a", "x<y", href='"#"', class_="k") == '<a href="&quot;#&quot;" class="k">x&lt;y</a>'
-    made = table(["a", "n"], [["x", "1"]], caption="c < d")
-    assert '<th scope="row">x</th><td class="number">1</td>' in made and '<th scope="col">a</th>' in made
-    assert "<caption><span>c &lt; d</span></caption>" in made

@@ -77,7 +77,7 @@ def test_weights_that_are_not_finite_are_not_saved(started: Trainer):
     started.state.step += 1
     with pytest.raises(UserError, match=r"weights are not finite.*last good checkpoint is .*step-0000001.*--init"):
         started.save()
-    assert [path.name for path in list_checkpoints(started.folder)] == ["step-0000001"]
+    assert [path.name for path in list_checkpoints(started.run.path)] == ["step-0000001"]
 
 
 def test_validation_losses_that_are_not_finite_end_runs(table: Path, tmp_path: Path):

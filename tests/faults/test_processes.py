@@ -38,8 +38,11 @@ from jobs import (
     wait_until,
 )
 from safetensors.torch import load_file
+from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import list_checkpoints
+from histocoder.errors import Interrupted
+from histocoder.training.tracking import NullRun
 
 # A killed rank
 
@@ -201,6 +204,19 @@ def test_a_signal_stops_a_run_of_one_step_an_epoch(tmp_path: Path):
     assert [one.returncode for one in ended] == [128 + signal.SIGTERM] * 2
     step = int(list_checkpoints(tmp_path / "out")[-1].name[5:])
     assert marker(tmp_path / "out")["step"] == step < 2000
+
+
+def test_a_signal_in_the_last_validation_counts(table: Path, tmp_path: Path):
+    data = dataset(tmp_path / "cache", table, ("hisco_1",))
+    trainer = begin(tmp_path / "out", data, precision="fp32", num_classes=8, max_steps=2)
+
+    class Asks(NullRun):
+        def log(self, step: int, values: dict[str, float]) -> None:
+            if "val_loss" in values:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="SIGTERM: saved at step 2 of 2"):
+        trainer.fit(Asks())
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -25,13 +25,13 @@ from histocoder.formatters import build_formatter
 EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-timeout", 3)
 
 
-def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path):
-    fault = "ENOSPC:_multiprocessing.SemLock:1"
+@pytest.mark.parametrize("call", ["_multiprocessing.SemLock", "torch.UntypedStorage._share_fd_cpu_"])
+def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: str):
     args = finetune(table, tmp_path / "out", *EXTRA)
-    ended = run("tests/faulty.py", fault, "--", *args, check=False)
+    ended = run("tests/faulty.py", f"ENOSPC:{call}:1", "--", *args, check=False)
     # a machine with one processor is warned of by torch before
     (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert ended.returncode == 1 and said.startswith("error: /dev/shm, where"), ended.stderr
+    assert ended.returncode == 1 and said.startswith("error: /dev/shm, where") and "--num-workers 0" in said
     assert "Traceback" not in ended.stderr, ended.stderr
 
 

@@ -120,7 +120,7 @@ def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: P
         with monkeypatch.context() as patched:
             patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
             code(out, "a")
-        (parts / "000001.parquet").unlink()
+        (parts / "000001.arrow").unlink()
         said = code(out, other)
         assert ("Resuming where it was interrupted: 3 chunks are done." in said) is (other == "a")
         assert said[-2] == whole[-2] == f"{num_known} of 100 rows got the codes of hand-coded descriptions (--known)."

@@ -12,7 +12,7 @@ from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
 
 from histocoder import Coder, load_occcanine
-from histocoder.checkpoints.model_files import published_weights, save_published
+from histocoder.checkpoints.model_files import published_weights, save_published, with_all_positions
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
@@ -139,7 +139,7 @@ def test_topk_is_the_head_of_full(coder: Coder):
 def class_probabilities(coder: Coder, texts: list[str], langs: list[str]) -> torch.Tensor:
     """Those of the flat head."""
     with torch.no_grad():
-        return coder.model.class_probabilities(torch.from_numpy(coder.embed(texts, langs)))
+        return coder.model.class_probabilities(coder.model.classify(torch.from_numpy(coder.embed(texts, langs))))
 
 
 def test_flat_gives_the_best_class_and_others_above_the_threshold(coder: Coder):
@@ -372,7 +372,8 @@ def test_published_characters_and_key_are_read_from_their_files(tmp_path):
     config = replace(
         tiny.config, formatter=formatter.to_config(), vocab_size=formatter.vocab_size, codes=("100", "-12")
     )
-    save_file(MixerModel(config, tiny.encoder).state_dict(), tmp_path / "model.safetensors")
+    weights = MixerModel(config, tiny.encoder).state_dict().items()
+    save_file({name: with_all_positions(name, x, config) for name, x in weights}, tmp_path / "model.safetensors")
     (tmp_path / "key.json").write_text(json.dumps({"-12": 1, "100": 0}))
     options = {"formatter": "general", "target_cols": ["a_1", "a_2"], "block_size": 3, "encoder_config": config.encoder}
     with pytest.raises(UserError, match=r"knows 16 tokens, and the formatter 'general' has 2086.*chars.json"):

@@ -187,7 +187,7 @@ def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, s
             patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
             code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
         assert len(list(parts.glob("0*"))) == 3
-        (parts / "000001.parquet").unlink()
+        (parts / "000001.arrow").unlink()
         code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
         assert (tmp_path / after).read_bytes() == whole
     names = pq.read_schema(tmp_path / after).names if suffix == "parquet" else list(read(tmp_path / after))
@@ -312,10 +312,10 @@ def test_a_second_run_on_an_output_names_the_first_and_ends(
 
 def test_a_chunk_that_is_gone_is_not_passed_over(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_archive(tmp_path / "in.csv", 100)
-    part = tmp_path / ".out.csv.parts" / "000001.parquet"
+    part = tmp_path / ".out.csv.parts" / "000001.arrow"
     with monkeypatch.context() as patched:
         patched.setattr("histocoder.distributed.wait_for_all", lambda **_: part.unlink())
-        with pytest.raises(UserError, match=r"000001\.parquet, one of 3, was coded and is gone"):
+        with pytest.raises(UserError, match=r"000001\.arrow, one of 3, was coded and is gone"):
             code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     assert not (tmp_path / "out.csv").exists()
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
@@ -336,7 +336,7 @@ def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     )
     failed = run("-c", limited, check=False)
     assert failed.returncode == 2 and f"error: Could not write {output}: File too large. The chunks" in failed.stderr
-    assert not output.exists() and len(list((tmp_path / ".out.csv.parts").glob("0*.parquet"))) == 10
+    assert not output.exists() and len(list((tmp_path / ".out.csv.parts").glob("0*.arrow"))) == 10
     assert not list(tmp_path.glob("**/*.tmp"))
     code(model, tmp_path / "in.csv", output, mode="flat", chunk_rows=300)
     assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
@@ -347,7 +347,7 @@ def test_a_disk_full_at_first_keeps_nothing(model: Path, tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     write_archive(tmp_path / "in.csv", 100)
-    monkeypatch.setattr("pyarrow.parquet.write_table", fail)
+    monkeypatch.setattr("pyarrow.feather.write_feather", fail)
     with pytest.raises(UserError, match=r"No space left on device\.$"):
         code(model, tmp_path / "in.csv", tmp_path / "out.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]

@@ -6,10 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CanineConfig, CanineModel
 
 from histocoder.errors import UserError
-from histocoder.model import trim_positions, trimmed_length
-from histocoder.model.canine import canine
-from histocoder.model.canine_weights import Canine
-from histocoder.model.canine_weights import CanineConfig as CanineConfigOfOurs
+from histocoder.model import trimmed_length
+from histocoder.model.canine import Canine
+from histocoder.model.canine import CanineConfig as CanineConfigOfOurs
 
 
 def both() -> tuple[CanineModel, Canine]:
@@ -34,7 +33,7 @@ def theirs(model: CanineModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def ours(model: Canine, ids: torch.Tensor, *, trimmed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return canine(model, ids, dtype=torch.float32, trimmed=trimmed)
+    return model(ids, dtype=torch.float32, trimmed=trimmed)
 
 
 @torch.no_grad()
@@ -105,25 +104,12 @@ def test_a_short_batch_costs_what_its_characters_cost():
 def test_bf16_is_near_fp32_and_keeps_the_weights_precision():
     (_, model), ids = both(), some_ids([20, 17], 28)
     memory, pooled = ours(model, ids, trimmed=True)
-    rough_memory, rough_pooled = canine(model, ids, dtype=torch.bfloat16, trimmed=True)
+    rough_memory, rough_pooled = model(ids, dtype=torch.bfloat16, trimmed=True)
     assert rough_memory.dtype == rough_pooled.dtype == torch.bfloat16
     torch.testing.assert_close(rough_memory.float(), memory, atol=0.1, rtol=0)
     torch.testing.assert_close(rough_pooled.float(), pooled, atol=0.05, rtol=0)
     rough_memory.float().sum().backward()
     assert all(parameter.grad is None or parameter.grad.dtype == torch.float32 for parameter in model.parameters())
-
-
-def test_positions_beyond_the_longest_input_are_saved_but_not_trained():
-    (_, model), (_, whole) = both(), both()
-    trim_positions(model, 64)
-    table = model.char_embeddings.char_position_embeddings.weight
-    assert table.shape == (64, 48) and table.requires_grad
-    name = "char_embeddings.char_position_embeddings.weight"
-    torch.testing.assert_close(model.state_dict()[name], whole.state_dict()[name])
-    changed = {**whole.state_dict(), name: torch.randn(512, 48)}
-    model.load_state_dict(changed)
-    torch.testing.assert_close(model.state_dict()[name], changed[name])
-    torch.testing.assert_close(table.detach(), changed[name][:64])
 
 
 def test_new_weights_are_drawn_as_transformers_draw_them():

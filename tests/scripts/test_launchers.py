@@ -39,7 +39,7 @@ def job(folder: Path) -> tuple[str, ...]:
 
 def assert_same_course(one: Path, two: Path) -> None:
     for column in ("train_loss", "val_loss", "val_loss_linear", "val_loss_seq2seq"):
-        assert logged(two, column) == pytest.approx(logged(one, column), abs=1e-5)
+        assert logged(two, column) == pytest.approx(logged(one, column), abs=2e-5)  # of six digits
     for column in ("token_acc", "seq_acc", "flat_acc", "greedy_seq_acc"):
         assert logged(two, column) == pytest.approx(logged(one, column), abs=1e-3)
     assert json.loads((one / "prepared.json").read_text())["rows"]["val"] % 2 == 1

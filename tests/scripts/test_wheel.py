@@ -52,7 +52,7 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
     assert in_wheel >= {
         path.relative_to(package).as_posix()
         for path in package.rglob("*")
-        if path.suffix in (".py", ".html", ".css", ".js")
+        if path.suffix in (".py", ".jinja", ".html", ".css", ".js")
     }
     if shutil.which("cc") or shutil.which("gcc"):
         assert any(name.startswith("ops/_kernels") and name.endswith((".so", ".pyd")) for name in in_wheel)

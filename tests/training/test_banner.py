@@ -2,69 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from pathlib import Path
 
 import pytest
-from conftest import run
+from conftest import run, write_table
 from jobs import finetune, two_ranks
+from trainers import begin, dataset
 
 from histocoder.training import console
-from histocoder.training.console import Progress, RunFacts, banner
-
-FACTS = RunFacts(
-    script="finetune.py",
-    encoder="google/canine-s",
-    num_trained=8_049_000,
-    num_frozen=132_082_944,
-    num_train=1_234_567,
-    num_distinct=98_765,
-    num_val=137_000,
-    num_codes=1_919,
-    devices=("NVIDIA A100",) * 4 + ("NVIDIA H100",) * 4,
-    num_nodes=2,
-    backend="nccl",
-    strategy="DDP",
-    precision="bf16",
-    batch_size=64,
-    batch_unit="rows",
-    accumulation=2,
-    step_size=1_024,
-    num_steps=12_057,
-    num_epochs=10,
-)
+from histocoder.training.console import Progress, banner
 
 
-def test_the_lines_of_a_large_run():
-    assert banner(FACTS) == [
-        "script      finetune.py",
-        "encoder     google/canine-s",
-        "parameters  140.1 million: 8.0 million trained, 132.1 million frozen",
-        "data        1,234,567 rows to train on (98,765 distinct descriptions), 137,000 to validate on, 1,919 codes",
-        "machine     8 processes, 2 nodes, 4 × NVIDIA A100, 4 × NVIDIA H100",
-        "strategy    DDP, nccl, bf16",
-        "batch       64 × 2 accumulated × 8 processes = 1,024 rows a step",
-        "steps       12,057 in 10 epochs",
-    ]
-
-
-def test_the_lines_of_a_small_one():
-    alone = {"devices": ("Xeon (2 threads)",), "num_nodes": 1, "backend": None, "strategy": "one process"}
-    batch = {"batch_size": 4_096, "batch_unit": "positions", "accumulation": 1, "step_size": 4_096}
-    size = {"num_trained": 62_345, "num_frozen": 0, "num_codes": 1, "num_steps": 100, "num_epochs": None}
-    lines = banner(replace(FACTS, **alone, **batch, **size))
-    assert lines[2] == "parameters  62,345: 62,345 trained"
+def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trainer = begin(
+        tmp_path, dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",)), precision="fp32", num_classes=1
+    )
+    trainer.model.freeze_encoder()
+    names = ["NVIDIA A100"] * 4 + ["NVIDIA H100"] * 4
+    monkeypatch.setattr(console, "device_name", lambda _: "GPU")
+    monkeypatch.setattr(console.distributed, "gather_texts", lambda text: names if text == "GPU" else ["0", "1"] * 4)
+    lines = banner(trainer, encoder="tiny")
+    assert re.fullmatch(r"parameters  [\d.]+ million: [\d.]+ million trained, [\d.]+ million frozen", lines[2])
     assert lines[3].endswith(", 1 code")
-    assert lines[4:] == [
-        "machine     1 process, 1 node, Xeon (2 threads)",
-        "strategy    one process, bf16",
-        "batch       4,096 × 1 process = 4,096 positions a step",
-        "steps       100",
-    ]
+    assert lines[4] == "machine     8 processes, 2 nodes, 4 × NVIDIA A100, 4 × NVIDIA H100"
+    assert lines[6] == "batch       16 × 8 processes = 128 rows a step"
 
 
 def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
-    extra = ("--batch-size", 2, "--gradient-accumulation-steps", 2, "--num-epochs", 1)
+    extra = ("--batch-size", 2, "--gradient-accumulation-steps", 2, "--num-epochs", 1, "--min-steps", 16)
     first, other = two_ranks(finetune(table, tmp_path / "out", *extra))
     lines = first.stdout.splitlines()
     start = lines.index("script      finetune.py")
@@ -74,7 +40,7 @@ def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
     assert lines[start + 5 : start + 8] == [
         "strategy    DDP, gloo, fp32",
         "batch       2 × 2 accumulated × 2 processes = 8 rows a step",
-        "steps       8 in 1 epoch",
+        "steps       16 in 2 epochs",
     ]
     assert "script" not in other.stdout
 

@@ -14,9 +14,12 @@ from conftest import write_table
 from models import slow_in_bf16, tiny_model
 from trainers import dataset
 
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.encodings import distinct_texts
-from histocoder.model import MixerModel, mixer
+from histocoder.data.tokens import tokenize
+from histocoder.model import MixerModel
+from histocoder.model.canine import Canine
 from histocoder.training import frozen, trainer
 
 CPU = torch.device("cpu")
@@ -51,7 +54,7 @@ def fit(folder: Path, *, precision: str = "fp32", seed: int = 5, noise: bool = F
         precision=precision,
         seed=1,
     )
-    options = {"loader": LoaderConfig(), "device": CPU, "folder": folder / "out", "settings": {}}
+    options = {"loader": LoaderConfig(), "device": CPU, "run": RunFolder(folder / "out"), "settings": {}}
     return Trained(model, trainer.Trainer(model, train, val, config, **options).fit())
 
 
@@ -70,8 +73,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(input_ids))
         return canine(model, input_ids, **options)
 
-    canine = mixer.canine
-    monkeypatch.setattr(mixer, "canine", count)
+    canine = Canine.forward
+    monkeypatch.setattr(Canine, "forward", count)
     return counts
 
 
@@ -130,7 +133,8 @@ def test_a_runs_own_cache_keeps_one_encoders(folder: Path):
         model.freeze_encoder()
         frozen.use_encodings(model, [data], folder=folder)
         assert len(list((folder / "cache").glob("*/encodings-*"))) == 1
-        expected = model.encode(torch.from_numpy(data.arrays.texts.pad(np.arange(5), max_len=64)))[1]
+        tokens = tokenize(data.arrays.texts(np.arange(5)), max_len=64)
+        expected = model.encode(torch.from_numpy(tokens.pad(np.arange(5), max_len=64)))[1]
         torch.testing.assert_close(data.encodings.pad(np.arange(5), num_positions=60).pooled, expected)
 
 
@@ -146,12 +150,12 @@ def test_a_disk_without_room_is_told_of_and_left_alone(
 
 def test_equal_texts_are_found_and_the_shortest_come_first(folder: Path):
     data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
-    texts = data.arrays.texts
-    distinct = distinct_texts(texts)
-    assert len(distinct.rows) == 64 and (np.diff(texts.lengths[distinct.rows].astype(int)) >= 0).all()
-    assert texts.decode(distinct.rows[distinct.place]) == texts.decode(np.arange(len(texts)))
+    texts, lengths = data.arrays.texts, data.arrays.lengths
+    distinct = distinct_texts(data.arrays)
+    assert len(distinct.rows) == 64 and (np.diff(lengths[distinct.rows].astype(int)) >= 0).all()
+    assert texts(distinct.rows[distinct.place]) == texts(np.arange(len(lengths)))
     for row, place in enumerate(distinct.place.tolist()):
-        assert distinct.offsets[place + 1] - distinct.offsets[place] == texts.lengths[row]
+        assert distinct.offsets[place + 1] - distinct.offsets[place] == lengths[row]
 
 
 def test_a_worker_is_handed_the_folder_and_not_the_encodings(folder: Path):

@@ -22,9 +22,9 @@ from histocoder.config import FinetuneConfig, TrainConfig
 from histocoder.errors import Notice, UserError
 from histocoder.ops.memory import RowsAtOnce
 from histocoder.training.batch_size import _Trial, find_batch_size, largest_that_fits
+from histocoder.training.losses import mixed_loss
 from histocoder.training.out_of_memory import advice, explaining_out_of_memory
 from histocoder.training.settings import check_machine
-from histocoder.training.trainer import mixed_loss
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(batch_size=8, num_epochs=1, min_steps=0, learning_rate=1e-3, warmup_pct=0.05)
@@ -219,12 +219,12 @@ def test_rows_are_not_sought_where_positions_are_given(table: Path, tmp_path: Pa
 
 RESUMED = """
 import runpy, sys, weakref
-from histocoder.training import train
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.training import trainer
 
 held = []
 
-def open_checkpoint(*args, opened=train.open_checkpoint):
+def open_checkpoint(*args, opened=RunFolder.checkpoint):
     checkpoint = opened(*args)
     held.extend(map(weakref.ref, (checkpoint, *checkpoint.learner.weights.values(), *checkpoint.ranks.values())))
     return checkpoint
@@ -233,7 +233,7 @@ def train_step(self, parts, step=trainer.Trainer.train_step):
     print("alive:", sum(ref() is not None for ref in held), "of", len(held))
     return step(self, parts)
 
-train.open_checkpoint, trainer.Trainer.train_step = open_checkpoint, train_step
+RunFolder.checkpoint, trainer.Trainer.train_step = open_checkpoint, train_step
 sys.argv = {args!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -9,8 +9,9 @@ import yaml
 from conftest import run, write_table
 from jobs import two_ranks
 from safetensors.torch import load_file
+from trainers import dataset
 
-from histocoder.training.experts import fit_weights
+from histocoder.training.experts import fit_linear_expert, fit_weights
 
 
 def trained(table: Path, out: Path, *extra: object) -> list[str]:
@@ -68,6 +69,12 @@ def test_two_ranks_refit_as_one_does(tmp_path: Path):
     one, two = (load_file(tmp_path / name / "best" / "model.safetensors") for name in ("one", "two"))
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_the_linear_expert_is_the_same_each_time(table: Path, tmp_path: Path):
+    data = dataset(tmp_path / "cache", table, ("hisco_1",))
+    one, two = (fit_linear_expert(data, num_classes=8) for _ in range(2))
+    assert one is not None and two is not None and torch.equal(one.weight, two.weight)
 
 
 def test_few_rows_leave_the_usual_weights_of_experts_nearly_as_they_are():

@@ -136,7 +136,7 @@ def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
     ended = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags))
     assert "FSDP full_shard, gloo, fp32" in ended.stdout and "without effect" not in ended.stdout
     for column in ("train_loss", "val_loss", "grad_norm"):
-        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-6)
+        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-6, rel=1e-5)
     assert_same_weights(tmp_path / "out", alone, tolerance=1e-5)
     refused = run(*finetune(data, tmp_path / "bad", "--fsdp", "full_shard", "--input-col", "nosuch"), check=False)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
@@ -171,7 +171,7 @@ def test_shares_of_compiled_layers(alone: Path, data: Path, tmp_path: Path):
     ended = two_ranks(["-c", COMPILED, *args])
     assert all(" 0\n" in one.stdout.split("graphs")[1] for one in ended)
     for column in ("train_loss", "val_loss"):
-        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=1e-5)
+        assert logged(tmp_path / "out", column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
 
 
 @pytest.mark.slow
@@ -210,8 +210,9 @@ save = Trainer.save_result
 def count(trainer):
     save(trainer)
     own = sum(p.numel() for p in trainer.learner.strategy.own_parameters(trainer.model))
-    moments = sum(t.numel() for state in trainer.learner.optimizer.state.values() for t in state.values() if t.dim())
-    print("numbers", sum(t.numel() for t in trainer.learner.model.parameters()), own, moments)
+    moments = [t for state in trainer.learner.optimizer.state.values() for t in state.values() if t.dim()]
+    total = sum(t.numel() for t in trainer.learner.model.parameters())
+    print("numbers", total, own, sum(t.to_local().numel() for t in moments))
 Trainer.save_result = count
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -249,7 +250,7 @@ def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
         assert [one.returncode for one in ended] == [0] * processes, [one.stderr for one in ended]
         assert start == 0 or f"Resuming from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
-            assert logged(out, column) == pytest.approx(logged(alone, column), abs=1e-5)
+            assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
         assert (out / "checkpoints" / f"step-{start + 1:07d}" / "shards").is_dir() == (flags == SHARDED)
         assert groups_of(out, start + 1).keys() == groups_of(out, 8).keys() == groups.keys()
 
@@ -369,21 +370,18 @@ OVERFLOWING = """
 import math, os, runpy, sys
 import torch
 from histocoder.training import learner
-from histocoder.training import fsdp
 learner.computing_dtype = lambda *_, **__: torch.float16
-take, step = fsdp.ShareAdamW.take_gradients, learner.Learner.step
+step = learner.Learner.step
 taken = 0
-def overflow(optimizer):
+def said(learner):
     global taken
-    take(optimizer)
     taken += 1
     if taken == 3 and os.environ["RANK"] == "1":
-        optimizer.pairs[0][0].grad[0] = math.inf
-def said(learner):
+        learner.optimizer.param_groups[0]["params"][0].grad.to_local()[0] = math.inf
     norm = step(learner)
     print("scale", learner.scaler.get_scale(), float(norm) < math.inf)
     return norm
-fsdp.ShareAdamW.take_gradients, learner.Learner.step = overflow, said
+learner.Learner.step = said
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -1,0 +1,1 @@
+"""The desk: code descriptions, check codes and train on them in a browser; `histocoder serve`."""

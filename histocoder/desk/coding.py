@@ -1,0 +1,267 @@
+"""Codes a few descriptions with all that helps to judge them: alternatives, known answers, nearest neighbours."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel
+
+from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.data.labels import LabelRules
+from histocoder.data.languages import NAMES, iso_code, same_language
+from histocoder.data.normalize import fold
+from histocoder.data.table import fingerprint
+from histocoder.desk.turns import Turns
+from histocoder.errors import UserError
+from histocoder.files import replacing
+from histocoder.formatters import MISSING
+from histocoder.inference.coder import Coder
+from histocoder.inference.known import Known, coded
+
+NO_OCCUPATION = "-1"
+"""HISCO's code."""
+_NEIGHBOURS, _ALTERNATIVES = 5, 9
+_MOST_NEIGHBOURS = 200_000
+"""Distinct descriptions that are compared, the most frequent ones: 200 MB of the n-gram encoder's, read in 0.1 s."""
+_EMBEDDED_AT_ONCE = 256
+
+
+class Code(BaseModel):
+    """A code, and what it means."""
+
+    code: str
+    title: str | None = None
+    probability: float | None = None
+
+
+class Neighbour(BaseModel):
+    """A description of the training data."""
+
+    text: str
+    lang: str
+    codes: list[Code]
+    similarity: float
+    """Cosine between the encodings."""
+
+
+class Answer(BaseModel):
+    """What there is to say of a description."""
+
+    text: str
+    lang: str
+    codes: list[Code]
+    confidence: float | None
+    """Probability of the set of codes."""
+    known: list[Code] | None = None
+    """Codes that people gave this description in the training data."""
+    known_share: float | None = None
+    """Share of its rows that have these codes."""
+    alternatives: list[Code] = []
+    """The most probable other codes."""
+    neighbours: list[Neighbour] = []
+
+
+class Language(BaseModel):
+    """A language that the model knows."""
+
+    code: str
+    name: str
+
+
+class CodingDesk:
+    """A model, its training data as evidence, and the turns at it.
+
+    Parameters
+    ----------
+    coder : Coder
+    turns : Turns
+    training_data : Path, optional
+        The run's `data_train.csv`.
+    cache : Path
+        File for the encodings of the training data.
+    model_id : str
+        Tells this model from others.
+    """
+
+    def __init__(self, coder: Coder, turns: Turns, *, training_data: Path | None, cache: Path, model_id: str) -> None:
+        self.coder, self.turns, self.model_id = coder, turns, model_id
+        self._titles = coder.model.config.descriptions
+        self._search_texts = {code: fold(f"{code} {self._titles.get(code, '')}") for code in coder.codes}
+        self.known: Known | None = None
+        self.neighbours: Neighbours | None = None
+        if training_data is not None and training_data.is_file():
+            files = ExampleFiles(
+                (training_data,), coder.model.config.target_cols, coder.formatter, rules=LabelRules(False, True, True)
+            )
+            source = fingerprint(training_data)
+            examples = coded(files.read())
+            self.known = Known(f"{source} desk", languages=coder.model.config.languages)
+            self.known.add(examples)
+            self.neighbours = Neighbours(examples, cache=cache, source=f"{source} {model_id}")
+
+    @property
+    def languages(self) -> list[Language]:
+        """Those that the model knows; where it does not say, all."""
+        codes = sorted(set(self.coder.model.config.languages) - {"unk"}) or list(NAMES)
+        named = [Language(code=code, name=NAMES.get(iso_code(code), code)) for code in codes]
+        return [Language(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
+
+    @property
+    def no_occupation(self) -> str | None:
+        """The code for "no occupation"; None where the classification has none."""
+        return NO_OCCUPATION if NO_OCCUPATION in self.coder.codes else None
+
+    def code(self, text: str, probability: float | None = None) -> Code:
+        """Return a code with its title."""
+        return Code(code=text, title=self._titles.get(text), probability=probability)
+
+    def check_codes(self, codes: Sequence[str]) -> list[str]:
+        """Return codes that a person gave, without blanks and repetitions.
+
+        Raises
+        ------
+        UserError
+            Where one does not fit the classification, or there are too many.
+        """
+        found = list(dict.fromkeys(filter(None, (code.strip() for code in codes))))
+        for code in found:
+            problem = "is not a code" if code == MISSING else self.coder.formatter.system.problem(code)
+            if problem:
+                raise UserError(f"{code!r} {problem}.")
+        if len(found) > self.coder.formatter.num_blocks:
+            raise UserError(
+                f"There are {len(found)} codes; a description has {self.coder.formatter.num_blocks} at most."
+            )
+        return found
+
+    def search(self, query: str, *, limit: int) -> list[Code]:
+        """Return the codes whose number begins with the query, then those whose title has all its words."""
+        words = fold(query).split()
+        if not words:
+            return []
+        by_number = [code for code in self.coder.codes if code.startswith(words[0])] if len(words) == 1 else []
+        by_title = [code for code, text in self._search_texts.items() if all(word in text for word in words)]
+        return [self.code(code) for code in list(dict.fromkeys([*by_number, *by_title]))[:limit]]
+
+    def answer(self, texts: Sequence[str], langs: Sequence[str], *, evidence: bool = True) -> list[Answer]:
+        """Code descriptions; raises `Busy` where too many wait for the model."""
+        known_langs = (*self.coder.model.config.languages, "unk")
+        langs = [same_language(lang, known_langs) or "unk" for lang in langs]
+        with self.turns.one():
+            coded = self.coder.predict(texts, list(langs), progress=False)
+            ranked = self.coder.predict(texts, list(langs), mode="topk", k=_ALTERNATIVES + 1, progress=False)
+            near = None
+            if evidence and self.neighbours is not None and self.neighbours.is_ready:
+                near = self.neighbours.find(self.coder.embed(texts, list(langs)))
+        answers = []
+        for row, (text, lang) in enumerate(zip(texts, langs, strict=True)):
+            codes = self._codes(coded.iloc[row])
+            others = [one for one in self._codes(ranked.iloc[row]) if one.code not in {own.code for own in codes}]
+            given = self.known.find(text, lang) if self.known is not None else None
+            conf = coded["conf"].iloc[row]
+            answers.append(
+                Answer(
+                    text=text,
+                    lang=lang,
+                    codes=codes,
+                    confidence=None if pd.isna(conf) else float(conf),
+                    known=[self.code(code) for code in given.codes] if given else None,
+                    known_share=given.share if given else None,
+                    alternatives=others[:_ALTERNATIVES],
+                    neighbours=self._near(near[row]) if near is not None else [],
+                )
+            )
+        return answers
+
+    def _codes(self, row: pd.Series) -> list[Code]:
+        """Return the codes of a row of `Coder.predict`."""
+        names = [name for name in row.index if name.startswith(f"{self.coder.system}_")]
+        pairs = [(row[name], row[f"prob_{name.rpartition('_')[2]}"]) for name in names]
+        return [self.code(code, float(prob)) for code, prob in pairs if not pd.isna(code)]
+
+    def _near(self, found: list[tuple[int, float]]) -> list[Neighbour]:
+        assert self.neighbours is not None
+        neighbours = []
+        for place, similarity in found:
+            text, lang, codes = self.neighbours.rows[place]
+            own = [self.code(code) for code in codes]
+            neighbours.append(Neighbour(text=text, lang=lang, codes=own, similarity=similarity))
+        return neighbours
+
+
+class Neighbours:
+    """The distinct descriptions of the training data, found by their encodings: exact search, by cosine.
+
+    Parameters
+    ----------
+    examples : Examples
+    cache : Path
+        File that the encodings are kept in, so that they are computed once.
+    source : str
+        Tells data and model from others.
+    """
+
+    def __init__(self, examples: Examples, *, cache: Path, source: str) -> None:
+        codes = [tuple(code for code in row if code is not None) for row in examples.codes.to_numpy(dtype=object)]
+        written = {
+            (fold(text), lang, own): text for text, lang, own in zip(examples.texts, examples.langs, codes, strict=True)
+        }
+        times = Counter(zip(map(fold, examples.texts), examples.langs, codes, strict=True))
+        self.total = len(times)
+        self.rows = [(written[key], *key[1:]) for key, _ in times.most_common(_MOST_NEIGHBOURS)]
+        self._cache, self._source = cache, source
+        self._encodings: np.ndarray | None = None
+        self.num_done = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all are encoded."""
+        return self._encodings is not None
+
+    def encode(self, coder: Coder, turns: Turns, stop: threading.Event) -> None:
+        """Encode the descriptions, a batch in each turn, or read them from the cache."""
+        if self._cache.is_file():
+            with np.load(self._cache) as kept:
+                if str(kept["source"]) == self._source and len(kept["encodings"]) == len(self.rows):
+                    self._encodings = kept["encodings"]
+                    self.num_done = len(self.rows)
+                    return
+        parts = []
+        for start in range(0, len(self.rows), _EMBEDDED_AT_ONCE):
+            some = self.rows[start : start + _EMBEDDED_AT_ONCE]
+            ticket = turns.enter()
+            try:
+                if stop.is_set():
+                    return
+                parts.append(_unit(coder.embed([row[0] for row in some], [row[1] for row in some])))
+            finally:
+                turns.leave(ticket)
+            self.num_done += len(some)
+        encodings = np.concatenate(parts)
+        with replacing(self._cache) as temporary, temporary.open("wb") as file:
+            np.savez(file, source=np.array(self._source), encodings=encodings)
+        self._encodings = encodings
+
+    def find(self, encodings: np.ndarray) -> list[list[tuple[int, float]]]:
+        """Return place and similarity of the nearest descriptions of each encoding; NaN has none.
+
+        Parameters
+        ----------
+        encodings : ndarray of shape (n, hidden)
+        """
+        assert self._encodings is not None
+        found = []
+        for similar in _unit(encodings) @ self._encodings.T:
+            best = np.argsort(-similar, kind="stable")[:_NEIGHBOURS] if not np.isnan(similar).any() else ()
+            found.append([(int(place), float(similar[place])) for place in best])
+        return found
+
+
+def _unit(encodings: np.ndarray) -> np.ndarray:
+    """Return encodings of length 1."""
+    return encodings / np.maximum(np.linalg.norm(encodings, axis=1, keepdims=True), 1e-12)

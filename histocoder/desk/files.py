@@ -1,0 +1,373 @@
+"""Files that are sent in and coded, one after the other, in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Literal, NoReturn
+
+import pandas as pd
+from pydantic import BaseModel
+from tqdm import tqdm
+
+from histocoder.data.table import count_rows, open_table, strings
+from histocoder.desk.coding import CodingDesk
+from histocoder.desk.store import Store
+from histocoder.desk.turns import CoderInTurns
+from histocoder.errors import Interrupted, UserError
+from histocoder.evaluation.review import review
+from histocoder.files import sha256
+from histocoder.inference.predict_file import PredictConfig, names_of_output, predict_file
+
+SUFFIXES = (
+    *(".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"),
+    *(".parquet", ".pq", ".xlsx", ".dta", ".sav"),
+)
+State = Literal["new", "queued", "running", "done", "failed", "cancelled"]
+_PREVIEW_ROWS = 8
+_CELL = 120
+"""Characters of a cell in the preview."""
+_DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "profession", "yrke", "beroep")
+"""Of columns that are likely to hold descriptions."""
+
+
+class Options(BaseModel):
+    """How a file is coded."""
+
+    input_col: str
+    language: str = "unk"
+    language_col: str | None = None
+    known: bool = False
+    """Whether descriptions of the training data get their own codes."""
+    min_confidence: float = 0.0
+
+
+class Preview(BaseModel):
+    """The first rows of a file."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    input_col: str | None
+    language_col: str | None
+    """Columns that probably hold descriptions and languages."""
+    notices: list[str]
+
+
+class File(BaseModel):
+    """A file, and how far it is."""
+
+    id: str
+    name: str
+    state: State
+    options: Options | None = None
+    num_rows: int | None = None
+    rows_done: int = 0
+    rows_per_second: float | None = None
+    seconds_left: float | None = None
+    message: str = ""
+
+
+class Files:
+    """The files of a desk.
+
+    Parameters
+    ----------
+    folder : Path
+    store : Store
+    coding : CodingDesk
+    input_col, language_col : str, optional
+        What the model's own data call their columns.
+    """
+
+    def __init__(
+        self, folder: Path, store: Store, coding: CodingDesk, *, input_col: str | None, language_col: str | None
+    ) -> None:
+        self._folder, self._store, self._coding = folder, store, coding
+        self._columns = (input_col, language_col)
+        self._changed = threading.Condition()
+        self._stop = False
+        self._cancelled: set[str] = set()
+        self._bar: tuple[str, tqdm] | None = None  # of the file that is being coded
+        for file in store.files():  # what a server that ended has left goes on
+            if file["state"] == "running":
+                store.put_file(file["id"], state="queued")
+        self._worker = threading.Thread(target=self._work, name="files", daemon=True)
+
+    def start(self) -> None:
+        """Begin to code what waits."""
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Interrupt the coding, which the next server resumes."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        if self._worker.is_alive():
+            self._worker.join(timeout=30)
+
+    def new(self, name: str) -> tuple[str, Path]:
+        """Return the number of a file to come, and the path to write it to.
+
+        Raises
+        ------
+        UserError
+            Where the suffix is none of a table's.
+        """
+        suffix = next((suffix for suffix in reversed(SUFFIXES) if name.lower().endswith(suffix)), None)
+        if suffix is None:
+            raise UserError(f"{name} is no table that can be read; send a file that ends in {', '.join(SUFFIXES)}.")
+        file = secrets.token_hex(8)
+        path = self._folder / file / f"input{suffix}"
+        path.parent.mkdir(parents=True)
+        self._store.put_file(file, name=_bare(name), suffix=suffix, state="new", message="")
+        return file, path
+
+    def all(self) -> list[File]:
+        """Return all files, the last one first."""
+        return [self._described(record) for record in self._store.files()]
+
+    def get(self, file: str) -> File:
+        """Return a file; raises KeyError where there is none of that number."""
+        return self._described(self._record(file))
+
+    def preview(self, file: str) -> Preview:
+        """Return the first rows.
+
+        Raises
+        ------
+        UserError
+            As the command line does, with the user's name of the file.
+        """
+        record = self._record(file)
+        path = self._path(record)
+        input_col, language_col = self._columns
+        with _named(path, record["name"]):
+            table = open_table(path, (), optional=[*filter(None, self._columns), *_DESCRIPTIONS, "lang"])
+            chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
+        cells = [[_shown(cell) for cell in strings(column).to_pylist()] for column in chunk.columns]
+        names = {name.lower(): name for name in table.header}
+        likely = [names[name] for name in (input_col, *_DESCRIPTIONS) if name and name.lower() in names]
+        langs = [name for name in (language_col, "lang", "language") if name in table.header]
+        return Preview(
+            columns=table.header,
+            rows=[list(row) for row in zip(*cells, strict=True)],
+            input_col=likely[0] if likely else None,
+            language_col=langs[0] if langs else None,
+            notices=[notice.replace(str(path), record["name"]) for notice in table.notices],
+        )
+
+    def code(self, file: str, options: Options) -> File:
+        """Put a file into the queue.
+
+        Raises
+        ------
+        UserError
+            Where the options do not fit the file.
+        """
+        record = self._record(file)
+        if record["state"] in ("queued", "running"):
+            raise UserError(f"{record['name']} is being coded already.")
+        path = self._path(record)
+        with _named(path, record["name"]):
+            config = self._config(record, options)
+            table = open_table(path, config.input_cols)
+            names = self._coding.coder.column_names(config.mode, k=config.k)
+            names_of_output(names, self._coding.coder.system, config, taken=table.header)
+        with self._changed:
+            self._cancelled.discard(file)
+            self._store.put_file(
+                file, state="queued", options=options.model_dump_json(), num_rows=count_rows(table), message=""
+            )
+            self._changed.notify_all()
+        return self.get(file)
+
+    def cancel(self, file: str) -> File:
+        """Stop coding a file; what is coded stays for when it is started again."""
+        record = self._record(file)
+        with self._changed:
+            if record["state"] in ("queued", "running"):
+                self._cancelled.add(file)
+            if record["state"] == "queued":
+                self._store.put_file(file, state="cancelled")
+        return self.get(file)
+
+    def remove(self, file: str) -> None:
+        """Delete a file and its codes."""
+        record = self._record(file)
+        if record["state"] in ("queued", "running"):
+            raise UserError(f"{record['name']} is being coded; cancel that first.")
+        shutil.rmtree(self._folder / record["id"], ignore_errors=True)
+        self._store.drop_file(record["id"])
+
+    def result(self, file: str) -> tuple[Path, str]:
+        """Return the coded file, and what to call it."""
+        record = self._record(file)
+        if record["state"] != "done":
+            raise UserError(f"{record['name']} is not coded yet.")
+        stem = record["name"][: -len(record["suffix"])]
+        return self._output(record), f"{stem}_coded{record['suffix']}"
+
+    def to_review(self, file: str) -> int:
+        """Make cards of a coded file; return their source."""
+        path, name = self.result(file)
+        options = Options(**json.loads(self._record(file)["options"]))
+        with _named(path, name):
+            return add_cards(
+                path, name, self._store, self._coding, input_col=options.input_col, language_col=options.language_col
+            )
+
+    def _record(self, file: str) -> dict[str, Any]:
+        return next((record for record in self._store.files() if record["id"] == file), None) or _none(file)
+
+    def _path(self, record: dict[str, Any]) -> Path:
+        return self._folder / record["id"] / f"input{record['suffix']}"
+
+    def _output(self, record: dict[str, Any]) -> Path:
+        return self._folder / record["id"] / f"coded{record['suffix']}"
+
+    def _config(self, record: dict[str, Any], options: Options) -> PredictConfig:
+        return PredictConfig(
+            input=str(self._path(record)),
+            output=str(self._output(record)),
+            mode=self._coding.coder.mode,
+            **options.model_dump(exclude={"known"}),
+        )
+
+    def _described(self, record: dict[str, Any]) -> File:
+        options = Options(**json.loads(record["options"])) if record["options"] else None
+        values = {name: record[name] for name in ("id", "name", "state", "num_rows", "message")}
+        file = File(**values, options=options)
+        bar = self._bar
+        if file.state == "done":
+            file.rows_done = file.num_rows or 0
+        elif bar is not None and bar[0] == file.id:
+            now = bar[1].format_dict
+            file.rows_done, file.rows_per_second = int(now["n"]), now["rate"]
+            if now["rate"]:
+                file.seconds_left = max(0.0, (now["total"] or 0) - now["n"]) / now["rate"]
+        return file
+
+    def _work(self) -> None:
+        """Code what is in the queue, until the desk closes."""
+        while True:
+            with self._changed:
+                waiting = [record for record in self._store.files() if record["state"] == "queued"]
+                if self._stop:
+                    return
+                if not waiting:
+                    self._changed.wait()
+                    continue
+                record = waiting[-1]
+                self._store.put_file(record["id"], state="running")
+            state, message = self._code(record)
+            self._store.put_file(record["id"], state=state, message=message)
+            self._bar = None
+
+    def _code(self, record: dict[str, Any]) -> tuple[State, str]:
+        """Code a file; return how that ended."""
+        path, said = self._path(record), list[str]()
+
+        def check() -> None:
+            if self._stop or record["id"] in self._cancelled:
+                raise KeyboardInterrupt  # upon which `predict_file` keeps what is coded
+
+        try:
+            options = Options(**json.loads(record["options"]))
+            coder = CoderInTurns(self._coding.coder, self._coding.turns, check)
+            with (
+                _named(path, record["name"]),
+                Path(os.devnull).open("w") as nowhere,
+                tqdm(total=record["num_rows"], file=nowhere) as bar,
+            ):
+                self._bar = record["id"], bar
+                predict_file(
+                    coder,
+                    self._config(record, options),
+                    model_id=self._coding.model_id,
+                    known=self._coding.known if options.known else None,
+                    overwrite=True,
+                    say=lambda text: said.append(text.replace(str(path), record["name"])),
+                    bar=bar,
+                )
+        except (Interrupted, KeyboardInterrupt):
+            return ("queued", "") if self._stop else ("cancelled", "")
+        except UserError as error:
+            return "failed", str(error)
+        except Exception as error:
+            traceback.print_exc()
+            return "failed", f"The program failed: {error}. Where histocoder serve runs there is more."
+        return "done", "\n".join(said[:-1])  # the last one says that it is coded
+
+
+def add_cards(
+    path: Path,
+    name: str,
+    store: Store,
+    coding: CodingDesk,
+    *,
+    input_col: str,
+    language_col: str | None,
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Make cards of what `histocoder predict` wrote, in the order of `histocoder review`; return their source."""
+    digest = sha256(path)
+    known = store.source_of(digest)
+    if known is not None:
+        return known
+    targets = coding.coder.model.config.target_cols
+    chosen = path.with_name(f".{path.name}.{secrets.token_hex(4)}.cards")
+
+    def tell(text: str) -> None:
+        """Pass on notices, but not what `review` says of its own file."""
+        if str(chosen) not in text:
+            say(text)
+
+    try:
+        cards = review(
+            path, chosen, budget=1 << 62, input_col=input_col, language_col=language_col, target_cols=targets, say=tell
+        )
+    finally:
+        chosen.unlink(missing_ok=True)
+    lang_col = language_col or next((column for column in cards.columns[1:2] if column.endswith("lang")), None)
+    codes = cards[list(targets)].to_numpy(dtype=object)
+    frame = pd.DataFrame(
+        {
+            "text": cards[input_col].fillna("").astype(str),
+            "lang": cards[lang_col].fillna("unk").astype(str) if lang_col else "unk",
+            "predicted": [[code for code in row if not pd.isna(code) and code] for row in codes],
+            "conf": cards["conf"],
+            "times": cards["times"],
+        }
+    )
+    return store.add_source(name, digest, frame)
+
+
+@contextmanager
+def _named(path: Path, name: str) -> Iterator[None]:
+    """Have messages name a file as the user does."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(str(path), name)) from error
+
+
+def _none(file: str) -> NoReturn:
+    raise KeyError(file)
+
+
+def _bare(name: str) -> str:
+    """Return the last part of a name, as far as it can be printed."""
+    last = PureWindowsPath(PurePosixPath(name).name).name
+    return "".join(char for char in last if char.isprintable())[-200:]
+
+
+def _shown(cell: str | None) -> str:
+    text = cell or ""
+    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"

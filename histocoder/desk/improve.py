@@ -1,0 +1,186 @@
+"""From checked codes to a better model: corrections as a file, and the training run that takes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel
+
+from histocoder.checkpoints.run_folder import ARGS_FILE, METRICS_FILE
+from histocoder.data.corrections import CHECKED_COL
+from histocoder.desk.store import Store
+from histocoder.errors import UserError
+from histocoder.evaluation.review import next_step
+from histocoder.files import replacing
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_LOG_LINES = 12
+
+
+class Score(BaseModel):
+    """How right a model is on its run's validation data."""
+
+    accuracy: float
+    rows: int
+
+
+class Improvement(BaseModel):
+    """What there is to train on, and how far training is."""
+
+    corrections: int
+    command: str
+    is_complete: bool
+    """Whether the command can be run as it stands."""
+    may_train: bool
+    state: Literal["idle", "running", "done", "failed"]
+    log: str
+    before: Score | None
+    after: Score | None
+
+
+class Improve:
+    """Exports corrections and runs the training.
+
+    Parameters
+    ----------
+    store : Store
+    folder : Path
+        The desk's, for the corrections and the log.
+    model : str
+        As the user named it.
+    run : Path
+        The folder of the model's run.
+    target_cols : tuple of str
+    may_train : bool
+        Whether the server may start the training itself.
+    """
+
+    def __init__(
+        self, store: Store, folder: Path, *, model: str, run: Path, target_cols: tuple[str, ...], may_train: bool
+    ) -> None:
+        self._store, self._model, self._run, self.may_train = store, model, run, may_train
+        self._file, self._log = folder / "corrections.csv", folder / "training.log"
+        self._target_cols = target_cols
+        args = run / ARGS_FILE
+        self.settings: dict[str, Any] = yaml.safe_load(args.read_text(encoding="utf-8")) if args.is_file() else {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: list[str] = []  # of the command that runs
+
+    def corrections(self, *, raw: bool) -> str:
+        """Return the settled descriptions as CSV that `finetune.py --corrections` takes.
+
+        Parameters
+        ----------
+        raw : bool
+            Whether descriptions that spreadsheets take as formulas stay as they are, instead of with an apostrophe
+            before them.
+        """
+        text_col = self.settings.get("input_col") or "occ1"
+        lang_col = self.settings.get("language_col") or (None if self.settings else "lang")
+        codes = [*self._target_cols]
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerow([text_col, *([lang_col] if lang_col else []), CHECKED_COL, *codes, "conf", "times", "who"])
+        seen: set[tuple[str, str]] = set()
+        for card in self._store.settled():
+            if (card.text, card.lang) in seen:  # of several decisions the last one counts
+                continue
+            seen.add((card.text, card.lang))
+            given = card.codes or []
+            text, who = (value if raw else _harmless(value) for value in (card.text, card.who or ""))
+            lang = [card.lang] if lang_col else []
+            row = [
+                text,
+                *lang,
+                "x",
+                *given,
+                *[""] * (len(codes) - len(given)),
+                f"{card.confidence:.6f}",
+                card.times,
+                who,
+            ]
+            writer.writerow(row)
+        return written.getvalue()
+
+    def state(self) -> Improvement:
+        """Return what there is to train on, and how far training is."""
+        number = len({(card.text, card.lang) for card in self._store.settled()})
+        sentence, _, command = next_step(self._model, self._file, self._run, self.settings).partition("\n")
+        ended = None if self._process is None else self._process.poll()
+        state: Literal["idle", "running", "done", "failed"] = "idle"
+        if self._process is not None:
+            state = "running" if ended is None else "failed" if ended else "done"
+        lines = self._log.read_text(encoding="utf-8", errors="replace") if self._process is not None else ""
+        after = None
+        if state == "done":
+            after = _score(Path(self._words[self._words.index("--save-path") + 1]))
+        return Improvement(
+            corrections=number,
+            command=command or sentence,
+            is_complete=bool(command),
+            may_train=self.may_train,
+            state=state,
+            log="\n".join(lines.replace("\r", "\n").splitlines()[-_LOG_LINES:]),
+            before=_score(self._run),
+            after=after,
+        )
+
+    def keep(self) -> None:
+        """Write the corrections where the command has them."""
+        with replacing(self._file) as temporary:
+            temporary.write_text(self.corrections(raw=True), encoding="utf-8")
+
+    def train(self) -> None:
+        """Start the training.
+
+        Raises
+        ------
+        UserError
+            Where the server may not, nothing is corrected, or training runs already.
+        """
+        now = self.state()
+        if not self.may_train:
+            raise UserError("This server does not train; start it with --allow-training, or run the command yourself.")
+        if now.state == "running":
+            raise UserError("Training is running already.")
+        if not now.corrections:
+            raise UserError("There are no corrections yet. Check some descriptions under Review first.")
+        if not now.is_complete:
+            raise UserError(now.command)
+        self.keep()
+        self._words = shlex.split(now.command)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *self._words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def stop(self) -> None:
+        """Ask a training that runs to save its state and end."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def _harmless(text: str) -> str:
+    """Return a text that no spreadsheet computes."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _score(run: Path) -> Score | None:
+    """Return how right a run's model was in its report; None where there is none."""
+    try:
+        metrics = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))
+        return Score(accuracy=metrics["answer"]["overall"]["accuracy"], rows=metrics["num_rows"])
+    except (OSError, ValueError, KeyError):
+        return None

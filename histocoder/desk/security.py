@@ -1,0 +1,160 @@
+"""Who may ask the desk for anything: a token, the right Host and Origin, and bodies of a limited size."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+BODY_BYTES = 1 << 20
+"""Of a request at most, but for uploads."""
+UPLOAD_BYTES = 2 << 30
+UPLOAD_PATH = "/api/files"
+_SECONDS = 30.0
+"""Without a byte of a body, after which a request is refused."""
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_NO_TOKEN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>histocoder</title>
+<h1>This page needs its token</h1>
+<p>Open the whole address that <code>histocoder serve</code> printed, with <code>?token=…</code>.</p></html>"""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    return host in _LOOPBACK
+
+
+class Guard:
+    """ASGI middleware that lets through what comes from the desk's own page, or from a program with the token.
+
+    The token is in a cookie that scripts can't read and that other sites' pages don't send, or in the header
+    `Authorization: Bearer …`. The address with `?token=…` sets the cookie. A request under a foreign name (DNS
+    rebinding) or from a foreign page is refused whatever token it has.
+
+    Parameters
+    ----------
+    app : ASGI application
+    token : str
+    host : str
+        Address that the server listens at; unless it is this machine's own, every IP address and the machine's name
+        are names of the server, too.
+    port : int
+        In the cookie's name, since cookies are shared by all ports.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, host: str, port: int) -> None:
+        self._app, self._token = app, token.encode()
+        self._cookie = f"histocoder_{port}"
+        self._any_address = not is_loopback(host)
+        names = {host, socket.gethostname(), socket.getfqdn()} if self._any_address else set()
+        self._names = {name.lower() for name in _LOOPBACK | names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # there are no web sockets
+        headers = Headers(scope=scope)
+        in_address = self._is_token(parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0])
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    sent.setdefault(name, value)
+                if in_address and scope["path"] == "/" and message["status"] == 200:
+                    token = self._token.decode()
+                    sent.append("Set-Cookie", f"{self._cookie}={token}; Path=/; HttpOnly; SameSite=Strict")
+            await send(message)
+
+        most = UPLOAD_BYTES if scope["method"] == "POST" and scope["path"] == UPLOAD_PATH else BODY_BYTES
+        refusal = self._refusal(scope, headers, in_address=in_address and scope["path"] == "/")
+        length = headers.get("content-length", "0")
+        if refusal is None and (not length.isdecimal() or int(length) > most):
+            refusal = 413, _too_large(most)
+        if refusal is None:
+            await self._app(scope, _limited(receive, most), answer)
+            return
+        status, reason = refusal
+        wants_page = status == 401 and scope["path"] == "/"
+        response = HTMLResponse(_NO_TOKEN, status) if wants_page else JSONResponse({"detail": reason}, status)
+        await response(scope, receive, answer)
+
+    def _refusal(self, scope: Scope, headers: Headers, *, in_address: bool) -> tuple[int, str] | None:
+        """Return status and reason where a request is refused."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._is_own(host):
+            return 421, "This server does not answer under that name."
+        if origin is not None and urlsplit(origin).netloc != host:
+            return 403, "Requests from other sites are refused."
+        if self._is_token(headers.get("authorization", "").removeprefix("Bearer ")):
+            return None
+        if not in_address and not self._is_token(_cookies(headers).get(self._cookie, "")):
+            return 401, "The token is missing or wrong; histocoder serve prints it."
+        if scope["method"] not in ("GET", "HEAD") and origin is None:
+            return 403, "The request does not say which site it comes from."
+        return None
+
+    def _is_token(self, text: str) -> bool:
+        return secrets.compare_digest(text.encode("utf-8", "replace"), self._token)
+
+    def _is_own(self, host: str) -> bool:
+        """Return whether a Host header names this server."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name.lower() in self._names:
+                return True
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return self._any_address
+
+
+def _cookies(headers: Headers) -> dict[str, str]:
+    try:
+        return {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
+    except CookieError:
+        return {}
+
+
+def _limited(receive: Receive, most: int) -> Receive:
+    """Receive a body, up to so many bytes."""
+    received, is_whole = 0, False
+
+    async def next_part() -> Message:
+        nonlocal received, is_whole
+        try:  # what comes after the body is the end of the connection, which may take its time
+            with anyio.fail_after(None if is_whole else _SECONDS):
+                message = await receive()
+        except TimeoutError as error:
+            raise HTTPException(408, "The request took too long.") from error
+        received += len(message.get("body", b""))
+        is_whole = not message.get("more_body", False)
+        if received > most:
+            raise HTTPException(413, _too_large(most))
+        return message
+
+    return next_part
+
+
+def _too_large(most: int) -> str:
+    size = f"{most >> 30} GB" if most >= 1 << 30 else f"{most >> 20} MB"
+    return f"That is more than {size}; code it with `histocoder predict` instead."

@@ -1,0 +1,158 @@
+// Send tables in, choose their columns, watch them being coded.
+import { api, bar, count, doing, el, get, languageSelect, say } from "./lib.js";
+
+let timer;
+
+export function start() {
+  get("file").onchange = (event) => event.target.files[0] && send(event.target.files[0]);
+  const drop = get("drop");
+  for (const kind of ["dragover", "dragleave", "drop"])
+    drop.addEventListener(kind, (event) => {
+      event.preventDefault();
+      drop.classList.toggle("over", kind === "dragover");
+      if (kind === "drop" && event.dataTransfer.files[0]) send(event.dataTransfer.files[0]);
+    });
+}
+
+export const show = doing(list);
+
+export function hide() {
+  clearTimeout(timer);
+}
+
+// XMLHttpRequest, since fetch does not tell how much is sent.
+function send(file) {
+  const request = new XMLHttpRequest();
+  const stop = el("button", { onclick: () => request.abort() }, "Cancel");
+  const progress = (share) =>
+    get("sending").replaceChildren(el("p", {}, `Sending ${file.name}`), bar(share, "Sent", true), stop);
+  const end = (text) => {
+    get("sending").hidden = true;
+    get("file").value = "";
+    if (text) say(text);
+  };
+  get("file-form").hidden = true;
+  get("sending").hidden = false;
+  progress(0);
+  request.upload.onprogress = (event) => progress(event.loaded / event.total);
+  request.onabort = () => end("Cancelled.");
+  request.onerror = () => end("The file could not be sent: the server ended the connection.");
+  request.onload = doing(async () => {
+    const body = JSON.parse(request.responseText || "{}");
+    if (request.status !== 201) {
+      end();
+      get("file-form").hidden = false;
+      return get("file-form").replaceChildren(el("p", { class: "error", role: "alert" }, body.detail || `The server answered ${request.status}.`));
+    }
+    end();
+    await choose(body);
+    await list();
+  });
+  request.open("POST", `/api/files?name=${encodeURIComponent(file.name)}`);
+  request.send(file);
+}
+
+const option = (value, chosen, text = value) => el("option", { value, selected: value === chosen }, text);
+
+async function choose(file) {
+  const form = get("file-form");
+  const preview = await api(`files/${file.id}/preview`);
+  const before = file.options || {};
+  const texts = before.input_col || preview.input_col;
+  const langs = before.language_col || preview.language_col;
+  const input = el("select", { id: "input-col", required: true }, option("", texts, "Choose…"), preview.columns.map((name) => option(name, texts)));
+  const column = el("select", { id: "language-col" }, option("", langs, "no: one for all rows"), preview.columns.map((name) => option(name, langs)));
+  const language = languageSelect("file-language");
+  const known = el("input", { type: "checkbox", id: "known", checked: before.known });
+  const table = el("table", {});
+  const mark = () => {
+    language.disabled = column.value !== "";
+    const row = (kind, cells) => el("tr", {}, cells.map((cell, i) =>
+      el(kind, { "data-chosen": [input.value, column.value].includes(preview.columns[i]), scope: kind === "th" && "col" }, cell)));
+    table.replaceChildren(el("thead", {}, row("th", preview.columns)), el("tbody", {}, preview.rows.map((cells) => row("td", cells))));
+  };
+  input.onchange = column.onchange = mark;
+  mark();
+  form.replaceChildren(...[
+    el("h2", { tabindex: "-1" }, file.name),
+    ...preview.notices.map((text) => el("p", { class: "notice" }, text)),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "First rows" }, table),
+    el("div", { class: "row" },
+      el("label", {}, "Descriptions are in ", input),
+      el("label", {}, "Languages are in ", column),
+      el("label", {}, "Language ", language)),
+    el("label", { class: "inline" }, known, " Descriptions of the training data keep the codes that people gave them"),
+    el("div", { class: "row" },
+      el("button", { class: "primary", type: "submit" }, "Code this file"),
+      el("button", { type: "button", onclick: () => (form.hidden = true) }, "Not now")),
+  ]);
+  form.onsubmit = doing(async () => {
+    const options = { input_col: input.value, language_col: column.value || null, known: known.checked };
+    if (!column.value) options.language = language.value;
+    await api(`files/${file.id}/code`, { json: options });
+    form.hidden = true;
+    await list();
+  });
+  form.hidden = false;
+  form.querySelector("h2").focus();
+}
+
+async function list() {
+  clearTimeout(timer);
+  const files = await api("files");
+  get("sent-title").hidden = !files.length;
+  const focused = document.activeElement?.dataset?.key;
+  get("sent").replaceChildren(...files.map(shown));
+  if (focused) get("sent").querySelector(`[data-key="${focused}"]`)?.focus();
+  if (files.some((file) => ["queued", "running"].includes(file.state))) timer = setTimeout(doing(list), 1000);
+}
+
+const button = (file, text, action) => el("button", { "data-key": `${file.id}-${text}`, onclick: doing(action), "aria-label": `${text}: ${file.name}` }, text);
+
+const actions = {
+  new: (file) => [code(file, "Choose columns"), remove(file)],
+  queued: (file) => [cancel(file)],
+  running: (file) => [cancel(file)],
+  cancelled: (file) => [again(file), remove(file)],
+  failed: (file) => [code(file, "Choose columns"), remove(file)],
+  done: (file) => [
+    el("a", { class: "button", href: `/api/files/${file.id}/result`, download: true, "data-key": `${file.id}-get`, "aria-label": `Download: ${file.name}` }, "Download"),
+    button(file, "Review", async () => {
+      await api(`files/${file.id}/review`, { method: "POST" });
+      location.hash = "review";
+    }),
+    remove(file),
+  ],
+};
+const code = (file, text) => button(file, text, () => choose(file));
+const cancel = (file) => button(file, "Cancel", async () => (await api(`files/${file.id}/cancel`, { method: "POST" }), list()));
+const again = (file) => button(file, "Continue", async () => (await api(`files/${file.id}/code`, { json: file.options }), list()));
+const remove = (file) => button(file, "Delete", async () => {
+  if (confirm(`Delete ${file.name} and its codes from the server?`)) await api(`files/${file.id}`, { method: "DELETE" });
+  await list();
+});
+
+function shown(file) {
+  const share = file.num_rows ? file.rows_done / file.num_rows : 0;
+  const speed = file.rows_per_second ? `, ${count(file.rows_per_second)} rows/s` : "";
+  const left = file.seconds_left == null ? "" : `, ${duration(file.seconds_left)} left`;
+  const states = {
+    new: "Sent; its columns are to be chosen.",
+    queued: "Waits for its turn.",
+    running: `${count(file.rows_done)} of about ${count(file.num_rows)} rows${speed}${left}`,
+    cancelled: "Cancelled; what is coded is kept for when it continues.",
+    failed: "Not coded.",
+    done: "Coded.",
+  };
+  return el("article", { class: "panel file" },
+    el("span", { class: "name" }, file.name),
+    el("span", { class: "buttons" }, actions[file.state](file)),
+    file.state === "running" ? el("span", { class: "whole" }, bar(share, "Coded", true)) : null,
+    el("span", { class: "whole quiet" }, states[file.state]),
+    file.message ? el("span", { class: file.state === "failed" ? "whole error" : "whole quiet" }, file.message) : null);
+}
+
+function duration(seconds) {
+  if (seconds < 90) return `${Math.ceil(seconds)} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}

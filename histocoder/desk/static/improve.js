@@ -1,0 +1,40 @@
+// From what is settled to the next model.
+import { api, count, doing, el, get, percent, say } from "./lib.js";
+
+let timer;
+
+export function start() {}
+
+export const show = doing(async () => draw(await api("improve")));
+
+export function hide() {
+  clearTimeout(timer);
+}
+
+const post = (what) => doing(async () => draw(await api(`improve/${what}`, { method: "POST" })));
+
+async function copy(command) {
+  await api("improve/keep", { method: "POST" });
+  await navigator.clipboard.writeText(command);
+  say("Copied. The corrections are written where the command has them.");
+}
+
+function draw(now) {
+  clearTimeout(timer);
+  const score = (name, one) => one && el("p", {}, el("span", { class: "figure" }, percent(one.accuracy, 1)), `right ${name}, on ${count(one.rows)} rows of validation data`);
+  const run = now.may_train ? [
+    el("div", { class: "row" }, now.state === "running" ? el("button", { onclick: post("stop") }, "Stop training")
+      : el("button", { class: "primary", onclick: post("train"), disabled: !now.corrections || !now.is_complete }, "Train now")),
+    now.state === "failed" ? el("p", { class: "error", role: "alert" }, "The training ended early. Start it again to resume it; its last words are below.") : null,
+    now.log ? el("pre", { tabindex: "0", "aria-label": "What the training says" }, now.log) : null,
+  ] : [el("p", { class: "quiet" }, "Run it in a terminal, in the folder where the server was started. A server started with --allow-training has a button here.")];
+  get("improving").replaceChildren(el("ol", { class: "steps panel" },
+    el("li", {}, el("strong", {}, `${count(now.corrections)} checked descriptions`), " are settled under ", el("a", { href: "#review" }, "Review"), ". ",
+      now.corrections ? el("a", { href: "/api/corrections.csv", download: true }, "Export them as CSV") : null),
+    el("li", {}, el("strong", {}, "Train on them."), " They are added to the training data, and override earlier codes of the same descriptions; the validation data get none of them.",
+      el("pre", { tabindex: "0", "aria-label": "Command" }, now.command),
+      now.is_complete ? el("button", { onclick: doing(() => copy(now.command)) }, "Copy the command") : null, run.filter(Boolean)),
+    el("li", {}, el("strong", {}, "Serve the new model"), ` with histocoder serve --model, and code the file again.`,
+      el("div", { class: "columns" }, score("before", now.before), score("after", now.after)))));
+  if (now.state === "running") timer = setTimeout(show, 2000);
+}

@@ -1,0 +1,100 @@
+// What all parts of the page use. Text reaches the page through text nodes alone, so that nothing in it is markup.
+
+export class Refused extends Error {
+  constructor(status, body) {
+    super(sentence(body) || `The server answered ${status}.`);
+    this.status = status;
+    this.body = body;
+  }
+}
+
+function sentence(body) {
+  if (!body) return "";
+  if (Array.isArray(body.detail)) return body.detail.map((one) => one.msg).join("; ");
+  return body.detail || "";
+}
+
+export async function api(path, options = {}) {
+  const { json, ...rest } = options;
+  if (json !== undefined) {
+    rest.method = rest.method || "POST";
+    rest.headers = { "Content-Type": "application/json" };
+    rest.body = JSON.stringify(json);
+  }
+  let response;
+  try {
+    response = await fetch(`/api/${path}`, rest);
+  } catch {
+    throw new Refused(0, { detail: "The server does not answer. Nothing that was saved is lost; is it still running?" });
+  }
+  const body = response.headers.get("content-type")?.startsWith("application/json") ? await response.json() : null;
+  if (!response.ok) throw new Refused(response.status, body);
+  return body;
+}
+
+// Make an element: el("p", { class: "quiet", onclick: f }, "text", other, …); null children are left out.
+export function el(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value != null) made.setAttribute(key, value);
+  }
+  made.append(...children.flat().filter((child) => child != null));
+  return made;
+}
+
+export const get = (id) => document.getElementById(id);
+export const count = (number) => Math.round(number).toLocaleString("en");
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+
+let quiet;
+export function say(text) {
+  get("status").textContent = text;
+  clearTimeout(quiet);
+  quiet = setTimeout(() => (get("status").textContent = ""), 6000);
+}
+
+// Run what a button does, and say what went wrong.
+export const doing = (action) => async (event) => {
+  event?.preventDefault?.();
+  try {
+    await action(event);
+  } catch (error) {
+    say(error.message);
+    if (!(error instanceof Refused)) throw error;
+  }
+};
+
+export function bar(share, label, wide = false) {
+  const filled = el("i");
+  filled.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return el("span", { class: wide ? "bar wide" : "bar", role: "img", "aria-label": `${label} ${percent(share)}` }, filled);
+}
+
+export const codeName = (code) => [el("span", { class: "code" }, code.code), " ", code.title || ""];
+
+export const codeNames = (codes) => codes.map((code) => (code.title ? `${code.code} ${code.title}` : code.code)).join(", ");
+
+let languages = [];
+// The language that was chosen last; at first the model's own, where it has one.
+const usual = () => localStorage.getItem("language") || (languages.length === 2 ? languages[1].code : "unk");
+export const languageName = (code) => languages.find((one) => one.code === code)?.name || code;
+
+export function fillLanguages(all) {
+  languages = all;
+  for (const select of document.querySelectorAll("select.languages")) {
+    select.replaceChildren(...languageOptions());
+    select.onchange = () => localStorage.setItem("language", select.value);
+  }
+}
+
+const languageOptions = () => languages.map((one) => el("option", { value: one.code, selected: one.code === usual() }, one.name));
+
+export const languageSelect = (id) => el("select", { id }, languageOptions());
+
+export function nearest(neighbours) {
+  return el("ul", { class: "list near" }, neighbours.map((one) =>
+    el("li", {}, el("span", {}, one.text), el("span", { class: "percent", title: "likeness of the encodings" }, one.similarity.toFixed(2)),
+      el("span", { class: "of" }, `${codeNames(one.codes)} · ${languageName(one.lang)}`))));
+}

@@ -1,0 +1,271 @@
+// Review cards: the least certain and most frequent descriptions first, by keys or by mouse.
+import { api, bar, codeName, codeNames, count, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
+
+const KEYS = [["↵", "accept the codes"], ["1–9", "take an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
+  ["0", "no occupation"], ["?", "unsure"], ["u", "undo"], ["← →", "move"]];
+let about, source, cards = [], at = 0, chosen = [], note = "", lastChange = 0, timer, isBusy = false, isOver = false;
+
+const who = () => localStorage.getItem("who");
+const usesKeys = () => localStorage.getItem("keys") !== "off";
+const present = () => cards[at];
+
+export function start(all) {
+  about = all;
+  document.addEventListener("keydown", key);
+  get("who-form").onsubmit = doing(() => {
+    const name = get("who").value.trim();
+    if (!name) return;
+    localStorage.setItem("who", name);
+    return show();
+  });
+}
+
+export const show = doing(async () => {
+  get("who-form").hidden = Boolean(who());
+  get("desk").hidden = !who();
+  if (!who()) return;
+  const sources = await api("review");
+  source = sources.find((one) => one.id === Number(sessionStorage.getItem("source"))) || sources[0];
+  cards = [];
+  at = 0;
+  isOver = false;
+  if (!source) {
+    get("trust").replaceChildren();
+    return get("card").replaceChildren(el("div", { class: "panel" }, el("p", {}, "There is no coded file to review yet. Code one under ",
+      el("a", { href: "#files" }, "Files"), " and choose Review there.")));
+  }
+  lastChange = (await api(`review/${source.id}/changes?after=${2 ** 40}`)).last;
+  await fetchMore();
+  choose(0);
+  await trust(sources);
+  timer = setTimeout(watch, 4000);
+});
+
+export function hide() {
+  clearTimeout(timer);
+}
+
+let fetching = null;
+
+// Get further cards ahead of need; there is nothing to wait for but where no card is left to show.
+function fetchMore() {
+  fetching ??= fetchCards().finally(() => (fetching = null));
+  return fetching;
+}
+
+async function fetchCards() {
+  const after = cards.length ? Math.max(...cards.map((one) => one.card.place)) : -1;
+  const more = await api(`review/${source.id}/cards?who=${encodeURIComponent(who())}&count=8&after=${after}`);
+  isOver = !more.length;
+  cards.push(...more.filter((one) => !cards.some((other) => other.card.id === one.card.id)));
+}
+
+// Show a card, with the codes as they were decided, or as the model gave them.
+function choose(place, message = "") {
+  at = place;
+  note = message;
+  const one = present();
+  if (!one) return finished();
+  chosen = one.card.codes ? one.card.codes.map(named(one)) : [...one.predicted];
+  draw();
+  get("card").querySelector(".text").focus({ preventScroll: true });
+}
+
+const named = (one) => (code) =>
+  [...one.predicted, ...one.answer.codes, ...one.answer.alternatives].find((other) => other.code === code) || { code };
+
+function finished() {
+  get("card").replaceChildren(el("div", { class: "panel" }, el("p", { class: "text", tabindex: "-1" }, "Nothing more to review"),
+    el("p", {}, "Each description here is decided, skipped, or with another reviewer. ",
+      el("button", { onclick: show }, "Look again"), " ", el("button", { onclick: doing(undo) }, "Undo ", el("kbd", {}, "u")))));
+  get("card").querySelector(".text").focus();
+}
+
+const alternatives = (one) => one.answer.alternatives.filter((code) => !one.predicted.some((own) => own.code === code.code)).slice(0, 9);
+
+function draw() {
+  const one = present(), { card, answer } = one;
+  const state = card.status === "open" ? null : el("span", { class: "badge" }, card.status === "unsure" ? `unsure: ${card.who}` : `settled: ${card.who}`);
+  get("card").replaceChildren(el("div", { class: "panel" },
+    el("p", { class: "quiet" }, `No. ${count(card.place + 1)} of ${count(source.cards)} · stands for ${count(card.times)} ${card.times === 1 ? "row" : "rows"} · ${languageName(card.lang)} `, state),
+    el("h2", { class: "text", tabindex: "-1" }, card.text),
+    note ? el("p", { class: "notice", role: "alert" }, note) : null,
+    el("h3", {}, "Codes"),
+    el("ul", { class: "chosen" }, chosen.length ? chosen.map((code) => el("li", {}, codeName(code),
+      el("button", { class: "plain", "aria-label": `Remove ${code.code}`, onclick: () => toggle(code, true) }, "×"))) : el("li", { class: "none" }, "none chosen")),
+    el("p", { class: "row" }, bar(card.confidence, "Confidence"), el("span", { class: "quiet" }, `confidence ${percent(card.confidence)}`)),
+    el("div", { class: "row actions" },
+      el("button", { class: "primary", onclick: doing(() => decide("settle")) }, "Accept", el("kbd", {}, "↵")),
+      el("button", { onclick: doing(() => decide("no occupation")), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
+      el("button", { onclick: doing(() => decide("unsure")) }, "Unsure", el("kbd", {}, "?")),
+      el("button", { onclick: doing(undo) }, "Undo", el("kbd", {}, "u")),
+      el("button", { "aria-label": "Previous", onclick: doing(() => move(-1)), disabled: at === 0 }, "←"),
+      el("button", { "aria-label": "Next, without a decision", onclick: doing(() => move(1)) }, "→")),
+    el("div", { class: "columns" },
+      el("div", {}, el("h3", {}, "Alternatives"), choices(alternatives(one), true)),
+      el("div", {},
+        el("label", { for: "search" }, "Search codes by number or title ", el("kbd", {}, "/")),
+        el("input", { type: "search", id: "search", autocomplete: "off", oninput: doing(search), onkeydown: inSearch }),
+        el("div", { id: "found", "aria-live": "polite" }),
+        answer.neighbours.length ? el("div", {}, el("h3", { class: "spaced" }, "Nearest in the training data"), nearest(answer.neighbours)) : null))));
+}
+
+function choices(codes, numbered) {
+  const row = (code, i) => el("li", {},
+    el("button", { class: "choice", "aria-pressed": String(has(code)), onclick: () => toggle(code, false), title: "Take as the only code" },
+      numbered ? el("kbd", { "aria-hidden": "true" }, String(i + 1)) : el("span"), el("span", { class: "code" }, code.code), el("span", {}, code.title || ""),
+      el("span", { class: "percent" }, code.probability == null ? "" : percent(code.probability, 1))),
+    about.most_codes > 1 ? el("button", { class: "plain", "aria-label": `Add ${code.code} as a further code`, title: "Add as a further code", onclick: () => toggle(code, true) }, "+") : null);
+  return el("ul", { class: "list choices" }, codes.map(row));
+}
+
+const has = (code) => chosen.some((one) => one.code === code.code);
+
+// Take a code as the only one; or, with `further`, add it, or remove one that is there.
+function toggle(code, further) {
+  if (!further) chosen = [code];
+  else if (has(code)) chosen = chosen.filter((one) => one.code !== code.code);
+  else if (chosen.length >= about.most_codes) return say(`A description has ${about.most_codes} codes at most.`);
+  else chosen = [...chosen, code];
+  note = "";
+  draw();
+  get("card").querySelector(".text").focus({ preventScroll: true });
+  say(`Codes: ${codeNames(chosen) || "none"}`);
+}
+
+let asked = 0;
+async function search() {
+  const number = ++asked, query = get("search").value.trim();
+  const codes = query ? await api(`codes?limit=8&q=${encodeURIComponent(query)}`) : [];
+  if (number !== asked || !get("found")) return;
+  const own = query && !codes.some((one) => one.code === query) && /^\S+$/.test(query) && /\d/.test(query) ? [{ code: query, title: "a code that the model does not know" }] : [];
+  get("found").replaceChildren(choices([...codes, ...own], false));
+}
+
+function inSearch(event) {
+  const found = [...get("found").querySelectorAll("button.choice")];
+  if (event.key === "Enter" && found.length) {
+    event.preventDefault();
+    (event.shiftKey ? found[0].nextSibling || found[0] : found[0]).click();
+  } else if (event.key === "ArrowDown" && found.length) {
+    event.preventDefault();
+    found[0].focus();
+  } else if (event.key === "Escape") get("card").querySelector(".text").focus();
+}
+
+// One decision at a time: none is made on a card that is not shown yet.
+async function alone(action) {
+  if (isBusy) return;
+  isBusy = true;
+  try {
+    await action();
+  } finally {
+    isBusy = false;
+  }
+}
+
+const decide = (action) => alone(async () => {
+  const one = present();
+  if (!one) return;
+  if (action === "settle" && !chosen.length) return say("There is no code. Choose one, or 0 for no occupation, or ? for unsure.");
+  const codes = chosen.map((code) => code.code);
+  try {
+    one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, action, codes } });
+  } catch (error) {
+    if (!(error instanceof Refused && error.status === 409)) throw error;
+    one.card = error.body.card;
+    return choose(at, decidedBy(one.card));
+  }
+  say(`Saved: ${one.card.codes ? codeNames(one.card.codes.map(named(one))) : "unsure"}`);
+  await forward();
+  trust().catch(() => {});
+});
+
+const decidedBy = (card) => {
+  const what = card.status === "unsure" ? "is unsure" : card.status === "open" ? "took a decision back" : `has decided: ${card.codes.join(", ")}`;
+  return `${card.who || "Another reviewer"} ${what}. Accept to put the codes below in its place, or go on with →.`;
+};
+
+async function go(place) {
+  if (place >= cards.length - 4 && !isOver) {
+    const more = fetchMore();
+    if (place >= cards.length) await more;
+    else more.catch(() => {});
+  }
+  choose(Math.min(place, cards.length));
+}
+
+async function forward() {
+  let place = at + 1;
+  while (cards[place] && cards[place].card.status !== "open") place += 1;
+  await go(place);
+}
+
+const move = (by) => alone(async () => at + by >= 0 && go(at + by));
+
+const undo = () => alone(async () => {
+  const back = await api(`review/${source.id}/undo`, { json: { who: who() } });
+  const place = cards.findIndex((one) => one.card.id === back.card.id);
+  if (place < 0) cards.splice(at, 0, back);
+  else cards[place] = back;
+  choose(place < 0 ? at : place);
+  say(`Taken back: ${back.card.text}`);
+  trust().catch(() => {});
+});
+
+function key(event) {
+  if (get("review").hidden || get("desk").hidden || event.ctrlKey || event.altKey || event.metaKey || !usesKeys()) return;
+  if (event.target.closest("input, textarea, select")) return;
+  if (event.key === "Enter" && event.target.closest("button, a")) return;
+  if (event.repeat) return; // a key that is held down decides once
+  const digit = event.code.match(/^(?:Digit|Numpad)([1-9])$/);
+  const other = digit && present() && alternatives(present())[digit[1] - 1];
+  const actions = { Enter: () => decide("settle"), 0: () => decide("no occupation"), "?": () => decide("unsure"), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
+  const action = event.key === "/" || event.key === "?" ? actions[event.key] : other ? () => toggle(other, event.shiftKey) : actions[event.key];
+  if (!action || (event.key === "0" && !about.no_occupation)) return;
+  event.preventDefault();
+  doing(action)();
+}
+
+// See what other reviewers decide.
+async function watch() {
+  try {
+    const changes = await api(`review/${source.id}/changes?after=${lastChange}`);
+    if (changes.last !== lastChange) {
+      lastChange = changes.last;
+      for (const card of changes.cards) {
+        const one = cards.find((other) => other.card.id === card.id);
+        if (!one || one.card.version >= card.version) continue;
+        one.card = card;
+        if (one === present()) choose(at, decidedBy(card));
+      }
+      await trust();
+    }
+  } catch { /* the next decision says what is wrong */ }
+  timer = setTimeout(watch, 4000);
+}
+
+async function trust(sources) {
+  const now = await api(`review/${source.id}/trust`);
+  const range = (one) => `${percent(one.low, 1)} to ${percent(one.high, 1)}`;
+  const others = sources || (await api("review"));
+  get("trust").className = "trust";
+  const select = others.length > 1 ? el("select", { "aria-label": "File", onchange: (event) => (sessionStorage.setItem("source", event.target.value), hide(), show()) },
+    others.map((one) => el("option", { value: one.id, selected: one.id === source.id }, one.name))) : el("p", { class: "quiet" }, source.name);
+  const keys = el("input", { type: "checkbox", checked: usesKeys(), onchange: (event) => localStorage.setItem("keys", event.target.checked ? "on" : "off") });
+  get("trust").replaceChildren(...[
+    select,
+    el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, by ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
+      now.cards_unsure ? `; ${count(now.cards_unsure)} unsure` : ""),
+    bar(now.rows ? now.rows_settled / now.rows : 0, "Settled", true),
+    now.rest ? el("p", {}, el("span", { class: "figure" }, percent(now.rest.mean, 1)), `of the other rows are right, about; 95 % interval ${range(now.rest)}`) : null,
+    now.whole ? el("p", {}, `The whole file: about ${percent(now.whole.mean, 1)} right.`) : null,
+    now.cards_settled ? el("p", {}, `The model was right in ${count(now.right)} of the ${count(now.cards_settled)} checked.`) : null,
+    now.hour_cards ? el("p", {}, `An hour more, at ${now.seconds_per_card.toFixed(1)} s each, settles ${count(now.hour_rows)} rows; then about ${percent(now.hour_whole, 1)} of the file are right.`)
+      : el("p", { class: "quiet" }, "After some decisions: what an hour more brings."),
+    el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export what is settled (CSV)")),
+    el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
+    el("label", { class: "inline" }, keys, " Use these keys"),
+    el("p", { class: "quiet" }, `You are ${who()}. `, el("button", { class: "plain", onclick: () => (localStorage.removeItem("who"), hide(), show()) }, "Change")),
+  ].filter(Boolean));
+}

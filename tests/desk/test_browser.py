@@ -1,0 +1,236 @@
+"""The page in a real browser; make test-browser installs what it needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, environment, free_port, run, shared
+from jobs import wait_until
+from models import save_tiny_model
+
+pytest.importorskip("fastapi")
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+CHROMIUM, DRIVER = (
+    next(filter(None, map(shutil.which, names)), None) for names in (("chromium", "google-chrome"), ("chromedriver",))
+)
+AXE = os.environ.get("AXE_CORE", "")
+"""Path of axe.min.js, which make test-browser sets."""
+
+
+class Page:
+    """A browser at the desk."""
+
+    def __init__(self, address: str, downloads: Path, width: int = 1280, *, dark: bool = False) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+            options.add_argument(flag)
+        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        self.driver.implicitly_wait(60)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        theme = {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", theme)
+        self.driver.get(address)
+        self.one("#code-language option")
+
+    def one(self, selector: str) -> Any:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def text(self, selector: str) -> str:
+        """Read at once: an element may be replaced between finding and reading it."""
+        return self.driver.execute_script("return document.querySelector(arguments[0])?.textContent || ''", selector)
+
+    def click(self, selector: str) -> None:
+        self.one(selector).click()
+
+    def go(self, part: str) -> None:
+        self.click(f"nav a[href='#{part}']")
+
+    def press(self, *keys: str) -> None:
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def begin_review(self, who: str) -> None:
+        self.go("review")
+        self.one("#who").send_keys(who, Keys.ENTER)
+        wait_until(lambda: bool(self.text("#trust .figure")))
+
+    def violations(self) -> list[str]:
+        """What axe-core finds, of what is serious."""
+        self.driver.execute_script(Path(AXE).read_text(encoding="utf-8"))
+        script = "axe.run().then(arguments[arguments.length - 1])"
+        found = self.driver.execute_async_script(script)["violations"]
+        return [
+            f"{one['id']}: {one['nodes'][0]['target']}" for one in found if one["impact"] in ("serious", "critical")
+        ]
+
+
+@contextmanager
+def serving(model: Path, *flags: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server, and its address."""
+    command = [sys.executable, "-m", "histocoder", "serve", "--model", model, "--no-browser", *flags]
+    started = subprocess.Popen([*map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None
+        line = next(line for line in started.stdout if line.startswith("Open "))
+        yield started, line.split()[1]
+    finally:
+        started.kill()
+        started.wait()
+
+
+@contextmanager
+def browsing(address: str, downloads: Path, **options: Any) -> Iterator[Page]:
+    page = Page(address, downloads, **options)
+    try:
+        yield page
+    finally:
+        page.driver.quit()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("there is no chromium with its chromedriver; make test-browser installs them")
+    out = save_tiny_model(tmp_path / "out")
+    (out / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,61110,\nbaker,en,77610,\n")
+    return out
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> Path:
+    """Forty descriptions, of which some are markup."""
+    rows = [f"<script>alert({i})</script>,en,61110,0.{50 + i},0.{50 + i}" for i in range(40)]
+    path = tmp_path / "coded.csv"
+    path.write_text("occ1,lang,hisco_1,prob_1,conf\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def decisions(model: Path) -> list[tuple[str, str]]:
+    with sqlite3.connect(model / "desk" / "desk.sqlite") as db:
+        found = db.execute("SELECT who, action FROM decisions ORDER BY id").fetchall()
+    db.close()
+    return found
+
+
+def test_three_descriptions_are_coded(model: Path, tmp_path: Path):
+    with serving(model, "--port", 0) as (_, address), browsing(address, tmp_path) as page:
+        assert "token" not in page.driver.current_url
+        Select(page.one("#code-language")).select_by_value("en")
+        page.one("#texts").send_keys("farmer\n<b>baker</b>\nsmith", Keys.CONTROL, Keys.ENTER)
+        page.one(".answer:nth-of-type(3)")
+        assert page.text(".answer:nth-of-type(2) .text") == "<b>baker</b>"
+        assert "Coded by hand" in page.text(".answer:nth-of-type(1)")
+
+
+def test_a_file_survives_a_reload(model: Path, tmp_path: Path):
+    source = shared("data/english_occupations.csv")
+    expected = tmp_path / "expected.csv"
+    flags = ("--language", "en", "--columns", "")
+    table = tmp_path / "table.csv"  # without the codes, whose columns the model's would clash with
+    lines = source.read_text(encoding="utf-8").splitlines()
+    table.write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n", encoding="utf-8")
+    run("-m", "histocoder", "predict", "--model", model, "--input", table, "--output", expected, *flags, fresh=True)
+    with serving(model, "--port", 0) as (_, address), browsing(address, tmp_path) as page:
+        page.go("files")
+        page.one("#file").send_keys(str(table))
+        page.one("#file-form table")
+        Select(page.one("#language-col")).select_by_value("")
+        Select(page.one("#file-language")).select_by_value("en")
+        page.click("#file-form button.primary")
+        wait_until(lambda: "rows/s" in page.text(".file"))
+        page.driver.refresh()
+        wait_until(lambda: "Coded." in page.text(".file"))
+        page.click(".file a.button")
+        wait_until((tmp_path / "table_coded.csv").exists)
+        assert (tmp_path / "table_coded.csv").read_bytes() == expected.read_bytes()
+
+
+def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
+    port = free_port()
+    with serving(model, "--port", port, "--data", coded) as (server, address), browsing(address, tmp_path) as page:
+        page.begin_review("Anna")
+
+        def decide(*keys: str) -> None:
+            before = len(decisions(model))
+            shown = page.text("#card .text")
+            page.press(*keys)
+            wait_until(lambda: len(decisions(model)) == before + 1 and page.text("#card .text") != shown)
+
+        for key in ("", "1", "0", "?", "") * 2:
+            decide(*((key, Keys.ENTER) if key in ("", "1") else (key,)))
+        page.press("u")
+        wait_until(lambda: len(decisions(model)) == 11)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        page.press(Keys.ENTER)
+        wait_until(lambda: "does not answer" in page.text("#status"))
+        kept = decisions(model)
+        with serving(model, "--port", port, "--data", coded):
+            for _ in range(10):
+                decide(Keys.ENTER)
+        actions = [action for _, action in decisions(model)]
+        assert decisions(model)[:11] == kept and len(actions) == 21
+        each = ["accepted", "changed", "changed", "unsure", "accepted"]
+        assert actions == [*each * 2, "undone", *["accepted"] * 10]
+
+
+def test_two_browsers_share_a_queue(model: Path, coded: Path, tmp_path: Path):
+    with (
+        serving(model, "--port", 0, "--data", coded) as (_, address),
+        browsing(address, tmp_path) as one,
+        browsing(address, tmp_path) as other,
+    ):
+        one.begin_review("Anna")
+        other.begin_review("Bo")
+        assert one.text("#card .text") != other.text("#card .text")
+        first = one.text("#card .text")
+        decide = """const done = arguments[arguments.length - 1];
+            fetch('/api/review/cards/1', {method: 'POST', headers: {'Content-Type': 'application/json'},
+            body: JSON.stringify({who: 'Bo', version: 0, codes: ['77610']})}).then((r) => done(r.status))"""
+        assert other.driver.execute_async_script(decide) == 200
+        wait_until(lambda: "Bo has decided: 77610" in one.text("#card .notice"))
+        assert one.text("#card .text") == first
+        one.press(Keys.ENTER)
+        wait_until(lambda: decisions(model) == [("Bo", "changed"), ("Anna", "changed")])
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True), (390, True)])
+def test_no_serious_accessibility_violation(model: Path, coded: Path, tmp_path: Path, width: int, dark: bool):
+    if not Path(AXE).is_file():
+        pytest.skip("AXE_CORE does not name axe.min.js; make test-browser does")
+    with (
+        serving(model, "--port", 0, "--data", coded) as (_, address),
+        browsing(address, tmp_path, width=width, dark=dark) as page,
+    ):
+        page.one("#texts").send_keys("farmer")
+        page.click("#code-form button")
+        page.one(".answer")
+        assert page.violations() == []
+        page.go("files")
+        page.one("#file").send_keys(str(coded))
+        page.one("#file-form table")
+        assert page.violations() == []
+        page.begin_review("Anna")
+        assert page.violations() == []
+        page.go("improve")
+        page.one("#improving pre")
+        assert page.violations() == []
+        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.driver.execute_script(overflow) <= 0

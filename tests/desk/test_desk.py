@@ -1,0 +1,316 @@
+"""The desk's HTTP interface, in this process."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from jobs import wait_until
+from models import save_tiny_model
+
+pytest.importorskip("fastapi")
+from starlette.testclient import TestClient
+
+from histocoder.cli.main import main
+from histocoder.config import PrepareConfig
+from histocoder.data.corrections import read_corrections
+from histocoder.data.prepare import formatter_of
+from histocoder.desk import security
+from histocoder.desk.app import create_app
+from histocoder.desk.desk import open_desk
+from histocoder.desk.trust import estimate
+from histocoder.desk.turns import Busy, Turns
+from histocoder.inference.coder import Coder
+from histocoder.inference.predict_file import PredictConfig, predict_file
+
+TOKEN = "0123456789abcdef"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+TRAINED = (
+    "occ1,lang,hisco_1,hisco_2\nfarmer,en,61110,\nFarmer,en,61110,\nbaker & farmer,en,77610,61110\nbager,da,77610,\n"
+)
+CODED = (
+    "occ1,lang,hisco_1,prob_1,hisco_2,prob_2,conf\n"
+    "=1+1,en,61110,0.9,,,0.9\nbaker,en,77610,0.6,,,0.6\nbaker,en,77610,0.6,,,0.6\nsmith,en,95410,0.5,,,0.5\n"
+    "<b>x</b>,da,61110,0.9,77610,0.5,0.45\n"
+)
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coder, Path]:
+    """A tiny model, and its folder, which is that of a run."""
+    run = save_tiny_model(tmp_path_factory.mktemp("run") / "out")
+    (run / "data_train.csv").write_text(TRAINED)
+    return Coder.from_pretrained(run, "cpu"), run
+
+
+@contextmanager
+def served(coder: tuple[Coder, Path], folder: Path, **options: Any) -> Iterator[TestClient]:
+    model, run = coder
+    desk = open_desk(model, folder, model=str(run), model_folder=run, run=run, **options)
+    with TestClient(create_app(desk, token=TOKEN), base_url="http://127.0.0.1:8000", headers=HEADERS) as client:
+        yield client
+
+
+@pytest.fixture
+def client(coder: tuple[Coder, Path], tmp_path: Path) -> Iterator[TestClient]:
+    data = tmp_path / "coded.csv"
+    data.write_text(CODED)
+    with served(coder, tmp_path / "desk", data=data) as client:
+        yield client
+
+
+def cards(client: TestClient, who: str = "Anna", count: int = 5) -> list[dict[str, Any]]:
+    found = client.get("/api/review/1/cards", params={"who": who, "count": count}).json()
+    return [one["card"] for one in found]
+
+
+def decide(client: TestClient, card: dict[str, Any], who: str = "Anna", **decision: Any) -> Any:
+    return client.post(f"/api/review/cards/{card['id']}", json={"who": who, "version": card["version"], **decision})
+
+
+def wait_for(client: TestClient, file: str, state: str) -> dict[str, Any]:
+    wait_until(lambda: client.get(f"/api/files/{file}").json()["state"] not in ("queued", "running"))
+    found = client.get(f"/api/files/{file}").json()
+    assert found["state"] == state, found
+    return found
+
+
+def test_codes_come_with_all_evidence(client: TestClient):
+    wait_until(lambda: "read" not in client.get("/api/about").json()["neighbours"])
+    farmer, blank = client.post("/api/code", json={"texts": ["FARMER", " "], "lang": "en"}).json()
+    assert [code["code"] for code in farmer["known"]] == ["61110"] and farmer["known_share"] == 1
+    assert farmer["known"][0]["title"] == "Farmer"
+    assert len(farmer["neighbours"]) == 3  # two spellings of farmer are one
+    assert farmer["neighbours"][0]["similarity"] >= farmer["neighbours"][1]["similarity"]
+    given = [code["code"] for code in (*farmer["codes"], *farmer["alternatives"])]
+    assert len(set(given)) == len(given) >= 8
+    assert blank["codes"] == [] and blank["neighbours"] == [] and blank["confidence"] is None
+    assert [code["code"] for code in client.get("/api/codes", params={"q": "6111"}).json()] == ["61110", "61115"]
+    assert [code["code"] for code in client.get("/api/codes", params={"q": "BAK"}).json()] == ["77610"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Cookie": f"histocoder_8000={TOKEN}", "Origin": "http://127.0.0.1:8000"}, 200),
+        ({"Cookie": f"histocoder_8000={TOKEN}"}, 403),
+        ({**HEADERS, "Origin": "http://evil.example"}, 403),
+        ({**HEADERS, "Origin": "null"}, 403),
+        ({**HEADERS, "Host": "evil.example:8000"}, 421),
+        ({**HEADERS, "Host": "192.168.1.7:8000"}, 421),
+        ({**HEADERS, "Host": "localhost:9000"}, 200),
+    ],
+)
+def test_token_host_and_origin_are_checked(client: TestClient, headers: dict[str, str], status: int):
+    bare = TestClient(client.app, base_url="http://127.0.0.1:8000", headers=headers)
+    assert bare.post("/api/code", json={"texts": ["farmer"]}).status_code == status
+
+
+def test_only_the_right_token_sets_the_cookie(client: TestClient):
+    bare = TestClient(client.app, base_url="http://127.0.0.1:8000")
+    assert bare.get("/?token=wrong").status_code == 401
+    page = bare.get(f"/?token={TOKEN}")
+    assert page.headers["set-cookie"] == f"histocoder_8000={TOKEN}; Path=/; HttpOnly; SameSite=Strict"
+    assert "script-src 'self'" in page.headers["content-security-policy"] and "http" not in page.text
+    assert bare.get("/api/about").status_code == 200  # by the cookie
+    assert bare.get("/docs").status_code == 200 and "/api/code" in bare.get("/openapi.json").json()["paths"]
+
+
+def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    zeros = {**HEADERS, "Content-Length": str(3 << 30)}
+    assert client.post("/api/files?name=a.csv", headers=zeros).status_code == 413
+    assert client.post("/api/code", content=(b" " * 1024 for _ in range(1100))).status_code == 413
+    monkeypatch.setattr(security, "UPLOAD_BYTES", 1 << 20)
+    assert client.post("/api/files?name=a.csv", content=(b"0" * 65536 for _ in range(20))).status_code == 413
+    assert client.get("/api/files").json() == [] and not any((tmp_path / "desk" / "files").iterdir())
+    assert client.post("/api/code", json={"texts": ["x" * 5000]}).status_code == 422
+
+
+@pytest.mark.parametrize("path", ["static/..%2f..%2fapp.py", "static/app.py", "api/files/..%2f..%2ftoken/result"])
+def test_no_path_reaches_the_file_system(client: TestClient, path: str):
+    assert client.get(f"/{path}").status_code == 404
+
+
+def test_bad_files_get_the_command_lines_sentence(client: TestClient):
+    def sent(name: str, content: bytes) -> str:
+        answer = client.post("/api/files", params={"name": name}, content=content)
+        assert answer.status_code == 422
+        return answer.json()["detail"]
+
+    assert sent("../../census.csv", b"") == "census.csv is empty."
+    assert sent("a.csv", b"occ1,lang\nfarmer\n").startswith("a.csv, line 2: 1 fields where the header has 2")
+    assert sent("a.exe", b"MZ").startswith("a.exe is no table")
+    file = client.post("/api/files?name=a.csv", content=b"title\nfarmer\n").json()["id"]
+    answer = client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
+    assert answer.status_code == 422 and answer.json()["detail"].startswith("a.csv has no column 'occ1'; it has: title")
+
+
+def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder, Path], tmp_path: Path):
+    source = tmp_path / "Zählung 1.csv"
+    source.write_text("id,occ1\n" + "\n".join(f"{i},farmer no {i % 40}" for i in range(300)) + "\n", encoding="utf-8")
+    file = client.post("/api/files", params={"name": source.name}, content=source.read_bytes()).json()["id"]
+    preview = client.get(f"/api/files/{file}/preview").json()
+    assert preview["columns"] == ["id", "occ1"] and preview["input_col"] == "occ1" and len(preview["rows"]) == 8
+    client.post(f"/api/files/{file}/code", json={"input_col": "occ1", "language": "en"})
+    assert wait_for(client, file, "done")["rows_done"] == 300
+    result = client.get(f"/api/files/{file}/result")
+    config = PredictConfig(str(source), str(tmp_path / "out.csv"), input_col="occ1", language="en", mode=coder[0].mode)
+    predict_file(coder[0], config, model_id="", say=lambda _: None)
+    assert result.content == (tmp_path / "out.csv").read_bytes()
+    assert "Z%C3%A4hlung%201_coded.csv" in result.headers["content-disposition"]
+    source_id = client.post(f"/api/files/{file}/review").json()
+    assert source_id["cards"] == 40 and client.get("/api/review").json()[0]["id"] == 1  # that of --data comes first
+    assert client.delete(f"/api/files/{file}").status_code == 204 and client.get("/api/files").json() == []
+
+
+def test_cancelled_and_restarted_files_go_on(
+    coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = "occ1\n" + "\n".join(f"farmer no {i}" for i in range(600)) + "\n"
+    arrived, go_on = threading.Event(), threading.Event()
+    predict_batch, coded = Coder.predict_batch, []
+
+    def slow(self: Coder, ids: Any, *args: Any, **options: Any) -> Any:
+        coded.append(len(ids))
+        if len(coded) == 2:
+            arrived.set()
+            assert go_on.wait(60)
+        return predict_batch(self, ids, *args, **options)
+
+    monkeypatch.setattr(Coder, "predict_batch", slow)
+    with served(coder, tmp_path / "desk") as client:
+        file = client.post("/api/files?name=a.csv", content=rows.encode()).json()["id"]
+        client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
+        assert arrived.wait(60)
+        assert client.get(f"/api/files/{file}").json()["state"] == "running"
+        client.post(f"/api/files/{file}/cancel")
+        go_on.set()
+        wait_for(client, file, "cancelled")
+    with sqlite3.connect(tmp_path / "desk" / "desk.sqlite") as db:
+        db.execute("UPDATE files SET state = 'running'")  # as a server that was killed leaves it
+    db.close()
+    num_before = sum(coded)
+    with served(coder, tmp_path / "desk") as client:
+        wait_for(client, file, "done")
+        assert len(client.get(f"/api/files/{file}/result").text.splitlines()) == 601
+    assert 0 < num_before < 600 and sum(coded) == 600  # nothing is coded twice
+
+
+def test_decisions_are_on_disk_at_once(client: TestClient, tmp_path: Path):
+    first, second, *_ = cards(client)
+    assert (first["text"], first["times"]) == ("baker", 2)  # as `histocoder review` orders them
+    assert decide(client, first, codes=["77610"]).json()["status"] == "settled"
+    assert decide(client, second, action="no occupation").json()["codes"] == ["-1"]
+    with sqlite3.connect(tmp_path / "desk" / "desk.sqlite") as db:
+        kept = db.execute("SELECT who, action, before, after FROM decisions ORDER BY id").fetchall()
+    db.close()
+    assert [row[:2] for row in kept] == [("Anna", "accepted"), ("Anna", "changed")]
+    assert kept[1][3] == '{"status": "settled", "codes": ["-1"]}'
+    assert decide(client, cards(client)[0], codes=["6111x"]).status_code == 422
+    assert decide(client, cards(client)[0], codes=["61110", "77610", "95410"]).status_code == 422
+    assert decide(client, cards(client)[0], codes=[]).status_code == 422
+
+
+def test_reviewers_never_overwrite_silently(client: TestClient):
+    first, *_ = cards(client, "Anna", count=2)
+    assert first["id"] not in {card["id"] for card in cards(client, "Bo", count=4)}
+    assert decide(client, first, "Bo", codes=["61110"]).status_code == 200
+    refused = decide(client, first, "Anna", codes=["77610"])
+    assert refused.status_code == 409 and refused.json()["card"]["who"] == "Bo"
+    assert decide(client, refused.json()["card"], "Anna", codes=["77610"]).json()["codes"] == ["77610"]
+    assert client.post("/api/review/1/undo", json={"who": "Bo"}).status_code == 409
+    seen = client.get("/api/review/1/changes?after=0").json()
+    assert seen["last"] == 2 and [card["who"] for card in seen["cards"]] == ["Anna"]
+    back = client.post("/api/review/1/undo", json={"who": "Anna"}).json()["card"]
+    assert back["codes"] == ["61110"] and back["version"] == 3
+    assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
+
+
+def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path: Path):
+    for card in cards(client):
+        given = {"=1+1": {"codes": ["95410"]}, "smith": {"action": "unsure"}}
+        decide(client, card, **given.get(card["text"], {"codes": ["61115", "77610"]}))
+    exported = tmp_path / "corrections.csv"
+    exported.write_text(client.get("/api/corrections.csv?raw=true").text)
+    config = PrepareConfig(
+        dataset="", target_cols=("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
+    )
+    said: list[str] = []
+    found = read_corrections(config, formatter_of(config), say=said.append)
+    assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in said[-1]
+    written = client.get("/api/corrections.csv").text
+    assert "\n'=1+1,en,x,95410," in written and "<b>x</b>,da,x,61115,77610," in written
+    now = client.get("/api/improve").json()
+    assert now["corrections"] == 3 and not now["is_complete"] and "--corrections" in now["command"]
+    refused = client.post("/api/improve/train")
+    assert refused.status_code == 422 and "--allow-training" in refused.json()["detail"]
+
+
+def test_trust_is_corrected_by_what_was_found():
+    rng = np.random.default_rng(3)
+    conf = np.sort(rng.uniform(0.3, 0.999, 3000))
+    times = rng.integers(1, 20, 3000)
+    true = 1 / (1 + np.exp(1.2 - np.log(conf / (1 - conf))))  # the model is too sure
+    right = rng.uniform(size=3000) < true
+    settled = np.arange(3000) < 300  # the least certain ones
+    before = estimate(conf, times, np.zeros(3000, bool), right, gaps=[], unsure=0)
+    after = estimate(conf, times, settled, right & settled, gaps=[4.0] * 6 + [900.0], unsure=2)
+    truth = times[~settled] @ right[~settled] / times[~settled].sum()
+    assert before.rest and after.rest and after.whole and after.hour_whole
+    assert before.rest.mean == pytest.approx(times @ conf / times.sum(), abs=1e-3) and before.hour_cards is None
+    assert after.rest.low < truth < after.rest.high and abs(after.rest.mean - truth) < before.rest.mean - truth
+    assert after.seconds_per_card == 4 and after.hour_cards == 900 and after.hour_whole > after.whole.mean
+    done = estimate(conf, times, np.ones(3000, bool), right, gaps=[], unsure=0)
+    assert done.rest is None and done.whole is not None and done.whole.low == 1
+
+
+def test_the_queue_at_the_model_has_an_end(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    turns = Turns(most_waiting=1, seconds=0.05)
+    ticket = turns.enter()
+    with pytest.raises(Busy), turns.one():
+        pass  # waited too long
+    waiting = threading.Thread(target=lambda: turns.leave(turns.enter()))
+    waiting.start()
+    wait_until(lambda: len(turns._queue) == 2)
+    with pytest.raises(Busy):
+        turns.enter(may_refuse=True)
+    turns.leave(ticket)
+    waiting.join()
+    monkeypatch.setattr(Turns, "enter", lambda *_, **__: (_ for _ in ()).throw(Busy()))
+    assert client.post("/api/code", json={"texts": ["farmer"]}).status_code == 429
+
+
+def test_serve_says_what_it_needs(
+    coder: tuple[Coder, Path], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    def ends(*flags: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "--model", str(coder[1]), "--no-browser", *flags])
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    assert "--token" in ends("--host", "0.0.0.0")
+    assert "letters and digits" in ends("--token", "short")
+    assert "Choose another --port" in ends("--port", "70000")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert "pip install 'histocoder[serve]'" in ends()
+
+
+def test_coded_files_without_languages_are_reviewed(coder: tuple[Coder, Path], tmp_path: Path):
+    data = tmp_path / "coded.csv"
+    pd.DataFrame({"job": ["a", "b"], "hisco_1": ["-1", "61110"], "prob_1": [0.4, 0.8], "conf": [0.4, 0.8]}).to_csv(
+        data, index=False
+    )
+    for _ in range(2):  # the second time it is known
+        with served(coder, tmp_path / "desk", data=data, input_col="job") as client:
+            assert [(card["text"], card["lang"]) for card in cards(client)] == [("a", "unk"), ("b", "unk")]
+            assert len(client.get("/api/review").json()) == 1
