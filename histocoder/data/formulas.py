@@ -35,6 +35,11 @@ def without_formulas(rows: pa.Table) -> tuple[pa.Table, int]:
     return pa.Table.from_arrays(columns, schema=_renamed(rows.schema)), num_changed
 
 
+def harmless(text: str) -> str:
+    """Return one text as `without_formulas` writes it."""
+    return f"'{text}" if are_formulas(pa.array([text]))[0].as_py() else text
+
+
 def _quoted(cells: pa.ChunkedArray) -> pa.ChunkedArray:
     quote, nothing = (pa.scalar(text, cells.type) for text in ("'", ""))
     return pc.binary_join_element_wise(quote, cells, nothing)
