@@ -183,7 +183,7 @@ class Files:
         with self._changed:
             self._cancelled.discard(file)
             self._store.put_file(
-                file, state="queued", options=options.model_dump_json(), num_rows=count_rows(path), message=""
+                file, state="queued", options=options.model_dump_json(), num_rows=count_rows(table), message=""
             )
             self._changed.notify_all()
         return self.get(file)
