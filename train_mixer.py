@@ -9,19 +9,8 @@ torchrun --nproc_per_node=8 train_mixer.py --distributed --train-data a.csv --va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from histocoder.cli.arguments import parse
 from histocoder.cli.script import run_script
-from histocoder.config import MixerConfig
-from histocoder.training.train import train
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train on the files that the flags name."""
-    config = parse(MixerConfig, argv)
-    train(config)
-
+from histocoder.cli.train_mixer import main
 
 if __name__ == "__main__":
     run_script(main)

@@ -62,6 +62,8 @@ def _lines() -> Iterator[str]:
     yield from _recipes()
     for name, parser in _commands(command.build_parser()).items():
         flags = [flag for group in _groups(parser).values() for flag in group]
+        if not flags:  # a script's, whose flags stand above
+            continue
         yield from _section(f"## `histocoder {name}`\n\n{parser.description}", flags)
     yield _LANGUAGES.format(", ".join(f"{code} {name}" for code, name in NAMES.items()))
 

@@ -14,7 +14,7 @@ from histocoder.data.languages import HELP
 _Config = TypeVar("_Config", bound=Settings)
 
 
-def parse(kind: type[_Config], argv: Sequence[str] | None = None) -> _Config:
+def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:
     """Read the settings of a run from flags, and from the file that `--config` names.
 
     Raises
@@ -22,7 +22,7 @@ def parse(kind: type[_Config], argv: Sequence[str] | None = None) -> _Config:
     UserError
         Where a flag is unknown, or a value is none of its setting's.
     """
-    return config_of(kind, build_parser(kind).parse(argv))
+    return config_of(kind, build_parser(kind, prog=prog).parse(argv))
 
 
 def config_of(kind: type[_Config], args: argparse.Namespace) -> _Config:
@@ -30,10 +30,10 @@ def config_of(kind: type[_Config], args: argparse.Namespace) -> _Config:
     return kind(**{s.name: getattr(args, s.name) for s in settings_of(kind)})
 
 
-def build_parser(kind: type[Settings]) -> Parser:
-    """Make a parser with a flag for each setting, in groups."""
+def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
+    """Make a parser with a flag for each setting, in groups; `prog` is what errors call the program."""
     short = [s.flag for s in settings_of(kind) if s.options.is_short]
-    parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP)
+    parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
     add_flags(parser, kind)
     return parser
 

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from histocoder import distributed
-from histocoder.cli.model_flags import BatchFlags, ModelFlags, add_command, run_of, training_files
+from histocoder.cli.model_flags import (
+    SHEET_HELP,
+    TABLE_HELP,
+    BatchFlags,
+    ModelFlags,
+    add_command,
+    run_of,
+    training_files,
+)
 from histocoder.config.settings import free
 from histocoder.data import languages
 from histocoder.errors import UserError
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
 class EvaluateFlags(BatchFlags, ModelFlags):
     """What `histocoder evaluate` is to measure, and on what."""
 
-    data: str = free(None, "CSV or Parquet of descriptions and codes", metavar="FILE", is_required=True)
+    data: str = free(None, f"{TABLE_HELP} of descriptions and codes", metavar="FILE", is_required=True)
+    sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
     target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
     input_col: str = free("occ1", "column of descriptions, of --train-data too", metavar="COL")
     language: str | None = free(
@@ -130,6 +139,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         language_col=config.language_col,
         language=config.language,
         rules=rules,
+        sheet=config.sheet,
     )
     rows = files.read(say=say)
     examples = coded(rows)

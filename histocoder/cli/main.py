@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Sequence
 
 from histocoder.cli import convert, doctor, evaluate, predict, review, serve
 from histocoder.cli.parser import Parser
 from histocoder.cli.script import run_script
+
+_SCRIPTS = {
+    "finetune": "fine-tune a model on your own table and classification, as finetune.py does",
+    "train-mixer": "train the full model on prepared files, as train_mixer.py does",
+}
+"""Commands that have their own parser, with `--config`."""
 
 # What computes is imported where commands call for it, so that --help comes at once.
 
@@ -21,11 +29,18 @@ def build_parser() -> Parser:
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
     parser.add_version()
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, text in _SCRIPTS.items():
+        commands.add_parser(name, help=text, description=text, config=False)
     for command in (predict, evaluate, review, serve, convert, doctor):
         command.add(commands)
     return parser
 
 
 def _main(argv: Sequence[str] | None) -> None:
-    args = build_parser().parse(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in _SCRIPTS:
+        script = importlib.import_module(f"histocoder.cli.{words[0].replace('-', '_')}")
+        script.main(words[1:], prog=f"histocoder {words[0]}")
+        return
+    args = build_parser().parse(words)
     args.run(args)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from histocoder.data.labels import LabelRules
     from histocoder.inference.coder import Coder
 
+TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
+SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
+RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, without an apostrophe before them"
 _Flags = TypeVar("_Flags", bound=Settings)
 
 

@@ -11,6 +11,9 @@ from histocoder import __version__
 from histocoder.cli.config_file import nearest, read_config
 from histocoder.errors import UserError
 
+_START = ("recipe", "encoder", "initial_checkpoint", "only_encoder", "freeze_encoder")
+"""Flags by which recipes go: where they differ from those of a file, values in it that are a recipe's do not count."""
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are the user's in one sentence, and that reads `--config`.
@@ -91,9 +94,15 @@ class Parser(argparse.ArgumentParser):
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         first.add_argument("--config")
         path = first.parse_known_args(argv)[0].config
-        if path is not None:
-            self.set_defaults(**read_config(path, self))
-        return self.parse_args(argv)
+        if path is None:
+            return self.parse_args(argv)
+        values = read_config(path, self)
+        self.set_defaults(**values)
+        args = self.parse_args(argv)
+        if any(name in values and getattr(args, name) != values[name] for name in _START):
+            self.set_defaults(**dict.fromkeys(values.get("by_recipe") or ()), by_recipe=None)
+            args = self.parse_args(argv)
+        return args
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from histocoder import distributed
-from histocoder.cli.model_flags import BatchFlags, ModelFlags, add_command, run_of, training_files
+from histocoder.cli.model_flags import (
+    RAW_HELP,
+    SHEET_HELP,
+    TABLE_HELP,
+    BatchFlags,
+    ModelFlags,
+    add_command,
+    run_of,
+    training_files,
+)
 from histocoder.config.settings import free
 from histocoder.data import languages
 from histocoder.errors import Interrupted, UserError
@@ -31,8 +40,13 @@ class PredictFlags(BatchFlags, ModelFlags):
     """What `histocoder predict` is to code, and how."""
 
     texts: tuple[str, ...] = free((), "descriptions", metavar="TEXT", flags=("texts",))
-    input: str | None = free(None, "CSV or Parquet of descriptions, instead; -: standard input", metavar="FILE")
-    output: str | None = free(None, "where to write it with its codes; -: standard output", metavar="FILE")
+    input: str | None = free(None, f"{TABLE_HELP} of descriptions, instead; -: standard input", metavar="FILE")
+    output: str | None = free(
+        None,
+        f"where to write it with its codes, in the form of the suffix: {TABLE_HELP}; -: standard output",
+        metavar="FILE",
+    )
+    sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     overwrite: bool = free(False, "replace an existing --output")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free("unk", "of all of them, a code or a name: see below (default: unk, unknown)", metavar="LANG")
@@ -56,14 +70,22 @@ class PredictFlags(BatchFlags, ModelFlags):
     allow_codes_shorter_than_block_size: bool = free(
         False, "--known: take codes shorter than the model's block size as meant"
     )
+    join: str | None = free(
+        None,
+        "table by code, such as of HISCLASS: its columns are added for each code (see docs/prediction.md)",
+        metavar="FILE",
+    )
     compile: bool = free(False, "let torch compile the encoder's layers first")
     columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
     excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
+    raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:
         """Raise a UserError where it is not clear what to code, or flags are for others that are not given."""
         if bool(self.texts) == bool(self.input) or bool(self.input) != bool(self.output):
             raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
+        if self.join and not self.input:
+            raise UserError("--join adds columns to a file; give --input and --output.")
         of_known = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
         for name in of_known if self.known is None else ():
             if getattr(self, name):
@@ -110,13 +132,15 @@ def _code_file(
 ) -> None:
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
+    from histocoder.inference.join import Join
     from histocoder.inference.predict_file import PredictConfig, predict_file
 
+    join = Join(Path(config.join), system=coder.system, codes=coder.codes) if config.join else None
     own = {field.name: getattr(config, field.name) for field in fields(PredictConfig)}
     how = PredictConfig(**{**own, "mode": config.mode or coder.mode})
     say(f"Coding in mode {how.mode}.")
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-    predict_file(coder, how, model_id=model_id, known=known, overwrite=config.overwrite, say=say)
+    predict_file(coder, how, model_id=model_id, known=known, join=join, overwrite=config.overwrite, say=say)
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from histocoder.cli.model_flags import add_command, run_of
+from histocoder.cli.model_flags import RAW_HELP, SHEET_HELP, add_command, run_of
 from histocoder.config import Settings
 from histocoder.config.settings import free
 from histocoder.training.console import say
@@ -25,6 +25,8 @@ class ReviewFlags(Settings):
         None, "column of languages (default: lang, where predict --language added it)", metavar="COL"
     )
     overwrite: bool = free(False, "replace an existing --output")
+    sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
+    raw: bool = free(False, RAW_HELP)
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -56,6 +58,8 @@ def run(config: ReviewFlags) -> None:
         target_cols=read_model_config(folder).target_cols,
         renamed={here: there for here, there in columns if here and there},
         overwrite=config.overwrite,
+        sheet=config.sheet,
+        raw=config.raw,
         say=say,
     )
     say(next_step(config.model, Path(config.output), run, settings))

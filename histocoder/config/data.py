@@ -18,7 +18,12 @@ class TableConfig(Settings):
 
     GROUP = "table"
 
-    dataset: str = free(None, "CSV or Parquet with descriptions and codes (required)", metavar="FILE", is_short=True)
+    dataset: str = free(
+        None,
+        ".csv, .xlsx, .dta, .parquet, … with descriptions and codes (required)",
+        metavar="FILE",
+        is_short=True,
+    )
     target_cols: tuple[str, ...] = free(
         None, "columns of codes, the first code's first (required)", metavar="COL", is_short=True
     )
@@ -43,6 +48,7 @@ class TableConfig(Settings):
         metavar="FILE",
         is_short=True,
     )
+    sheet: str | None = free(None, "sheet of an Excel workbook (default: the only one with content)", metavar="NAME")
     prepare_only: bool = free(False, "check and split the table, and stop")
 
     def check(self) -> None:

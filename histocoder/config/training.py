@@ -79,6 +79,8 @@ class FitConfig(Settings):
         "OccCANINE's own",
         choices=("auto", "reference"),
     )
+    by_recipe: tuple[str, ...] | None = free(None, None)
+    """Names of the settings that a recipe has filled in: a run that starts from something else fills them in again."""
     num_epochs: int = free(None, "passes over the data", metavar="N", at_least=1, is_short=True)
     min_steps: int = fixed(
         None,

@@ -99,7 +99,9 @@ def _read(
 ) -> None:
     first, *others = config.target_cols
     language_cols = [config.language_col] if config.language_col else []
-    file = open_table(path, [config.input_col, CHECKED_COL, first], optional=[*others, *language_cols])
+    file = open_table(
+        path, [config.input_col, CHECKED_COL, first], optional=[*others, *language_cols], codes=config.target_cols
+    )
     for notice in file.notices:
         say(notice)
     names = [config.input_col, CHECKED_COL, first, *(name for name in [*others, *language_cols] if name in file.header)]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
+import io
 import itertools
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from histocoder.data.formulas import as_meant
 from histocoder.errors import UserError, shown
 
 _BLOCK_BYTES = 1 << 22
@@ -53,21 +57,33 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     UserError
         If the file is not text in UTF-8 or cp1252, is damaged UTF-8, or has no header.
     """
-    encoding = "utf-8-sig" if _is_utf8(path) else "cp1252"
     try:
-        with path.open(encoding=encoding, newline="") as file, _long_cells():
+        encoding = "utf-8-sig" if _is_utf8(path) else "cp1252"
+        with _text_of(path, encoding) as file, _long_cells():
             headers = {}
             declared = _DECLARED.fullmatch(file.readline(20))
             num_skipped = 0 if declared is None else 1
             for delimiter in _DELIMITERS if declared is None else declared[1]:
                 _rewind(file, num_skipped)
-                headers[delimiter] = next(csv.reader(file, delimiter=delimiter))
+                names = next(csv.reader(file, delimiter=delimiter))
+                headers[delimiter] = as_meant(pa.array(names, pa.string())).to_pylist()
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
     except (csv.Error, StopIteration) as error:
         raise UserError(f"{path} has no header that can be read: {error}.") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
     best = max(headers, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
     return headers[best], Dialect(encoding, best, num_skipped)
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file to read its bytes, unpacked if its name ends in .gz."""
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _text_of(path: Path, encoding: str) -> TextIO:
+    return io.TextIOWrapper(opened(path), encoding=encoding, newline="")
 
 
 def _rewind(file: TextIO, num_skipped: int) -> None:
@@ -78,10 +94,11 @@ def _rewind(file: TextIO, num_skipped: int) -> None:
 
 
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Yield all columns as text as it stands; raises UserError, with the line, where the form is broken."""
+    """Yield all columns as text as it is meant; raises UserError, with the line, where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
     try:
-        yield from pa.csv.open_csv(path, **_csv_options(header, dialect, ragged))
+        for batch in pa.csv.open_csv(path, **_csv_options(header, dialect, ragged)):
+            yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], header)
     except pa.ArrowInvalid as error:
         raise _malformed(path, dialect, ragged, error) from error
     except UnicodeDecodeError as error:
@@ -91,7 +108,7 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
 def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarray:
     """Return the line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
     lines = np.empty(len(positions), dtype=np.int64)
-    with path.open(encoding=dialect.encoding, newline="") as file, _long_cells():
+    with _text_of(path, dialect.encoding) as file, _long_cells():
         _rewind(file, dialect.num_skipped)
         reader = csv.reader(file, delimiter=dialect.delimiter)
         passed = 0
@@ -131,7 +148,9 @@ def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.Invali
             delimiter=dialect.delimiter, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=keep
         ),
         "convert_options": pa.csv.ConvertOptions(
-            column_types={name: pa.string() for name in header}, strings_can_be_null=False, null_values=[]
+            column_types={written: pa.string() for name in header for written in (name, f"'{name}")},
+            strings_can_be_null=False,
+            null_values=[],
         ),
     }
 
@@ -161,14 +180,16 @@ def _is_utf8(path: Path) -> bool:
     """Read a CSV file once and return whether it is UTF-8; raises UserError if it is not text, or damaged UTF-8."""
     decoder, line, passed = codecs.getincrementaldecoder("utf-8")(), 1, 0
     damage = ""  # the first byte that is not UTF-8
-    with path.open("rb") as file:
+    with opened(path) as file:
         head = file.read(4)
         if not head.removeprefix(codecs.BOM_UTF8).strip():
             raise UserError(f"{path} is empty.")
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise UserError(f"{path} is UTF-16 text; save it as UTF-8 (in Excel: 'CSV UTF-8').")
         if head.startswith(b"PK\x03\x04"):
-            raise UserError(f"{path} is a zip archive or a spreadsheet; save it as CSV (UTF-8).")
+            raise UserError(
+                f"{path} is a zip archive or a spreadsheet; the name of an Excel workbook must end in .xlsx."
+            )
         file.seek(0)
         is_over = False
         while not is_over:
@@ -202,7 +223,7 @@ def _is_mostly_utf8(path: Path) -> bool:
     Text in cp1252 has such characters by accident alone: a capital with an accent before a sign, as in "«CAFÉ»".
     """
     decoder, num_characters, num_bad = codecs.getincrementaldecoder("utf-8")("ignore"), 0, 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         while chunk := file.read(_CHECK_BYTES):
             text = decoder.decode(chunk)
             num_characters += len(text) - len(chunk.translate(None, _NOT_ASCII))

@@ -79,6 +79,8 @@ class ExampleFiles:
     """The only codes there may be."""
     rules: LabelRules = field(default_factory=LabelRules)
     """What is done about codes that do not fit."""
+    sheet: str | None = None
+    """Of Excel workbooks; None: the only one that holds anything."""
 
     def chunks(self, *, say: Callable[[str], None] = _say_nothing) -> Iterator[Examples]:
         """Yield all rows, in chunks that take little memory; labels that do not fit raise an error at the end."""
@@ -105,7 +107,9 @@ class ExampleFiles:
         return Examples.join(parts)
 
     def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
-        file = open_table(path, [self.input_col], optional=[self.language_col, *self.target_cols, *_INDEX_COLS])
+        codes = (*self.target_cols, *_INDEX_COLS)
+        optional = [self.language_col, *codes]
+        file = open_table(path, [self.input_col], optional=optional, sheet=self.sheet, codes=codes)
         code_columns, use_index = self._code_columns(file)
         targets, columns = list(code_columns), list(code_columns.values())
         lang_cols = [self.language_col] if self.language is None and self.language_col in file.header else []

@@ -105,7 +105,7 @@ def prepare(
         record["rows"] = {**_write_split(scratch, found, config, corrections, say), "rejected": found.num_dropped}
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
-        found.write_rejected(scratch / REJECTED_FILE)
+        found.write_rejected(scratch / REJECTED_FILE, say=say)
         _write_record(folder, {"format_version": PREPARED_VERSION})  # until it is whole, nothing is prepared
         for name in PREPARED_TABLES:
             os.replace(scratch / name, folder / name)

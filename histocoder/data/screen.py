@@ -16,7 +16,8 @@ from histocoder.data.examples import LANG_COL, TEXT_COL, CheckedChunk, checked_c
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, rules_of
 from histocoder.data.normalize import folded
-from histocoder.data.table import TableFile, csv_writer, open_table
+from histocoder.data.output import Output
+from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, Formatter
 
@@ -57,18 +58,22 @@ class Screened:
                 batch = reader.get_batch(i)
                 yield batch.filter(batch[_REASON].is_null() if kept else batch[_REASON].is_valid())
 
-    def write_rejected(self, path: Path) -> None:
+    def write_rejected(self, path: Path, *, say: Callable[[str], None]) -> None:
         """Write the dropped rows with their lines in the table and why."""
         lines = self.file.lines(np.concatenate([batch[_POSITION].to_numpy() for batch in self._batches(kept=False)]))
         cells = _strings(_REASON, self.config.input_col, *self.config.target_cols)
         schema = pa.schema([("line", pa.int64()), *cells])
-        written = 0
-        with csv_writer(path, schema) as writer:
+
+        def tables() -> Iterator[pa.Table]:
+            written = 0
             for batch in self._batches(kept=False):
                 numbers = pa.array(lines[written : written + len(batch)])
                 columns = [batch[name] for name in (_REASON, TEXT_COL, *self.config.target_cols)]
-                writer.write_batch(pa.RecordBatch.from_arrays([numbers, *columns], schema=schema))
+                yield pa.Table.from_arrays([numbers, *columns], schema=schema)
                 written += len(batch)
+
+        for notice in Output(Path(path.name)).write(path, schema, tables()):
+            say(notice)
 
 
 def screen(
@@ -94,7 +99,7 @@ def screen(
     """
     languages = [config.language_col] if config.language_col else []
     columns = [config.input_col, *config.target_cols, *languages]
-    file = open_table(config.dataset, columns)
+    file = open_table(config.dataset, columns, sheet=config.sheet, codes=config.target_cols)
     for notice in file.notices:
         say(notice)
     checker = LabelChecker(file, config.target_cols, formatter, rules_of(config), key=key)

@@ -1,12 +1,13 @@
-"""Reads a user's table, CSV or Parquet, as text: nothing is guessed, converted or silently skipped."""
+"""Reads a user's table as text, CSV here and others by `sources`: nothing is guessed, converted or silently skipped."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.dialect import Dialect, csv_batches, find_lines, sniff
+from histocoder.data.dialect import Dialect, csv_batches, find_lines, opened, sniff
+from histocoder.data.sources import PARQUET, Source, holds_parquet, open_source
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
@@ -23,8 +25,8 @@ Arrays = TypeVar("Arrays", pa.Array, pa.ChunkedArray)
 CHUNK_ROWS = 100_000
 """Rows of a large file that are held as text at once."""
 _BLOCK_BYTES = 1 << 24
-_COMPRESSED = (".gz", ".zip", ".bz2", ".xz", ".zst")
-_OTHER_KINDS = (".xlsx", ".xls", ".ods", ".dta", ".sav", ".rds", ".feather", ".arrow", ".json", ".jsonl")
+_COMPRESSED = (".zip", ".bz2", ".xz", ".zst")
+_OTHER_KINDS = (".xls", ".xlsm", ".ods", ".rds", ".feather", ".arrow", ".json", ".jsonl")
 """Of tables that other programs write, and this one does not."""
 
 
@@ -48,16 +50,20 @@ class Table:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A CSV or Parquet file whose header was read; see `open_table`."""
+    """A file whose header was read; see `open_table`."""
 
     path: Path
     header: list[str]
     dialect: Dialect | None
-    """None for Parquet."""
+    """Of CSV; None for others."""
+    source: Source | None = None
+    """Of others than CSV."""
 
     @property
     def notices(self) -> list[str]:
         """Notices to the user on how the file is read."""
+        if self.source is not None:
+            return list(self.source.notices)
         if self.dialect is None or self.dialect.is_utf8:
             return []
         return [f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."]
@@ -65,8 +71,8 @@ class TableFile:
     @property
     def schema(self) -> pa.Schema:
         """The kind of each column; of CSV all are text."""
-        if self.dialect is None:
-            return pa.parquet.read_schema(self.path)
+        if self.source is not None:
+            return self.source.rows.schema
         return pa.schema([(name, pa.string()) for name in self.header])
 
     def check(self, columns: Sequence[str]) -> None:
@@ -102,8 +108,10 @@ class TableFile:
         """
         if self.dialect is not None:
             batches = csv_batches(self.path, self.header, self.dialect)
-        else:
+        elif self.source is None or (is_parquet(self.path) and self.path.is_file()):
             batches = pa.parquet.ParquetFile(self.path).iter_batches(batch_size=chunk_rows, columns=columns)
+        else:
+            batches = _batches(self.source, columns, chunk_rows)
         pending: list[pa.RecordBatch] = []
         waiting, is_empty = 0, True
         for batch in batches:
@@ -123,7 +131,7 @@ class TableFile:
     def tables(self, columns: Sequence[str]) -> Iterator[Table]:
         """Yield some columns in chunks, as text; raises UserError, as far as a chunk tells, as `read_table` does."""
         self.check(columns)
-        whole = _whole_numbers(self.path, columns) if self.dialect is None else set()
+        whole = _whole_numbers(self.source, columns) if self.source is not None else set()
         position = 0
         for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=list(columns)):
             keep = np.ones(len(chunk), dtype=bool)
@@ -136,11 +144,21 @@ class TableFile:
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
-        return positions + 1 if self.dialect is None else find_lines(self.path, self.dialect, positions)
+        if self.source is not None:
+            return positions + self.source.first_row
+        assert self.dialect is not None
+        return find_lines(self.path, self.dialect, positions)
 
 
-def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[str] = ()) -> TableFile:
-    """Look at a CSV or Parquet file.
+def open_table(
+    path: str | Path,
+    columns: Sequence[str],
+    *,
+    optional: Sequence[str] = (),
+    sheet: str | None = None,
+    codes: Sequence[str] = (),
+) -> TableFile:
+    """Look at a file: CSV, Parquet, Excel, Stata, SPSS, or a folder of Parquet files.
 
     CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon or tab. A file that is
     UTF-8 but for some bytes is not taken as cp1252. The string "nan" is a word. Blank lines are skipped.
@@ -152,6 +170,10 @@ def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[s
         Required columns.
     optional : sequence of str
         Optional columns. The separator is the one that finds most of both.
+    sheet : str, optional
+        Of an Excel workbook; by default the only one that holds anything.
+    codes : sequence of str
+        Columns that are read as their values where these have labels, as in Stata.
 
     Raises
     ------
@@ -161,8 +183,9 @@ def open_table(path: str | Path, columns: Sequence[str], *, optional: Sequence[s
     path = Path(path)
     known = (*columns, *optional)
     _check_readable(path)
-    header, dialect = (_parquet_columns(path), None) if is_parquet(path) else sniff(path, known)
-    file = TableFile(path, header, dialect)
+    source = open_source(path, sheet=sheet, codes=codes, known=known)
+    header, dialect = (source.rows.schema.names, None) if source is not None else sniff(path, known)
+    file = TableFile(path, header, dialect, source)
     file.check(columns)
     return file
 
@@ -189,16 +212,19 @@ def fingerprint(path: str | Path) -> str:
     """Return the SHA-256 of a user's file; raises UserError where there is none that can be read."""
     path = Path(path)
     _check_readable(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        names = "\n".join(f"{file.relative_to(path)} {sha256(file)}" for file in files)
+        return hashlib.sha256(names.encode()).hexdigest()
     return sha256(path)
 
 
-def count_rows(path: str | Path) -> int:
+def count_rows(file: TableFile) -> int:
     """Return the rows of a file; of a CSV file with line breaks within its cells, somewhat more."""
-    path = Path(path)
-    if is_parquet(path):
-        return pa.parquet.read_metadata(path).num_rows
-    with path.open("rb") as file:
-        return max(sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_BLOCK_BYTES), b"")) - 1, 0)
+    if file.source is not None:
+        return file.source.rows.count_rows()
+    with opened(file.path) as content:
+        return max(sum(chunk.count(b"\n") for chunk in iter(lambda: content.read(_BLOCK_BYTES), b"")) - 1, 0)
 
 
 def strings(array: Arrays) -> Arrays:
@@ -216,7 +242,7 @@ def write_csv(table: pa.Table, path: Path) -> None:
         writer.write_table(table)
 
 
-def csv_writer(path: Path | BinaryIO, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
+def csv_writer(path: Path | pa.NativeFile, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
     """Return a writer of CSV, with quotation marks where they are needed."""
     options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)
     return pa.csv.CSVWriter(path, schema, write_options=options)
@@ -227,7 +253,12 @@ def check_output(path: Path) -> None:
     if path.suffix.lower() in _COMPRESSED:
         raise UserError(f"{path} would not be compressed; omit {path.suffix}.")
     if path.suffix.lower() in _OTHER_KINDS:
-        raise UserError(f"{path} would not be a {path.suffix} file; choose a name that ends in .csv or .parquet.")
+        raise UserError(
+            f"{path} would not be a {path.suffix} file; choose a name that ends in .csv, .csv.gz, .tsv, .parquet, "
+            ".xlsx, .dta or .sav."
+        )
+    if path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() not in (".csv", ".tsv"):
+        raise UserError(f"{path} would not be CSV; choose a name that ends in .csv.gz.")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it to write to.")
     if path.exists() and not path.is_file():
@@ -235,12 +266,14 @@ def check_output(path: Path) -> None:
 
 
 def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in (".parquet", ".pq")
+    return path.suffix.lower() in PARQUET
 
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a CSV or Parquet file.")
+        if holds_parquet(path):
+            return
+        raise UserError(f"{path} is a folder without Parquet files; name a CSV, Parquet, Excel or Stata file.")
     if not path.exists():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
         hint = f" Did you mean {path.parent / near[0]}?" if near else ""
@@ -251,18 +284,15 @@ def _check_readable(path: Path) -> None:
         raise UserError(f"{path} can't be read: permission denied.") from error
 
 
-def _parquet_columns(path: Path) -> list[str]:
-    try:
-        return pa.parquet.read_schema(path).names
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from error
+def _batches(source: Source, columns: list[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows in their order, and not many ahead."""
+    return source.rows.to_batches(columns=columns, batch_size=rows, batch_readahead=1, fragment_readahead=1)
 
 
-def _whole_numbers(path: Path, columns: Sequence[str]) -> set[str]:
+def _whole_numbers(source: Source, columns: Sequence[str]) -> set[str]:
     """Return the float columns with integers only: integers with gaps are often saved so; 61110.0 means 61110."""
-    file = pa.parquet.ParquetFile(path)
-    whole = {c for c in columns if pa.types.is_floating(file.schema_arrow.field(c).type)}
-    for batch in file.iter_batches(columns=sorted(whole)) if whole else ():
+    whole = {c for c in columns if pa.types.is_floating(source.rows.schema.field(c).type)}
+    for batch in _batches(source, sorted(whole), CHUNK_ROWS) if whole else ():
         whole = {c for c in whole if _is_whole(batch[c])}
     return whole
 

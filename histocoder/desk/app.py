@@ -229,9 +229,9 @@ def _add_files(app: FastAPI, desk: Desk) -> None:
     files = desk.files
 
     @app.post("/api/files", status_code=201, tags=["files"])
-    async def send(request: Request, name: Annotated[str, Field(max_length=300)]) -> File:
-        """Send a file as the body of the request; `name` tells its form by its suffix."""
-        file, path = await run_in_threadpool(files.new, name)
+    async def send(request: Request, name: Annotated[str, Field(max_length=300)], sheet: str | None = None) -> File:
+        """Send a file as the body of the request; `name` tells its form by its suffix, `sheet` one of a workbook."""
+        file, path = await run_in_threadpool(files.new, name, sheet)
         try:
             with path.open("wb") as written:
                 block = bytearray()

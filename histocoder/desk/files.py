@@ -49,6 +49,10 @@ class Options(BaseModel):
     known: bool = False
     """Whether descriptions of the training data get their own codes."""
     min_confidence: float = 0.0
+    sheet: str | None = None
+    """Of an Excel workbook; by default the only one that holds anything."""
+    raw: bool = False
+    """Whether texts that a spreadsheet would run as formulas are written as they are."""
     columns: str = ""
     """What the names of the new columns begin with; `pred_` is added where the file has such columns already."""
 
@@ -116,7 +120,7 @@ class Files:
         if self._worker.is_alive():
             self._worker.join(timeout=30)
 
-    def new(self, name: str) -> tuple[str, Path]:
+    def new(self, name: str, sheet: str | None = None) -> tuple[str, Path]:
         """Return the number of a file to come, and the path to write it to.
 
         Raises
@@ -132,7 +136,8 @@ class Files:
         file = secrets.token_hex(8)
         path = self._folder / file / f"input{suffix}"
         path.parent.mkdir(parents=True)
-        self._store.put_file(file, name=_bare(name), suffix=suffix, state="new", message="")
+        options = Options(input_col="", sheet=sheet).model_dump_json() if sheet else None
+        self._store.put_file(file, name=_bare(name), suffix=suffix, state="new", message="", options=options)
         return file, path
 
     def all(self) -> list[File]:
@@ -154,8 +159,10 @@ class Files:
         record = self._store.file(file)
         path = self._path(record)
         input_col, language_col = self._columns
+        sheet = json.loads(record["options"] or "{}").get("sheet")
         with _named(path, record["name"]):
-            table = open_table(path, (), optional=[*filter(None, self._columns), *_DESCRIPTIONS, "lang"])
+            wanted = [*filter(None, self._columns), *_DESCRIPTIONS, "lang"]
+            table = open_table(path, (), optional=wanted, sheet=sheet)
             chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
         cells = [[_shown(cell) for cell in strings(column).to_pylist()] for column in chunk.columns]
         names = {name.lower(): name for name in table.header}
@@ -183,14 +190,14 @@ class Files:
         path = self._path(record)
         with _named(path, record["name"]):
             config = self._config(record, options)
-            header = open_table(path, config.input_cols).header
+            table = open_table(path, config.input_cols, sheet=options.sheet)
             names = [*self._coding.coder.column_names(config.mode, k=config.k), SOURCE_COL]
-            while any(f"{options.columns}{name}" in header for name in names):
+            while any(f"{options.columns}{name}" in table.header for name in names):
                 options.columns += "pred_"
         with self._changed:
             self._cancelled.discard(file)
             self._store.put_file(
-                file, state="queued", options=options.model_dump_json(), num_rows=count_rows(path), message=""
+                file, state="queued", options=options.model_dump_json(), num_rows=count_rows(table), message=""
             )
             self._changed.notify_all()
         return self.get(file)

@@ -16,12 +16,12 @@ from pydantic import BaseModel
 
 from histocoder.checkpoints.run_folder import ARGS_FILE, METRICS_FILE
 from histocoder.data.corrections import CHECKED_COL
+from histocoder.data.formulas import harmless
 from histocoder.desk.store import Store
 from histocoder.errors import UserError
 from histocoder.evaluation.review import next_step
 from histocoder.files import replacing
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LOG_LINES = 12
 
 
@@ -95,7 +95,7 @@ class Improve:
                 continue
             seen.add((card.text, card.lang))
             given = card.codes or []
-            text, who = (value if raw else _harmless(value) for value in (card.text, card.who or ""))
+            text, who = (value if raw else harmless(value) for value in (card.text, card.who or ""))
             lang = [card.lang] if lang_col else []
             row = [
                 text,
@@ -170,11 +170,6 @@ class Improve:
                 self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-
-
-def _harmless(text: str) -> str:
-    """Return a text that no spreadsheet computes."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _score(run: Path) -> Score | None:

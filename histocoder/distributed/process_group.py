@@ -100,7 +100,7 @@ def _check_launcher(required: bool) -> None:
     if required and not _launch.launched:
         raise UserError(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
-            f"{os.path.basename(sys.argv[0])} --distributed …, with the number of GPUs in place of 2."
+            f"{_program()} --distributed …, with the number of GPUs in place of 2."
         )
     if (
         _launch.world_size == 1
@@ -111,6 +111,16 @@ def _check_launcher(required: bool) -> None:
             "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
             "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
         )
+
+
+def _program() -> str:
+    """Return what a launcher is given to run this program: a script, or the module of a command."""
+    folder, name = os.path.split(sys.argv[0])
+    stem, suffix = os.path.splitext(name)
+    is_module = os.path.basename(folder) == "cli"
+    if suffix == ".py" and not is_module and stem != "__main__":
+        return name
+    return f"-m histocoder.cli.{stem if is_module else sys.argv[1].replace('-', '_')}"
 
 
 def _choose_device(name: str) -> torch.device:

@@ -14,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.data.corrections import CHECKED_COL
-from histocoder.data.table import check_output, open_table, write_csv
+from histocoder.data.output import Output
+from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -31,6 +32,8 @@ def review(
     target_cols: Sequence[str] = (),
     renamed: Mapping[str, str] | None = None,
     overwrite: bool = False,
+    sheet: str | None = None,
+    raw: bool = False,
     say: Callable[[str], None] = print,
 ) -> pd.DataFrame:
     """Write the descriptions whose check is worth most, as a CSV to correct.
@@ -56,6 +59,10 @@ def review(
         What the columns of descriptions and languages are called, where it is not as in the predictions.
     overwrite : bool
         Whether to replace an existing output.
+    sheet : str, optional
+        Of the predictions, if they are an Excel workbook with several.
+    raw : bool
+        Whether texts that a spreadsheet would run as formulas are written as they are.
     say : callable
         Receives each notice to the user.
 
@@ -71,14 +78,19 @@ def review(
     """
     if budget < 1:
         raise UserError(f"--budget is {budget}; it must be 1 or more.")
-    check_output(output)
+    Output(output).check(budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
-    table = _read(predictions, input_col, language_col, target_cols=target_cols, renamed=renamed or {}, say=say)
+    table = _read(
+        predictions, input_col, language_col, target_cols=target_cols, renamed=renamed or {}, sheet=sheet, say=say
+    )
     worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
     chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
     with replacing(output) as temporary:
-        write_csv(pa.Table.from_pandas(chosen, preserve_index=False), temporary)
+        rows_to_check = pa.Table.from_pandas(chosen, preserve_index=False)
+        notices = Output(output, raw=raw).write(temporary, rows_to_check.schema, [rows_to_check])
+    for notice in notices:
+        say(notice)
     rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
     say(
         f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
@@ -95,11 +107,15 @@ def _read(
     *,
     target_cols: Sequence[str],
     renamed: Mapping[str, str],
+    sheet: str | None,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
     """Return the distinct descriptions of a coded file, in the columns that `review` writes."""
     file = open_table(
-        predictions, [c for c in (input_col, language_col) if c], optional=("conf", "pred_conf", "lang", "pred_lang")
+        predictions,
+        [c for c in (input_col, language_col) if c],
+        optional=("conf", "pred_conf", "lang", "pred_lang"),
+        sheet=sheet,
     )
     for notice in file.notices:
         say(notice)
@@ -185,7 +201,8 @@ def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, A
     }
     words = [word for flag, values in flags.items() for word in (flag, *(_from_here(value) for value in values))]
     script = Path(__file__).parents[2] / "finetune.py"
-    return "Then train on:\n" + shlex.join([_from_here(sys.executable), _from_here(script), *words])
+    program = [_from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
+    return "Then train on:\n" + shlex.join([_from_here(sys.executable), *program, *words])
 
 
 def _from_here(path: str | Path) -> str:

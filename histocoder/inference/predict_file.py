@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import json
 import shutil
@@ -26,19 +25,13 @@ from tqdm import tqdm
 from histocoder import distributed
 from histocoder.checkpoints.lock import holding
 from histocoder.data.languages import language_code
-from histocoder.data.table import (
-    TableFile,
-    check_output,
-    count_rows,
-    csv_writer,
-    fingerprint,
-    is_parquet,
-    open_table,
-    strings,
-)
+from histocoder.data.output import Output
+from histocoder.data.sources import EXCEL, LABELLED, PARQUET
+from histocoder.data.table import TableFile, check_output, count_rows, fingerprint, is_parquet, open_table, strings
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.inference.coder import Coder, check_threshold
+from histocoder.inference.join import Join
 from histocoder.inference.known import KNOWN, SOURCE_COL, Known
 from histocoder.inference.notices import FileNotices
 from histocoder.inference.predictions import Part, load_parts, save_parts
@@ -75,6 +68,10 @@ class PredictConfig:
     """What the names of the columns that are added begin with."""
     excel: bool = False
     """Whether CSV is written as Excel opens it: UTF-8 with a byte order mark, separated as the input is."""
+    sheet: str | None = None
+    """Of an Excel workbook; None: the only one that holds anything."""
+    raw: bool = False
+    """Whether texts that a spreadsheet would run as formulas are written as they are."""
 
     def __post_init__(self) -> None:
         if self.language != "unk" and self.language_col is not None:
@@ -85,7 +82,7 @@ class PredictConfig:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
         check_threshold(self.threshold)
         check_output(Path(self.output))
-        if self.excel and is_parquet(Path(self.output)):
+        if self.excel and Path(self.output).suffix.lower() in (*PARQUET, *EXCEL, *LABELLED):
             raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
 
     @property
@@ -100,6 +97,7 @@ def predict_file(
     *,
     model_id: str,
     known: Known | None = None,
+    join: Join | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
@@ -120,6 +118,8 @@ def predict_file(
         What tells this model from others; parts that another has left are not used.
     known : Known, optional
         Hand-coded descriptions, which keep their codes; a column `source` says which.
+    join : Join, optional
+        A table whose columns are added by code.
     overwrite : bool
         Whether to replace an existing output.
     say : callable
@@ -140,10 +140,25 @@ def predict_file(
     chunk_rows = chunk_rows or min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
     parts = output.with_name(f".{output.name}.parts")
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
-    table = open_table(source, config.input_cols)
-    names_of_output(names, coder.system, config, taken=table.header)
+    table = open_table(source, config.input_cols, sheet=config.sheet)
+    new = names_of_output(names, coder.system, config, taken=table.header)
     if not is_parquet(output):
         _check_csv(table)
+    code_columns = {own: name for own, name in new.items() if name.startswith(f"{coder.system}_")}
+    for name in join.columns(code_columns) if join is not None else ():
+        if name in (*table.header, *new):
+            raise UserError(f"--join: the output has a column {name!r} already; rename the table's.")
+    form = Output(
+        output,
+        delimiter=table.dialect.delimiter if config.excel and table.dialect is not None else ",",
+        excel=config.excel,
+        raw=config.raw,
+        codes=code_columns,
+        titles=coder.model.config.descriptions,
+    )
+    num_rows = count_rows(table)
+    form.check(num_rows)
+    bar = _progress_bar(num_rows) if bar is None else bar
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
         distributed.run_on_primary(
@@ -159,9 +174,15 @@ def predict_file(
             if distributed.is_primary() and not any(parts.glob("[0-9]*")):
                 shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
             raise
+
+        def added(coded: pa.Table) -> pa.Table:
+            return coded if join is None else join.add(coded, code_columns)
+
         distributed.run_on_primary(
-            lambda: _join_parts(parts, output, num_chunks, table, excel=config.excel), doing="writing the output"
+            lambda: _join_parts(parts, form, num_chunks, added=added, say=say), doing="writing the output"
         )
+    if join is not None and (notice := join.notice()):
+        say(notice)
     say(f"Coded {source} into {output}.")
 
 
@@ -204,7 +225,7 @@ def _code_chunks(
     names: Sequence[str],
     chunk_rows: int,
     say: Callable[[str], None],
-    bar: tqdm | None,
+    bar: tqdm,
 ) -> int:
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
@@ -212,8 +233,6 @@ def _code_chunks(
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
-    if bar is None:
-        bar = _progress_bar(count_rows(config.input))
     with bar, notices.collecting():
         for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
             part, is_mine = _part(parts, number), number % world_size == rank
@@ -447,7 +466,14 @@ def _kept_for_later(path: Path, parts: Path) -> Iterator[Path]:
         raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
 
 
-def _join_parts(parts: Path, output: Path, num_chunks: int, source: TableFile, *, excel: bool) -> None:
+def _join_parts(
+    parts: Path,
+    output: Output,
+    num_chunks: int,
+    *,
+    added: Callable[[pa.Table], pa.Table],
+    say: Callable[[str], None],
+) -> None:
     """Join all parts, in order, into one file, and delete them."""
     files = [_part(parts, number) for number in range(num_chunks)]
     for file in files:
@@ -455,21 +481,12 @@ def _join_parts(parts: Path, output: Path, num_chunks: int, source: TableFile, *
             raise UserError(
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
-    with _kept_for_later(output, parts) as temporary:
-        rest = map(pa.feather.read_table, files)
+    with _kept_for_later(output.path, parts) as temporary:
+        rest = (added(pa.feather.read_table(file)) for file in files)
         first = next(rest)
-        tables = itertools.chain([first], rest)
-        if is_parquet(output):
-            with pa.parquet.ParquetWriter(temporary, first.schema) as writer:
-                for group in _groups(tables):
-                    writer.write_table(group)
-        else:
-            delimiter = source.dialect.delimiter if excel and source.dialect is not None else ","
-            with temporary.open("wb") as whole:
-                whole.write(codecs.BOM_UTF8 if excel else b"")
-                with csv_writer(whole, first.schema, delimiter=delimiter) as writer:
-                    for table in tables:
-                        writer.write_table(table)
+        notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
+    for notice in notices:
+        say(notice)
     shutil.rmtree(parts, ignore_errors=True)
 
 

@@ -106,7 +106,8 @@ def fill_in(config: _Config) -> _Config:
     fixing = (config.batch_size, config.learning_rate, config.tokens_per_batch)
     if any(value is not None for value in fixing) or config.auto_batch_size or config.scale_lr:
         recipe["max_epoch_steps"] = 0
-    return replace(config, **{name: value for name, value in recipe.items() if getattr(config, name) is None})
+    missing = {name: value for name, value in recipe.items() if getattr(config, name) is None}
+    return replace(config, **missing, by_recipe=(*dict.fromkeys((*(config.by_recipe or ()), *missing)),))
 
 
 def _own_config(path: str | None) -> ModelConfig | None:

@@ -333,8 +333,8 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
     with pytest.raises(UserError, match="no column 'occ'"):
         review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, input_col="occ")
-    with pytest.raises(UserError, match=r"other\.csv\.gz would not be compressed"):
-        review(tmp_path / "out.csv", tmp_path / "other.csv.gz", budget=2)
+    with pytest.raises(UserError, match=r"other\.csv\.zip would not be compressed"):
+        review(tmp_path / "out.csv", tmp_path / "other.csv.zip", budget=2)
 
 
 def test_review_takes_the_last_of_several_codings(tmp_path: Path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pandas as pd
 import pytest
 from jobs import wait_until
@@ -173,6 +176,28 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
     source_id = client.post(f"/api/files/{file}/review").json()
     assert source_id["cards"] == 40 and client.get("/api/review").json()[0]["id"] == 1  # that of --data comes first
     assert client.delete(f"/api/files/{file}").json() == []
+
+
+def test_excel_comes_back_as_excel(client: TestClient):
+    book, sent = openpyxl.Workbook(), io.BytesIO()
+    for sheet in (book.active, book.create_sheet("people")):
+        sheet.append(["occ1"])
+        sheet.append(["farmer"])
+    book.save(sent)
+    refused = client.post("/api/files?name=a.xlsx", content=sent.getvalue())
+    assert refused.status_code == 422 and refused.json()["detail"].startswith("a.xlsx has several sheets")
+    file = client.post("/api/files?name=a.xlsx&sheet=people", content=sent.getvalue()).json()["id"]
+    assert client.get(f"/api/files/{file}/preview").json()["rows"] == [["farmer"]]
+    client.post(f"/api/files/{file}/code", json={"input_col": "occ1", "sheet": "people"})
+    wait_for(client, file, "done")
+    result = openpyxl.load_workbook(io.BytesIO(client.get(f"/api/files/{file}/result").content))
+    assert [cell.value for cell in result.active[1]][:2] == ["occ1", "hisco_1"]
+    assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/workbook.xml", bytes(100 << 20))
+    refused = client.post("/api/files?name=b.xlsx", content=bomb.getvalue())
+    assert refused.status_code == 422 and "would unpack to" in refused.json()["detail"]
 
 
 def test_cancelled_and_restarted_files_go_on(

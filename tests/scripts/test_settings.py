@@ -19,7 +19,7 @@ from histocoder.config.settings import fixed, free
 from histocoder.data.examples import MAX_CODES
 from histocoder.errors import UserError
 from histocoder.model import PRESETS
-from histocoder.training.recipes import fill_in
+from histocoder.training.recipes import RECIPES, fill_in
 
 GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
 
@@ -76,12 +76,33 @@ def test_a_recipe_fills_in_what_is_not_given():
     changed = {f.name for f in fields(given) if getattr(given, f.name) != getattr(config, f.name)}
     assert (config.learning_rate, config.table_learning_rate, config.batch_size) == (1e-2, None, 64)
     assert changed == {
-        *("num_epochs", "min_steps", "max_epoch_steps", "batch_size", "warmup_pct", "flat_loss", "pooling"),
+        *(
+            "by_recipe",
+            "num_epochs",
+            "min_steps",
+            "max_epoch_steps",
+            "batch_size",
+            "warmup_pct",
+            "flat_loss",
+            "pooling",
+        ),
         *("augmentation_prob", "unk_lang_prob", "text_normalization"),
     }
     assert fill_in(config) == config
     mixer = fill_in(MixerConfig(train_data="a.csv", val_data="v.csv", save_dir="out", encoder="ngram"))
     assert (mixer.batch_size, mixer.num_epochs, mixer.min_steps, mixer.table_learning_rate) == (512, 50, 0, 3e-3)
+
+
+def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
+    first = fill_in(parse(FinetuneConfig, "--dataset t.csv --target-cols h --encoder ngram --batch-size 32".split()))
+    args = tmp_path / "args.yaml"
+    args.write_text(yaml.safe_dump(recorded(first)))
+    again = fill_in(parse(FinetuneConfig, ["--config", str(args)]))
+    assert again == first
+    other = fill_in(parse(FinetuneConfig, ["--config", str(args), "--encoder", "small", "--num-epochs", "3"]))
+    rates = other.learning_rate, other.table_learning_rate, other.num_epochs, other.batch_size, other.warmup_pct
+    scratch = RECIPES["scratch"]
+    assert rates == (scratch.learning_rate, None, 3, 32, scratch.warmup_pct)
 
 
 def test_rates_are_scaled_by_the_rows_of_a_step():

@@ -21,7 +21,7 @@ export function hide() {
 }
 
 // XMLHttpRequest, since fetch does not tell how much is sent.
-function send(file) {
+function send(file, sheet = "") {
   const request = new XMLHttpRequest();
   const stop = el("button", { onclick: () => request.abort() }, "Cancel");
   const progress = (share) =>
@@ -41,6 +41,8 @@ function send(file) {
     const body = JSON.parse(request.responseText || "{}");
     if (request.status !== 201) {
       end();
+      const named = body.detail?.includes("--sheet") && prompt(body.detail, sheet); // of a workbook with several
+      if (named) return send(file, named);
       get("file-form").hidden = false;
       return get("file-form").replaceChildren(el("p", { class: "error", role: "alert" }, body.detail || `The server answered ${request.status}.`));
     }
@@ -48,7 +50,7 @@ function send(file) {
     await choose(body);
     await list();
   });
-  request.open("POST", `/api/files?name=${encodeURIComponent(file.name)}`);
+  request.open("POST", `/api/files?name=${encodeURIComponent(file.name)}${sheet && `&sheet=${encodeURIComponent(sheet)}`}`);
   request.send(file);
 }
 
@@ -87,7 +89,7 @@ async function choose(file) {
       el("button", { type: "button", onclick: () => (form.hidden = true) }, "Not now")),
   ]);
   form.onsubmit = doing(async () => {
-    const options = { input_col: input.value, language_col: column.value || null, known: known.checked };
+    const options = { input_col: input.value, language_col: column.value || null, known: known.checked, sheet: before.sheet };
     if (!column.value) options.language = language.value;
     await api(`files/${file.id}/code`, { json: options });
     form.hidden = true;

@@ -1,0 +1,20 @@
+"""`train_mixer.py`, which is `histocoder train-mixer` and `python -m histocoder.cli.train_mixer`, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from histocoder.cli.arguments import parse
+from histocoder.cli.script import run_script
+from histocoder.config import MixerConfig
+from histocoder.training.train import train
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
+    """Train on the files that the flags name."""
+    config = parse(MixerConfig, argv, prog=prog)
+    train(config)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,212 @@
+"""Excel workbooks: a sheet is read as a table, and written with codes as text."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pyarrow as pa
+from openpyxl.cell import WriteOnlyCell
+from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+from histocoder.data.formulas import are_formulas
+from histocoder.errors import UserError, shown
+
+MAX_ROWS = 1_048_575
+"""Of a sheet, below its header."""
+_MAX_CHARACTERS = 32_767
+"""Of a cell."""
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+"""How old workbooks begin, and new ones with a password."""
+_MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
+"""Of a workbook's unpacked content: bytes at most, and times its packed size, if it is not small."""
+_ZEROS = re.compile(r"0+")
+
+
+def read_workbook(path: Path, sheet: str | None) -> tuple[pa.Table, int, list[str]]:
+    """Read a sheet whose first row with content is the header.
+
+    Parameters
+    ----------
+    path : Path
+    sheet : str, optional
+        Its name; by default the only one that holds anything.
+
+    Returns
+    -------
+    table : pyarrow.Table
+        Columns that hold one kind of value keep it, others are text.
+    first_row : int
+        The number of the first row below the header, as Excel counts.
+    notices : list of str
+
+    Raises
+    ------
+    UserError
+        If the file is damaged, too large when unpacked or protected by a password, or the sheet is not clear.
+    """
+    _check_archive(path)
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        try:
+            return _read_sheet(path, _sheet(path, book, sheet))
+        finally:
+            book.close()
+    except UserError:
+        raise
+    except MemoryError as error:
+        raise UserError(f"{path} does not fit into memory; save the sheet as CSV (UTF-8).") from error
+    except Exception as error:  # openpyxl raises of every kind where a file is damaged
+        raise UserError(
+            f"{path} can't be read as an Excel workbook; it is damaged, or of another kind. Save it again as .xlsx."
+        ) from error
+
+
+def _check_archive(path: Path) -> None:
+    with path.open("rb") as file:
+        head = file.read(8)
+    if head == _OLE:
+        raise UserError(
+            f"{path} is protected by a password, or is an old .xls workbook. Open it in Excel and save it as .xlsx "
+            "without a password."
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError) as error:
+        raise UserError(f"{path} is damaged, or not an Excel workbook. Save it again as .xlsx.") from error
+    if size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size):
+        raise UserError(
+            f"{path} would unpack to {size / 2**30:,.1f} GiB, far more than a workbook of its size holds. If it is "
+            "meant so, save the sheet as CSV (UTF-8)."
+        )
+
+
+def _sheet(path: Path, book: openpyxl.Workbook, name: str | None) -> Any:
+    sheets = {sheet.title: sheet for sheet in book.worksheets}
+    names = ", ".join(map(shown, sheets))
+    if name is not None:
+        if name not in sheets:
+            raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.")
+        return sheets[name]
+    filled = [sheet for sheet in sheets.values() if next(_rows(sheet), None) is not None]
+    if not filled:
+        raise UserError(f"{path} is empty.")
+    if len(filled) > 1:
+        raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.")
+    return filled[0]
+
+
+def _rows(sheet: Any) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the number and the cells' values of each row that holds anything."""
+    sheet.reset_dimensions()  # which some programs write wrongly
+    for number, cells in enumerate(sheet.iter_rows(max_row=MAX_ROWS + 1), start=1):
+        values = [_value(cell) for cell in cells]
+        while values and values[-1] is None:
+            values.pop()
+        if values:
+            yield number, values
+
+
+def _value(cell: Any) -> Any:
+    """Return what a cell shows: None where it is blank; zeros in front where its format has them."""
+    value = cell.value
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, int) and _ZEROS.fullmatch(cell.number_format):
+        return str(value).zfill(len(cell.number_format))
+    if isinstance(value, str):
+        return value if value.strip() else None
+    return value if value is None or isinstance(value, int | float | date) else str(value)
+
+
+def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
+    rows = _rows(sheet)
+    header_row, names = next(rows)
+    columns: list[list[Any]] = [[] for _ in names]
+    num_beside, passed = 0, header_row
+    for number, values in rows:
+        blank = [None] * (number - passed - 1)  # rows
+        for i, column in enumerate(columns):
+            column.extend(blank)
+            column.append(values[i] if i < len(values) else None)
+        num_beside += sum(value is not None for value in values[len(names) :])
+        passed = number
+    kept = [i for i, name in enumerate(names) if name is not None]
+    num_beside += sum(value is not None for i in set(range(len(names))) - set(kept) for value in columns[i])
+    beside = "1 cell is" if num_beside == 1 else f"{num_beside:,} cells are"
+    notices = [f"{path}: {beside} in columns without a name, and left out."] if num_beside else []
+    arrays = [_array(columns[i]) for i in kept]
+    return pa.Table.from_arrays(arrays, [str(names[i]) for i in kept]), header_row + 1, notices
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """Return a column of numbers or dates where all cells are such; else of text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {datetime}:
+        return pa.array(values, pa.timestamp("s"))
+    if kinds and kinds <= {int, float} and all(value is None or abs(value) < 2**53 for value in values):
+        return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, datetime) and not (value.hour or value.minute or value.second):
+        return str(value.date())
+    return str(value)
+
+
+def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *, raw: bool) -> tuple[int, int]:
+    """Write tables, one below the other, as a sheet.
+
+    Text is marked as text, so that codes keep their zeros when people edit them. One that begins like a formula has
+    the mark that Excel gives to what is typed with an apostrophe, unless `raw`.
+
+    Returns
+    -------
+    num_formulas : int
+        Cells with that mark.
+    num_cut : int
+        Cells that were longer, or held control characters other than Excel can take.
+    """
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("data")
+    sheet.freeze_panes = "A2"
+    plain: Any = WriteOnlyCell(sheet)
+    marked: Any = WriteOnlyCell(sheet)
+    plain.number_format = marked.number_format = "@"
+    marked.quotePrefix = True
+    num_formulas = num_cut = 0
+
+    def cell_of(text: str, *, is_formula: bool) -> Any:
+        nonlocal num_formulas, num_cut
+        fit = ILLEGAL_CHARACTERS_RE.sub("", text)[:_MAX_CHARACTERS]
+        num_cut += fit != text
+        num_formulas += is_formula
+        cell: Any = WriteOnlyCell(sheet, fit)
+        cell._style = (marked if is_formula else plain)._style
+        cell.data_type = "s"  # whatever it begins with
+        return cell
+
+    def column_of(values: pa.ChunkedArray) -> list[Any]:
+        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            return [None if value != value else value for value in values.to_pylist()]  # noqa: PLR0124  # NaN
+        marks = are_formulas(values).to_pylist()
+        return [
+            None if text is None else cell_of(text, is_formula=mark and not raw)
+            for text, mark in zip(values.to_pylist(), marks, strict=True)
+        ]
+
+    sheet.append(column_of(pa.chunked_array([pa.array(schema.names, pa.string())])))
+    for table in tables:
+        for row in zip(*map(column_of, table.columns), strict=True):
+            sheet.append(row)
+    book.save(path)
+    return num_formulas, num_cut

@@ -1,0 +1,195 @@
+"""Files of Stata and SPSS, whose numbers have labels: read as their labels, codes as the codes; and written so."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from histocoder.errors import UserError
+
+_CODES = re.compile(r"code of ([0-9]+) characters")
+"""The label of a variable that `write_labelled` has written from codes; the number tells how many zeros are lost."""
+_LONGEST_NAME = {".dta": 32, ".sav": 64}
+_MAX_LABEL_BYTES = 120
+"""Of SPSS; Stata takes more."""
+_LONGEST_TEXT = 2045
+"""Of Stata's common texts; longer ones are of its type strL."""
+_MAX_NUMBER_LENGTH = 9
+"""Of integers that have labels in Stata."""
+
+
+def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[str]]:
+    """Read a .dta or .sav file.
+
+    Parameters
+    ----------
+    path : Path
+    codes : collection of str
+        Variables that are read as their values; others are read as the labels of these, where they have any.
+
+    Returns
+    -------
+    table : pyarrow.Table
+    notices : list of str
+
+    Raises
+    ------
+    UserError
+        If the file is damaged, or what reads .sav files is not installed.
+    """
+    read = _read_stata if path.suffix.lower() == ".dta" else _read_spss
+    try:
+        values, value_labels, titles = read(path)
+    except UserError:
+        raise
+    except Exception as error:  # of every kind where a file is damaged
+        raise UserError(
+            f"{path} can't be read as a {path.suffix} file ({str(error).splitlines()[0][:120]}). Save it again, or as "
+            "CSV."
+        ) from error
+    columns, labelled = {}, []
+    for name in values.columns:
+        column = values[name]
+        match = _CODES.fullmatch(titles.get(name) or "")
+        if match is not None:
+            columns[name] = column.map(lambda value, length=int(match[1]): _code(value, length))
+        elif value_labels.get(name) and name not in codes:
+            labels = {_text(value): label for value, label in value_labels[name].items()}
+            columns[name] = column.map(lambda value, labels=labels: labels.get(_text(value), _text(value)))
+            labelled.append(str(name))
+        else:
+            columns[name] = column
+    table = pa.Table.from_pandas(pd.DataFrame(columns), preserve_index=False).replace_schema_metadata(None)
+    schema = pa.schema([field.with_type(_plain(field.type)) for field in table.schema])
+    notices = [f"{path}: read as their value labels: {', '.join(labelled)}."] if labelled else []
+    return table.cast(schema), notices
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_large_string(kind) or pa.types.is_null(kind) else kind
+
+
+def _read_stata(path: Path) -> tuple[pd.DataFrame, dict[str, dict], dict[str, str]]:
+    with pd.read_stata(path, iterator=True) as reader:
+        titles = reader.variable_labels()
+        has_labels = bool(reader.value_labels())
+    values = pd.read_stata(path, convert_categoricals=False)
+    if not has_labels:
+        return values, {}, titles
+    try:
+        labels = pd.read_stata(path, order_categoricals=False)
+    except ValueError as error:
+        raise UserError(
+            f"{path} has a value label that stands for two values; make labels unique, or drop them (label drop _all)."
+        ) from error
+    found = {}
+    for name in labels.columns:
+        if isinstance(labels[name].dtype, pd.CategoricalDtype):
+            pairs = pd.DataFrame({"value": values[name], "label": labels[name].astype(object)}).dropna()
+            found[name] = {row.value: _text(row.label) for row in pairs.drop_duplicates().itertuples()}
+    return values, found, titles
+
+
+def _read_spss(path: Path) -> tuple[pd.DataFrame, dict[str, dict], dict[str, str]]:
+    values, meta = _pyreadstat(path).read_sav(path)
+    return values, meta.variable_value_labels, meta.column_names_to_labels
+
+
+def _pyreadstat(path: Path) -> Any:
+    try:
+        import pyreadstat
+    except ImportError as error:
+        raise UserError(
+            f"{path}: files of SPSS need the package pyreadstat. Install it (pip install pyreadstat), or use CSV."
+        ) from error
+    return pyreadstat
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as text, whole numbers without decimals."""
+    if pd.isna(value):
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _code(value: Any, length: int) -> str | None:
+    text = _text(value)
+    return text.zfill(length) if text is not None and text.isdigit() else text
+
+
+def check_labelled(path: Path) -> None:
+    """Raise a UserError where a file of this suffix can't be written here."""
+    if path.suffix.lower() == ".sav":
+        _pyreadstat(path)
+
+
+def write_labelled(
+    path: Path, temporary: Path, table: pa.Table, *, codes: Collection[str], titles: Mapping[str, str]
+) -> list[str]:
+    """Write a .dta or .sav file, codes with their titles as labels; return notices to the user.
+
+    Stata has labels of numbers alone: there codes that are numbers are stored as such, where they have titles.
+    """
+    kind = path.suffix.lower()
+    names = _legal_names(table.column_names, longest=_LONGEST_NAME[kind])
+    frame = table.to_pandas(types_mapper=None).set_axis(names, axis=1)
+    labels: dict[str, dict] = {}
+    variable_labels: dict[str, str] = {}
+    for old, name in zip(table.column_names, names, strict=True):
+        is_text = pd.api.types.is_string_dtype(frame[name].dtype) or frame[name].dtype == object
+        if is_text:
+            frame[name] = frame[name].astype(object).where(frame[name].notna(), "")
+        if old not in codes or not titles:
+            continue
+        found = {code: titles[code] for code in sorted(set(frame[name])) if code in titles}
+        lengths = {len(code) for code in set(frame[name]) if code.isdigit()}
+        if kind == ".dta":
+            if not all(_is_number(code) for code in set(frame[name])) or len(lengths) > 1:
+                continue
+            frame[name] = pd.to_numeric(frame[name], errors="coerce")
+            labels[name] = {int(code): title for code, title in found.items()}
+        else:
+            labels[name] = {
+                code: title.encode()[:_MAX_LABEL_BYTES].decode(errors="ignore") for code, title in found.items()
+            }
+        variable_labels[name] = f"code of {max(lengths, default=1)} characters"
+    if kind == ".dta":
+        long = [n for n in names if frame[n].dtype == object and frame[n].str.len().max() > _LONGEST_TEXT]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of integers that become doubles
+            frame.to_stata(
+                temporary,
+                write_index=False,
+                version=118,
+                convert_strl=long,
+                value_labels=labels,
+                variable_labels=variable_labels,
+            )
+    else:
+        _pyreadstat(path).write_sav(frame, str(temporary), column_labels=variable_labels, variable_value_labels=labels)
+    changed = [f"{old} as {new}" for old, new in zip(table.column_names, names, strict=True) if old != new]
+    return [f"{path}: names of variables can't be as they were: {', '.join(changed)}."] if changed else []
+
+
+def _is_number(code: str) -> bool:
+    return not code or (code.removeprefix("-").isdigit() and len(code) <= _MAX_NUMBER_LENGTH)
+
+
+def _legal_names(names: list[str], *, longest: int) -> list[str]:
+    """Return names that Stata and SPSS take: of letters, digits and underscores, beginning with a letter, each once."""
+    found: list[str] = []
+    for name in names:
+        legal = re.sub(r"[^0-9A-Za-z_]", "_", name)[:longest]
+        legal = legal if legal[:1].isalpha() else f"v{legal}"[:longest]
+        number = 2
+        while legal.lower() in {other.lower() for other in found}:
+            legal = f"{legal[: longest - 4]}_{number}"
+            number += 1
+        found.append(legal)
+    return found

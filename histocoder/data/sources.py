@@ -1,0 +1,97 @@
+"""Tables that are not CSV: which files hold one, by suffix, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+
+from histocoder.errors import UserError
+
+PARQUET = (".parquet", ".pq")
+EXCEL = (".xlsx", ".xlsm")
+LABELLED = (".dta", ".sav")
+_INSTEAD = {
+    ".xls": "Open it in Excel and save it as .xlsx.",
+    ".ods": "Save it as .xlsx.",
+    ".rds": "In R, write it with write.csv(…, row.names = FALSE) or arrow::write_parquet().",
+}
+
+
+class Source(NamedTuple):
+    """A table that is not CSV."""
+
+    rows: pa.dataset.Dataset
+    first_row: int = 1
+    """The number that the first row goes by in messages."""
+    notices: tuple[str, ...] = ()
+
+
+def open_source(path: Path, *, sheet: str | None, codes: Collection[str], known: Collection[str]) -> Source | None:
+    """Open a file of Parquet, Excel, Stata or SPSS, or a folder of Parquet files; return None for others.
+
+    Raises
+    ------
+    UserError
+        If it can't be read; the message says why and what to do.
+    """
+    kind = path.suffix.lower()
+    if kind in _INSTEAD:
+        raise UserError(f"{path}: {kind} files can't be read. {_INSTEAD[kind]}")
+    if sheet is not None and kind not in EXCEL:
+        raise UserError(f"--sheet is for Excel workbooks; {path} is none. Omit it.")
+    if path.is_dir() or kind in PARQUET:
+        return Source(_parquet(path))
+    if kind in EXCEL:
+        from histocoder.data.excel import read_workbook
+
+        table, first_row, notices = read_workbook(path, sheet)
+        notices = [*notices, *_numbers(path, table, known)]
+    elif kind in LABELLED:
+        from histocoder.data.labelled import read_labelled
+
+        (table, notices), first_row = read_labelled(path, codes), 1
+        notices = [*notices, *_numbers(path, table, known)]
+    else:
+        return None
+    return Source(pa.dataset.dataset(table), first_row, tuple(notices))
+
+
+def holds_parquet(folder: Path) -> bool:
+    """Return whether there are Parquet files in a folder or below it."""
+    return any(path.suffix.lower() in PARQUET for path in folder.rglob("*"))
+
+
+def _parquet(path: Path) -> pa.dataset.Dataset:
+    """Open a file, or all files of a folder; in that, names such as year=1880 are a column."""
+    try:
+        if path.is_file():
+            return pa.dataset.dataset(path, format="parquet")
+        files = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in PARQUET)
+        rows = pa.dataset.dataset(
+            files, format="parquet", partitioning=pa.dataset.partitioning(flavor="hive"), partition_base_dir=str(path)
+        )
+        schemas = [rows.schema, *(fragment.physical_schema for fragment in rows.get_fragments())]
+        return rows.replace_schema(pa.unify_schemas(schemas, promote_options="permissive"))
+    except (pa.ArrowTypeError, pa.ArrowInvalid, OSError) as error:
+        what = "is not a Parquet file" if path.is_file() else "holds Parquet files that do not fit together"
+        raise UserError(f"{path} {what}: {str(error).splitlines()[0]}") from error
+
+
+def _numbers(path: Path, table: pa.Table, columns: Collection[str]) -> list[str]:
+    """Return notices on columns of numbers of several lengths, which may be codes without their zeros."""
+    notices = []
+    for name in dict.fromkeys(columns):
+        if table.column_names.count(name) == 1 and pa.types.is_integer(table[name].type):
+            digits = pc.unique(pc.utf8_length(pc.abs(table[name].filter(pc.greater(table[name], 9))).cast(pa.string())))
+            lengths = sorted(digits.drop_null().to_pylist())
+            if len(lengths) > 1:
+                notices.append(
+                    f"{path}: the column {name!r} is stored as numbers, of {lengths[0]} to {lengths[-1]} digits. If "
+                    "they are codes, the shorter ones have lost zeros in front; --zero-pad-codes puts them back."
+                )
+    return notices

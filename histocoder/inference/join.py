@@ -1,0 +1,114 @@
+"""Columns of a table by code, such as a social class, beside the codes of a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from histocoder.data.cells import MISSING_MARKS, bare, printed_hisco, whole_number
+from histocoder.data.table import open_table
+from histocoder.errors import UserError, shown
+
+_CODE_COLUMNS = ("system_code", "code")
+_NUM_EXAMPLES = 5
+
+
+class Join:
+    """A table with a row for each code.
+
+    Parameters
+    ----------
+    path : Path
+        Its codes are in the column called like the classification (`hisco`, `hisco_1`), `system_code` or `code`; else
+        in the first column.
+    system : str
+        The classification's name.
+    codes : collection of str
+        Those of the model, by which zeros that the table has lost are restored.
+
+    Raises
+    ------
+    UserError
+        If the table can't be read, has no column beside the codes', or has two different rows of one code.
+    """
+
+    def __init__(self, path: Path, *, system: str, codes: Collection[str]) -> None:
+        names = (system, f"{system}_1", *_CODE_COLUMNS)
+        file = open_table(path, (), optional=names, codes=names)
+        lower = {name.lower(): name for name in reversed(file.header)}
+        code_col = next((lower[name.lower()] for name in names if name.lower() in lower), file.header[0])
+        self._path, self._names = path, [name for name in file.header if name != code_col]
+        if not self._names:
+            raise UserError(f"--join {path} has no column beside that of the codes, {code_col!r}.")
+        table = file.read([code_col, *self._names])
+        known, width = set(codes), max(map(len, codes), default=0)
+        self._rows: dict[str, tuple[str | None, ...]] = {}
+        values = zip(*(table.columns[name].to_pylist() for name in self._names), strict=True)
+        for row, (cell, cells) in enumerate(zip(table.columns[code_col].to_pylist(), values, strict=True)):
+            code = _read(cell or "", known, width)
+            if code and self._rows.setdefault(code, cells) != cells:
+                line = table.lines(np.array([row]))[0]
+                raise UserError(
+                    f"--join {path}, line {line}: the code {shown(code)} has another row with other values."
+                )
+        self._lacking: Counter[str] = Counter()
+
+    def columns(self, code_columns: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+        """Return what is added: name -> the column of codes, and which column of the table.
+
+        Parameters
+        ----------
+        code_columns : mapping
+            Name of each column of codes -> the same without what `--columns` and `alt_` put before it.
+        """
+        return {
+            f"{column.removesuffix(plain)}{name}_{plain.rpartition('_')[2]}": (column, i)
+            for column, plain in code_columns.items()
+            for i, name in enumerate(self._names)
+        }
+
+    def add(self, table: pa.Table, code_columns: Mapping[str, str]) -> pa.Table:
+        """Return a coded table with the columns behind its own."""
+        found = {column: self._find(table[column]) for column in code_columns}
+        for name, (column, i) in self.columns(code_columns).items():
+            indices, rows = found[column]
+            table = table.append_column(name, pa.array([row[i] for row in rows], pa.string()).take(indices))
+        return table
+
+    def _find(self, cells: pa.ChunkedArray) -> tuple[pa.Array, list[tuple[str | None, ...]]]:
+        """Return the row of each distinct code, and which of them each cell has."""
+        coded = pa.concat_arrays(cells.chunks).dictionary_encode()
+        codes, times = coded.dictionary.to_pylist(), pc.value_counts(coded.indices.drop_null())
+        for count in times.to_pylist():
+            if (code := codes[count["values"]]) not in self._rows:
+                self._lacking[code] += count["counts"]
+        nothing = (None,) * len(self._names)
+        return coded.indices, [self._rows.get(code, nothing) for code in codes]
+
+    def notice(self) -> str | None:
+        """Return a notice on codes that the table lacks."""
+        if not self._lacking:
+            return None
+        codes = ", ".join(code for code, _ in self._lacking.most_common(_NUM_EXAMPLES))
+        more = ", …" if len(self._lacking) > _NUM_EXAMPLES else ""
+        return (
+            f"--join {self._path} lacks {len(self._lacking):,} codes ({codes}{more}), which {self._lacking.total():,} "
+            "cells have; its columns are blank there."
+        )
+
+
+def _read(cell: str, known: Collection[str], width: int) -> str:
+    """Return the code in a cell, as the model has it; "" where there is none."""
+    code = bare(cell)
+    if code in known:
+        return code
+    if code in MISSING_MARKS:
+        return ""
+    code = whole_number(code) or printed_hisco(code) or code
+    padded = code.zfill(width)
+    return padded if code.isdigit() and padded in known else code

@@ -1,0 +1,48 @@
+"""Columns that a table adds by code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from archives import read, write_archive
+from models import CODES, save_tiny_model
+
+from histocoder.cli.main import main
+from histocoder.errors import UserError
+from histocoder.inference.join import Join
+
+
+@pytest.mark.parametrize("columns", ["", "pred_"])
+def test_columns_are_added_by_code(tmp_path: Path, columns: str, capsys: pytest.CaptureFixture[str]):
+    model = save_tiny_model(tmp_path / "model")
+    write_archive(tmp_path / "in.csv", 60)
+    classes = {code: str(i) for i, code in enumerate(CODES) if code != "61110"}
+    rows = "".join(f"{int(code)}.0,{value},class {value}\n" for code, value in classes.items())
+    (tmp_path / "t.csv").write_text("HISCO,hisclass,title\n" + rows)
+    files = ["--input", tmp_path / "in.csv", "--output", tmp_path / "out.csv", "--join", tmp_path / "t.csv"]
+    flags = ["--model", model, "--language-col", "lang", "--mode", "topk", "--k", 8, "--columns", columns]
+    main(["predict", *map(str, [*files, *flags])])
+    out = read(tmp_path / "out.csv")
+    num_lacking = 0
+    for i in range(1, 9):
+        prefix = f"{columns}alt_" if i > 1 else columns
+        codes = out[f"{prefix}hisco_{i}"]
+        assert out[f"{prefix}hisclass_{i}"].tolist() == [classes.get(code, "") for code in codes]
+        assert out[f"{prefix}title_{i}"].tolist() == [f"class {classes[c]}" if c in classes else "" for c in codes]
+        num_lacking += (codes == "61110").sum()
+    assert num_lacking and f"lacks 1 codes (61110), which {num_lacking} cells have" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hisco\n61110\n", "no column beside that of the codes, 'hisco'"),
+        ("hisco,c\n61110,1\n6-11.10,2\n", r"line 3: the code '61110' has another row with other values"),
+        ("", "is empty"),
+    ],
+)
+def test_tables_that_can_not_be_joined(tmp_path: Path, text: str, message: str):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        Join(tmp_path / "t.csv", system="hisco", codes=CODES)
