@@ -142,14 +142,11 @@ def test_three_descriptions_are_coded(model: Path, tmp_path: Path):
 def test_a_file_survives_a_reload(model: Path, tmp_path: Path):
     source = shared("data/english_occupations.csv")
     expected = tmp_path / "expected.csv"
-    flags = ("--language", "en", "--columns", "")
-    table = tmp_path / "table.csv"  # without the codes, whose columns the model's would clash with
-    lines = source.read_text(encoding="utf-8").splitlines()
-    table.write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n", encoding="utf-8")
-    run("-m", "histocoder", "predict", "--model", model, "--input", table, "--output", expected, *flags, fresh=True)
+    flags = ("--language", "en", "--columns", "pred_")  # since the file has a column hisco_1
+    run("-m", "histocoder", "predict", "--model", model, "--input", source, "--output", expected, *flags, fresh=True)
     with serving(model, "--port", 0) as (_, address), browsing(address, tmp_path) as page:
         page.go("files")
-        page.one("#file").send_keys(str(table))
+        page.one("#file").send_keys(str(source))
         page.one("#file-form table")
         Select(page.one("#language-col")).select_by_value("")
         Select(page.one("#file-language")).select_by_value("en")
@@ -158,8 +155,8 @@ def test_a_file_survives_a_reload(model: Path, tmp_path: Path):
         page.driver.refresh()
         wait_until(lambda: "Coded." in page.text(".file"))
         page.click(".file a.button")
-        wait_until((tmp_path / "table_coded.csv").exists)
-        assert (tmp_path / "table_coded.csv").read_bytes() == expected.read_bytes()
+        wait_until((tmp_path / "english_occupations_coded.csv").exists)
+        assert (tmp_path / "english_occupations_coded.csv").read_bytes() == expected.read_bytes()
 
 
 def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
