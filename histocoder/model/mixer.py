@@ -119,7 +119,8 @@ class MixerModel(nn.Module):
         if isinstance(self.encoder, Canine) and name in state_dict:
             needed = len(self.get_parameter(name))
             if len(state_dict[name]) < needed:
-                raise UserError(f"The weights have {len(state_dict[name])} positions; set --max-len to that or less.")
+                most = len(state_dict[name])
+                raise UserError(f"The model reads {most} positions at most; set --max-len to that or less.")
             state_dict = {**state_dict, name: state_dict[name][:needed]}
         return super().load_state_dict(state_dict, strict, assign)
 

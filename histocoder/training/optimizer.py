@@ -112,7 +112,7 @@ class AdamW(torch.optim.AdamW):
         total = sum(of_group.sum_of_squares() for *_, of_group in parts)
         total += sum(float(rows.values().square().sum()) for rows in tables.values())
         self.grad_norm = torch.tensor(math.sqrt(total))
-        norm = float(self.grad_norm)
+        norm = float(self.grad_norm.numpy())
         if not math.isfinite(norm):
             return
         scale = min(self._max_grad_norm / (norm + _CLIP_EPS), 1.0)

@@ -30,9 +30,10 @@ from histocoder.formatters import MISSING, formatter_from_config
 from histocoder.inference.descriptions import not_in_table
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically
+from histocoder.training.banner import banner
 from histocoder.training.batch_size import find_batch_size
 from histocoder.training.building import choose_tokenizer, seeded_model
-from histocoder.training.console import banner, say
+from histocoder.training.console import say
 from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory

@@ -165,13 +165,13 @@ def test_outputs_of_a_frozen_encoder_are_sent_as_well(apart: list[Path]):
 
 def test_a_nodes_copy_that_is_damaged_is_sent_again(apart: list[Path]):
     end_together(apart, steps=1)
-    ids = [path for path in apart[1].glob("cache/*/ids")]
-    for path in ids:
+    damaged = list(apart[1].glob("cache/*/characters"))
+    for path in damaged:
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     end_together(apart, steps=2)
-    assert len(ids) == 2
-    for path in ids:
+    assert len(damaged) == 2
+    for path in damaged:
         assert path.read_bytes() == (apart[0] / path.relative_to(apart[1])).read_bytes()
 
 

@@ -106,7 +106,7 @@ def test_a_run_goes_on_with_two_processes_and_with_one_again(tmp_path: Path):
     assert [row["step"] for row in logs(parts)] == [row["step"] for row in logs(whole)]
     for name in ("train_loss", "val_loss", "grad_norm"):  # of each step: the same batches
         losses, expected = ([float(row[name]) for row in logs(out) if row[name]] for out in (parts, whole))
-        assert losses == pytest.approx(expected, abs=1e-5), name
+        assert losses == pytest.approx(expected, abs=2e-5), name  # of six digits
     found, expected = (load_file(out / "model.safetensors") for out in (parts, whole))
     for name, tensor in expected.items():
         difference = (found[name] - tensor).abs()
