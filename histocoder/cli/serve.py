@@ -49,15 +49,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(config: ServeFlags) -> None:
     """Serve the page until it is interrupted."""
-    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
-    from histocoder.desk.security import is_loopback
-
-    if not is_loopback(config.host) and not config.token:
-        raise UserError(f"At {config.host} others reach the server, too: choose a secret with --token.")
-    if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
-        raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
+    _check(config)
     device = distributed.start(device=config.device)
 
     import uvicorn
@@ -108,6 +100,19 @@ def run(config: ServeFlags) -> None:
             ws="none",
         )
         uvicorn.Server(server).run(sockets=[listener])
+
+
+def _check(config: ServeFlags) -> None:
+    """Raise a UserError where the server would lack something, or be open to others."""
+    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
+    from histocoder.desk.security import is_loopback
+
+    if not is_loopback(config.host) and not config.token:
+        raise UserError(f"At {config.host} others reach the server, too: choose a secret with --token.")
+    if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
+        raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
 
 
 def _listening(host: str, port: int) -> socket.socket:

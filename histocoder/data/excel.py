@@ -186,6 +186,7 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
     num_formulas = num_cut = 0
 
     def cell_of(text: str, *, is_formula: bool) -> Any:
+        """Return a cell of text."""
         nonlocal num_formulas, num_cut
         fit = ILLEGAL_CHARACTERS_RE.sub("", text)[:_MAX_CHARACTERS]
         num_cut += fit != text

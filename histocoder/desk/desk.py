@@ -7,10 +7,11 @@ from pathlib import Path
 
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.data.prepare import TRAIN_FILE
-from histocoder.desk.app import Desk
+from histocoder.desk.cards import add_cards
 from histocoder.desk.coding import CodingDesk
-from histocoder.desk.files import Files, add_cards
+from histocoder.desk.files import Files
 from histocoder.desk.improve import Improve
+from histocoder.desk.routes import Desk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import Turns
 from histocoder.files import make_folder, sha256

@@ -9,22 +9,20 @@ import secrets
 import shutil
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 from pydantic import BaseModel
 from tqdm import tqdm
 
 from histocoder.data.table import count_rows, open_table, strings
+from histocoder.desk.cards import add_cards
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
-from histocoder.evaluation.review import review
-from histocoder.files import sha256
 from histocoder.inference.known import SOURCE_COL
 from histocoder.inference.predict_file import PredictConfig, predict_file
 
@@ -315,49 +313,6 @@ class Files:
             traceback.print_exc()
             return "failed", f"The program failed: {error}. Where histocoder serve runs there is more."
         return "done", "\n".join(said[:-1])  # the last one says that it is coded
-
-
-def add_cards(
-    path: Path,
-    name: str,
-    store: Store,
-    coding: CodingDesk,
-    *,
-    input_col: str,
-    language_col: str | None,
-    say: Callable[[str], None] = lambda text: None,
-) -> int:
-    """Make cards of what `histocoder predict` wrote, in the order of `histocoder review`; return their source."""
-    digest = sha256(path)
-    known = store.source_of(digest)
-    if known is not None:
-        return known
-    targets = coding.coder.model.config.target_cols
-    chosen = path.with_name(f".{path.name}.{secrets.token_hex(4)}.cards")
-
-    def tell(text: str) -> None:
-        """Pass on notices, but not what `review` says of its own file."""
-        if str(chosen) not in text:
-            say(text)
-
-    try:
-        cards = review(
-            path, chosen, budget=1 << 62, input_col=input_col, language_col=language_col, target_cols=targets, say=tell
-        )
-    finally:
-        chosen.unlink(missing_ok=True)
-    lang_col = language_col or next((column for column in cards.columns[1:2] if column.endswith("lang")), None)
-    codes = cards[list(targets)].to_numpy(dtype=object)
-    frame = pd.DataFrame(
-        {
-            "text": cards[input_col].fillna("").astype(str),
-            "lang": cards[lang_col].fillna("unk").astype(str) if lang_col else "unk",
-            "predicted": [[code for code in row if not pd.isna(code) and code] for row in codes],
-            "conf": cards["conf"],
-            "times": cards["times"],
-        }
-    )
-    return store.add_source(name, digest, frame)
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class Guard:
         in_address = self._is_token(parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0])
 
         async def answer(message: Message) -> None:
+            """Send an answer with the headers of all."""
             if message["type"] == "http.response.start":
                 sent = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
@@ -140,6 +141,7 @@ def _limited(receive: Receive, most: int) -> Receive:
     received, is_whole = 0, False
 
     async def next_part() -> Message:
+        """Receive a part, in time and within the limit."""
         nonlocal received, is_whole
         try:  # what comes after the body is the end of the connection, which may take its time
             with anyio.fail_after(None if is_whole else _SECONDS):

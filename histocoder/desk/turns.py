@@ -83,6 +83,7 @@ class CoderInTurns(Coder):
         ticket = self._turns.enter()
 
         def after_batch(count: int) -> None:
+            """Let others have a turn."""
             nonlocal ticket
             self._turns.leave(ticket)
             try:
