@@ -29,11 +29,10 @@ from histocoder.checkpoints.model_files import (
     save_config,
     save_manifest,
     save_model_files,
-    save_published,
     verify_manifest,
-    with_all_positions,
     write_tensors,
 )
+from histocoder.checkpoints.occcanine import save_published, with_all_positions
 from histocoder.config import ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import sync

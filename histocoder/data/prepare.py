@@ -92,16 +92,8 @@ def prepare(
     corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
         found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE, say=say)
-        if len(found.codes) < 2:
-            raise UserError(
-                f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
-                f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
-            )
-        codes = found.codes | (corrections.codes if corrections else set())
-        given = key or Key.from_codes(found.codes)
-        key = (known or given).extended([*given.codes, *codes], given.descriptions)
-        if corrections and (new := key.codes[len((known or given).codes) :]):
-            say(f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,}).")
+        _check_codes(config, found.codes)
+        key = _whole_key(key or Key.from_codes(found.codes), known, found.codes, corrections, say)
         record["rows"] = {**_write_split(scratch, found, config, corrections, say), "rejected": found.num_dropped}
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
@@ -114,6 +106,27 @@ def prepare(
         say(f"{found.num_dropped:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
     say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
     return record
+
+
+def _check_codes(config: PrepareConfig, codes: set[str]) -> None:
+    """Raise a UserError where there is nothing to choose from."""
+    if len(codes) < 2:
+        raise UserError(
+            f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in {', '.join(config.target_cols)}; "
+            "there is nothing to learn. Check --target-cols."
+        )
+
+
+def _whole_key(
+    given: Key, known: Key | None, codes: set[str], corrections: Corrections | None, say: Callable[[str], None]
+) -> Key:
+    """Return the known codes, those of the user's key, and those that occur."""
+    first = known or given
+    corrected = corrections.codes if corrections else set()
+    key = first.extended([*given.codes, *(codes | corrected)], given.descriptions)
+    if corrections and (new := key.codes[len(first.codes) :]):
+        say(f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,}).")
+    return key
 
 
 def _record(config: PrepareConfig) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from histocoder.desk.trust import Trust
 from histocoder.errors import UserError
 
 _BLOCK_BYTES = 1 << 20
+_AS_FILE = {"Content-Disposition": 'attachment; filename="corrections.csv"'}
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,7 @@ def add_review(app: FastAPI, desk: Desk) -> None:
     @app.get("/api/corrections.csv", response_class=Response, tags=["review"])
     def corrections(raw: bool = False) -> Response:
         """Return what is settled, as CSV that `finetune.py --corrections` takes; `raw` leaves formulas as they are."""
-        headers = {"Content-Disposition": 'attachment; filename="corrections.csv"'}
-        return Response(desk.improve.corrections(raw=raw), media_type="text/csv; charset=utf-8", headers=headers)
+        return Response(desk.improve.corrections(raw=raw), media_type="text/csv; charset=utf-8", headers=_AS_FILE)
 
     def _with_evidence(found: list[Card]) -> list[Evidence]:
         if not found:

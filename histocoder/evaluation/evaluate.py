@@ -82,9 +82,8 @@ def evaluate(
     texts_seen, codes_seen : mapping, optional
         How often each description (as `folded` makes it) and each code occur in the training data (see `times_seen`);
         what is missing never occurs there.
-    k : int
-        Of top-k accuracy.
-    batch_size : int
+    k, batch_size : int
+        Of top-k accuracy; rows that are coded at a time.
     progress : bool
         Whether to show bars.
 
@@ -111,10 +110,7 @@ def evaluate(
     groups = _groups(examples, truth, texts_seen, codes_seen)
     measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)
     metrics = {
-        "num_rows": len(examples),
-        "num_texts": len(set(examples.texts)),
-        "num_true_outside_key": _num_outside(truth, coder),
-        "num_outside_key": _num_outside(answer, coder),
+        **_counts(coder, examples, truth, answer),
         "mode": coder.mode,
         "answer": measured(answer, conf),
         "flat": measured(flat, flat_conf),
@@ -123,12 +119,26 @@ def evaluate(
         "confusions": confusions(truth, answer, examples.texts),
         "by_code": scores_by_code(truth, answer),
     }
+    right = score_sets(truth, answer, len(examples))["accuracy"]
+    joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(range(len(examples)))
+    return Evaluation(metrics, _rows(examples, decoded).assign(right=right, conf=conf, flat=joined))
+
+
+def _counts(coder: Coder, examples: Examples, truth: pd.DataFrame, answer: pd.DataFrame) -> dict[str, int]:
+    """Return the numbers of rows, of distinct texts, and of rows with codes that are not in the key."""
+    return {
+        "num_rows": len(examples),
+        "num_texts": len(set(examples.texts)),
+        "num_true_outside_key": _num_outside(truth, coder),
+        "num_outside_key": _num_outside(answer, coder),
+    }
+
+
+def _rows(examples: Examples, decoded: pd.DataFrame) -> pd.DataFrame:
+    """Return each row's text, language, true codes and predicted ones."""
     rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     rows = rows.join(examples.codes.reset_index(drop=True).add_prefix("true_"))
-    rows = rows.join(decoded.drop(columns="conf").add_prefix("predicted_"))
-    right = score_sets(truth, answer, len(rows))["accuracy"]
-    joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(rows.index)
-    return Evaluation(metrics, rows.assign(right=right, conf=conf, flat=joined))
+    return rows.join(decoded.drop(columns="conf").add_prefix("predicted_"))
 
 
 def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:

@@ -30,12 +30,8 @@ def greedy(
     Parameters
     ----------
     decoder : Decoder
-    memory : Tensor of shape (B, S, dim)
-        The encoder's output.
-    memory_mask : Tensor of bool, of shape (B, S), or None
-        True where memory may be attended to.
-    prior : Prior, optional
-        What the decoder starts from.
+    memory, memory_mask, prior
+        Of B rows; see `Decoder.forward`.
     num_tokens : int
         Tokens to decode behind BOS.
     block_size : int, optional

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from histocoder.checkpoints.model_files import load_model, read_published, save_published
+from histocoder.checkpoints.model_files import load_model
+from histocoder.checkpoints.occcanine import read_published, save_published
 from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
-from histocoder.formatters import build_formatter
+from histocoder.formatters import Formatter, build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, is_canine
 
@@ -60,14 +61,9 @@ def load_occcanine(
         raise UserError(
             f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
         )
-    num_blocks = len(target_cols) if target_cols else NUM_CODES[formatter]
+    num_blocks, num_tokens = len(target_cols or ()) or NUM_CODES[formatter], len(weights["decoder.head.weight"])
     system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size or 5, symbols=chars)
-    num_tokens = len(weights["decoder.head.weight"])
-    if num_tokens < system.vocab_size:
-        raise UserError(
-            f"{path} knows {num_tokens} tokens, and the formatter {formatter!r} has {system.vocab_size}: its codes are "
-            "of another kind (--formatter), or of characters of its own, which chars.json in its folder would list."
-        )
+    _check_tokens(path, num_tokens, system)
     config = ModelConfig(
         encoder=(encoder_config or {}).get("encoder", encoder_config or {}),  # a model's own config.json has it within
         formatter=system.to_config(),
@@ -92,6 +88,15 @@ def load_occcanine(
             "with --encoder-config JSON."
         ) from error
     return Coder(model)
+
+
+def _check_tokens(path: Path, num_tokens: int, system: Formatter) -> None:
+    """Raise a UserError where a model knows fewer tokens than its codes would need."""
+    if num_tokens < system.vocab_size:
+        raise UserError(
+            f"{path} knows {num_tokens} tokens, and the formatter {system.name!r} has {system.vocab_size}: its codes "
+            "are of another kind (--formatter), or of characters of its own, which chars.json in its folder would list."
+        )
 
 
 def _key_of(path: Path, key: str | Path | None, own_codes: tuple[str, ...] | None) -> Key:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import initial_weights, is_own_model, read_model_config, read_tokenizer
+from histocoder.checkpoints.model_files import is_own_model, read_model_config, read_tokenizer
+from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import ModelConfig, RunConfig
 from histocoder.data.examples import ExampleFiles

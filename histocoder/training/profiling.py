@@ -50,6 +50,7 @@ def profiling(
     recorded = 0
 
     def write(done: profile) -> None:
+        """Write what was recorded, and say where it is."""
         nonlocal recorded
         started, recorded = time.monotonic(), done.step_num - SKIPPED_STEPS
         if recorded <= 0:

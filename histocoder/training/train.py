@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, initial_weights, read_model_config
+from histocoder.checkpoints.model_files import CONFIG_FILE, read_model_config
+from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER, Checkpoint, checkpoint_bytes

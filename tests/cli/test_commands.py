@@ -22,7 +22,8 @@ from conftest import DEADLINE, ROOT, environment, run, shared, write_table
 from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
-from histocoder.checkpoints.model_files import change_config, published_weights, save_model
+from histocoder.checkpoints.model_files import change_config, save_model
+from histocoder.checkpoints.occcanine import published_weights
 from histocoder.cli.arguments import build_parser as flags_of
 from histocoder.cli.main import build_parser, main
 from histocoder.config import FinetuneConfig

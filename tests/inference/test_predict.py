@@ -12,7 +12,7 @@ from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
 
 from histocoder import Coder, load_occcanine
-from histocoder.checkpoints.model_files import published_weights, save_published, with_all_positions
+from histocoder.checkpoints.occcanine import published_weights, save_published, with_all_positions
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from histocoder.checkpoints.model_files import initial_weights, load_model, save_model
+from histocoder.checkpoints.model_files import load_model, save_model
+from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, build_formatter
@@ -142,7 +143,7 @@ def test_only_positions_that_are_read_are_kept():
     for weights_of in (weights, published):
         model = MixerModel.of_weights(tiny_model().config, weights_of)
         assert torch.equal(model.get_parameter(name), weights[name]) and len(weights[name]) == 64
-    with pytest.raises(UserError, match="have 40 positions; set --max-len"):
+    with pytest.raises(UserError, match="reads 40 positions at most; set --max-len"):
         tiny_model().load_state_dict({**weights, name: weights[name][:40]})
 
 
