@@ -104,11 +104,13 @@ def would_answer(metrics: Metrics) -> str:
 def _difference(name: str, other: Metrics) -> str:
     """Return a sentence on how far the model is from a method."""
     mean, low, high = (100 * other["difference"]["texts"][end] for end in ("mean", "low", "high"))
-    where = "ahead of" if mean > 0 else "behind"
-    sure = "" if low > 0 or high < 0 else ", which may be chance"
+    where = f"{abs(mean):.1f} percentage points {'ahead of' if mean > 0 else 'behind'}"
+    if abs(mean) < 0.05:
+        where = "level with"
+    sure = "" if low > 0 or high < 0 or where == "level with" else ", which may be chance"
     return (
-        f"The model is {abs(mean):.1f} percentage points {where} {name} in distinct descriptions (95\u00a0% interval "
-        f"of the difference: {low:+.1f} to {high:+.1f}){sure}."
+        f"The model is {where} {name} in distinct descriptions (95\u00a0% interval of the difference: {low:+.1f} to "
+        f"{high:+.1f}){sure}."
     )
 
 
