@@ -25,11 +25,16 @@ from histocoder.files import replacing
 _LOG_LINES = 12
 
 
-class Score(BaseModel):
-    """How right a model is on its run's validation data."""
+class Gain(BaseModel):
+    """How right the models before and after training on corrections are on the same descriptions, as shares."""
 
-    accuracy: float
+    what: str
     rows: int
+    before: float
+    after: float
+    low: float
+    high: float
+    """Of the difference, the ends of a 95 % interval."""
 
 
 class Improvement(BaseModel):
@@ -42,8 +47,8 @@ class Improvement(BaseModel):
     may_train: bool
     state: Literal["idle", "running", "done", "failed"]
     log: str
-    before: Score | None
-    after: Score | None
+    gains: list[Gain]
+    """What training has brought."""
 
 
 class Improve:
@@ -119,9 +124,7 @@ class Improve:
         if self._process is not None:
             state = "running" if ended is None else "failed" if ended else "done"
         lines = self._log.read_text(encoding="utf-8", errors="replace") if self._process is not None else ""
-        after = None
-        if state == "done":
-            after = _score(Path(self._words[self._words.index("--save-path") + 1]))
+        trained = Path(self._words[self._words.index("--save-path") + 1]) if state == "done" else None
         return Improvement(
             corrections=number,
             command=command or sentence,
@@ -129,8 +132,7 @@ class Improve:
             may_train=self.may_train,
             state=state,
             log="\n".join(lines.replace("\r", "\n").splitlines()[-_LOG_LINES:]),
-            before=_score(self._run),
-            after=after,
+            gains=_gains(trained) if trained else [],
         )
 
     def keep(self) -> None:
@@ -172,10 +174,17 @@ class Improve:
                 self._process.kill()
 
 
-def _score(run: Path) -> Score | None:
-    """Return how right a run's model was in its report; None where there is none."""
+def _gains(run: Path) -> list[Gain]:
+    """Return what a run's report says of the model before; nothing where there is no report."""
     try:
-        metrics = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))
-        return Score(accuracy=metrics["answer"]["overall"]["accuracy"], rows=metrics["num_rows"])
-    except (OSError, ValueError, KeyError):
-        return None
+        found = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["corrections"]
+    except (OSError, KeyError):
+        return []
+    gains = []
+    for part, what in {"validation": "rows of validation data", "held_out": "corrections that were held out"}.items():
+        if part in found:
+            rights = {when: found[part][when]["rows"] for when in ("before", "after")}
+            interval = found[part]["difference"]["rows"]
+            ends = {end: interval[end] for end in ("low", "high")}
+            gains.append(Gain(what=what, rows=found[part]["num_rows"], **rights, **ends))
+    return gains
