@@ -18,6 +18,7 @@ from histocoder.desk.coding import Answer, Code, CodingDesk
 from histocoder.desk.files import File, Files, Options, Preview
 from histocoder.desk.improve import Improve, Improvement
 from histocoder.desk.messages import About, Changes, Decision, Descriptions, Evidence, Reviewer, Who
+from histocoder.desk.security import UPLOAD_BYTES
 from histocoder.desk.store import Card, Source, Store
 from histocoder.desk.trust import Trust
 from histocoder.errors import UserError
@@ -64,6 +65,7 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
             has_known=coding.known is not None,
             neighbours=searched,
             may_train=desk.improve.may_train,
+            upload_bytes=UPLOAD_BYTES,
         )
 
     @app.post("/api/code", tags=["code"])
