@@ -62,7 +62,7 @@ class Answer(BaseModel):
     known_share: float | None = None
     """Share of its rows that have these codes."""
     alternatives: list[Code] = []
-    """The most probable other codes."""
+    """Other codes that decoder, flat head and linear expert together find most probable as the first."""
     neighbours: list[Neighbour] = []
 
 
@@ -161,11 +161,10 @@ class CodingDesk:
         known_langs = (*self.coder.model.config.languages, "unk")
         langs = [same_language(lang, known_langs) or "unk" for lang in langs]
         with self.turns.one():
-            coded = self.coder.predict(texts, list(langs), progress=False)
-            ranked = self.coder.predict(texts, list(langs), mode="topk", k=_ALTERNATIVES + 1, progress=False)
+            coded, ranked, encodings = self.coder.predict_ranked(texts, langs)
             near = None
             if evidence and self.neighbours is not None and self.neighbours.is_ready:
-                near = self.neighbours.find(self.coder.embed(texts, list(langs)))
+                near = self.neighbours.find(encodings)
         answers = []
         for row, (text, lang) in enumerate(zip(texts, langs, strict=True)):
             codes = self._codes(coded.iloc[row])
