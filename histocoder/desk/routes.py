@@ -48,12 +48,6 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
     def about() -> About:
         """Say what the model is."""
         none, near = coding.no_occupation, coding.neighbours
-        searched = "there are no training data beside the model"
-        if near is not None:
-            cut = f" of {near.total:,}, the most frequent," if near.total > len(near.rows) else ""
-            searched = f"exact search among {len(near.rows):,}{cut} descriptions of the training data"
-            if not near.is_ready:
-                searched += f"; {near.num_done / len(near.rows):.0%} are read"
         return About(
             version=__version__,
             model=desk.model,
@@ -63,7 +57,7 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
             no_occupation=coding.code(none) if none else None,
             languages=coding.languages,
             has_known=coding.known is not None,
-            neighbours=searched,
+            neighbours=near.describe() if near else "there are no training data beside the model",
             may_train=desk.improve.may_train,
             upload_bytes=UPLOAD_BYTES,
         )
