@@ -30,7 +30,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from histocoder import Coder
 from histocoder.evaluation.baselines import difference_interval, shares
 
-_PATIENCE = 1800.0
+_PATIENCE = 900.0
 _CARD = """const card = document.querySelector("#card");
     const codes = (where) => [...card.querySelectorAll(`${where} .code`)].map((one) => one.textContent);
     return {text: card.querySelector("h2.text")?.textContent, number: card.querySelector(".quiet")?.textContent,
@@ -91,6 +91,7 @@ def code_file(hands: Hands, path: Path, language: str) -> None:
     hands.click("#file-form button.primary")
     hands.wait(lambda: "Coded." in hands.text(".file"))
     hands.click(".file [aria-label^='Review']")
+    hands.wait(lambda: hands.driver.switch_to.active_element.get_attribute("id") == "who")
     hands.press(*"Anna", Keys.ENTER)
     hands.wait(lambda: hands.card()["text"])
 
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--cards", type=int, default=100)
     args = parser.parse_args()
     folder, language = args.folder.resolve(), TABLES[args.data][1]
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     rows, held_out = split(read(args.data, args.shared), seed=0, size=None)
     held_out[[TEXT]].to_csv(folder / "archive.csv", index=False)
     truth = held_out.groupby(TEXT)[CODE].agg(lambda codes: codes.value_counts().index[0]).to_dict()
@@ -157,8 +158,9 @@ def main() -> None:
         times[what], moment = time.monotonic() - moment, time.monotonic()
         print(f"{what}: {times[what] / 60:.1f} min", flush=True)
 
-    train(rows, folder, language)
-    passed("train")
+    if not (folder / "out" / "report.html").exists():
+        train(rows, folder, language)
+        passed("train")
     command = ["-m", "histocoder", "serve", "--model", folder / "out" / "best", "--no-browser", "--port", 0]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
