@@ -23,8 +23,8 @@ from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
-from histocoder.inference.known import SOURCE_COL
-from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.options import SOURCE_COL, PredictConfig
+from histocoder.inference.predict_file import predict_file
 
 SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"),
