@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from histocoder.distributed import process_group
+from histocoder.distributed.process_group import shared_group, world_size
 
 
 def reduce_sum(values: Tensor) -> Tensor:
     """Return the sum of `values` over all processes, on each of them."""
-    if (group := process_group.group()) is not None:
+    if (group := shared_group()) is not None:
         values = values.clone()
         dist.all_reduce(values, group=group.control if values.device.type == "cpu" else None)
     return values
@@ -22,20 +22,20 @@ def reduce_sum(values: Tensor) -> Tensor:
 
 def gather(values: Tensor) -> list[Tensor]:
     """Every process's CPU `values`, which all have one shape, in order of rank."""
-    if (group := process_group.group()) is None:
+    if (group := shared_group()) is None:
         return [values]
-    gathered = [torch.empty_like(values) for _ in range(process_group.world_size())]
+    gathered = [torch.empty_like(values) for _ in range(world_size())]
     dist.all_gather(gathered, values, group=group.control)
     return gathered
 
 
 def mean_of_rows(gradient: Tensor) -> Tensor:
     """Average sparse tensors, each with its own rows, over all ranks; a collective call."""
-    if process_group.group() is None:
+    if shared_group() is None:
         return gradient
     gradient = gradient.coalesce()
-    rows, values = gradient.indices()[0], gradient.values() / process_group.world_size()
-    counts = [torch.zeros_like(rows[:1]) for _ in range(process_group.world_size())]
+    rows, values = gradient.indices()[0], gradient.values() / world_size()
+    counts = [torch.zeros_like(rows[:1]) for _ in range(world_size())]
     dist.all_gather(counts, torch.full_like(counts[0], len(rows)))
     sizes = torch.cat(counts).tolist()
     parts = []
@@ -51,8 +51,8 @@ def mean_of_rows(gradient: Tensor) -> Tensor:
 def gather_texts(text: str) -> list[str]:
     """Every process's `text`, in order of rank."""
     texts = [text]
-    if (group := process_group.group()) is not None:
-        texts *= process_group.world_size()
+    if (group := shared_group()) is not None:
+        texts *= world_size()
         dist.all_gather_object(texts, text, group=group.control)
     return texts
 
@@ -70,7 +70,7 @@ class Ballot:
 
     def cast(self, vote: int) -> int:
         """Hand in `vote` (0: go on); return the largest vote of the step before."""
-        if (group := process_group.group()) is None:
+        if (group := shared_group()) is None:
             return vote
         outcome = self.close()
         self._votes = torch.tensor(vote)

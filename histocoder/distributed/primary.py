@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from histocoder.distributed import process_group
+from histocoder.distributed.process_group import is_primary, rank, shared_group, world_size
 from histocoder.errors import Interrupted, UserError
 
 T = TypeVar("T")
@@ -38,11 +38,11 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     Interrupted
         On every process, where rank 0 was asked to stop.
     """
-    if (group := process_group.group()) is None:
+    if (group := shared_group()) is None:
         return work()
     group.calls += 1
     key = f"primary/{group.calls}"
-    if process_group.is_primary():
+    if is_primary():
         try:
             result = work()
         except UserError as error:
@@ -71,7 +71,7 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
 def from_primary(work: Callable[[], T], *, doing: str) -> T:
     """Let rank 0 work as in `run_on_primary`; return the result, which is not None, on every process."""
     values = [run_on_primary(work, doing=doing)]
-    if (group := process_group.group()) is not None:
+    if (group := shared_group()) is not None:
         dist.broadcast_object_list(values, group=group.control)
     assert values[0] is not None
     return values[0]
@@ -79,11 +79,11 @@ def from_primary(work: Callable[[], T], *, doing: str) -> T:
 
 def wait_for_all(*, doing: str) -> None:
     """Wait until every process has come here, outside any collective and without a deadline."""
-    if (group := process_group.group()) is None:
+    if (group := shared_group()) is None:
         return
     group.calls += 1
     key = f"all/{group.calls}"
-    if group.store.add(f"{key}/count", 1) == process_group.world_size():
+    if group.store.add(f"{key}/count", 1) == world_size():
         group.store.set(key, "done")
     _wait_for(group.store, key, doing)
     _acknowledge(group.store, key)
@@ -99,7 +99,7 @@ def _acknowledge(store: dist.Store, key: str) -> None:
     """Rank 0 waits, for some seconds at most, until all others have called this too."""
     heard = store.add(f"{key}/heard", 1)
     deadline = time.monotonic() + _GRACE_SECONDS
-    while process_group.is_primary() and heard < process_group.world_size() and time.monotonic() < deadline:
+    while is_primary() and heard < world_size() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS / 10)
         heard = store.add(f"{key}/heard", 0)
 
@@ -111,6 +111,6 @@ def _wait_for(store: dist.Store, key: str, doing: str) -> str:
         now = time.monotonic()
         if now - noticed > _NOTICE_SECONDS:
             noticed = now
-            text = f"rank {process_group.rank()} waits for rank 0 ({doing}), {now - started:.0f} s"
+            text = f"rank {rank()} waits for rank 0 ({doing}), {now - started:.0f} s"
             print(text, file=sys.stderr, flush=True)
     return store.get(key).decode()

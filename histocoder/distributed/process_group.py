@@ -190,7 +190,7 @@ def is_first_here() -> bool:
     return _launch.local_rank == 0
 
 
-def group() -> Group | None:
+def shared_group() -> Group | None:
     """Return what the processes share; None where there is no process group."""
     return _group
 
