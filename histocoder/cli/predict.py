@@ -136,7 +136,8 @@ def _code_file(
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
     from histocoder.inference.join import Join
-    from histocoder.inference.predict_file import PredictConfig, predict_file
+    from histocoder.inference.options import PredictConfig
+    from histocoder.inference.predict_file import predict_file
 
     join = Join(Path(config.join), system=coder.system, codes=coder.codes) if config.join else None
     how = PredictConfig(**_options(config, PredictConfig))

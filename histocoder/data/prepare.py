@@ -89,7 +89,18 @@ def prepare(
         _refuse_other(existing, record, folder)
         say(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
+    _prepare(config, folder, record, known, say)
+    _write_record(folder, record)
+    if rejected := record["rows"]["rejected"]:
+        say(f"{rejected:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
+    say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
+    return record
 
+
+def _prepare(
+    config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None, say: Callable[[str], None]
+) -> None:
+    """Write the tables, all or none of them, and add to the record what they hold."""
     _refuse_to_replace(config, folder)
     key = read_key(config.key) if config.key else None
     corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
@@ -107,11 +118,12 @@ def prepare(
                 os.replace(scratch / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)  # of other data, which are replaced
-    _write_record(folder, record)
-    if found.num_dropped:
-        say(f"{found.num_dropped:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
-    say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
-    return record
+
+
+def held_out(folder: Path) -> tuple[Path, ...]:
+    """Return the file of held-out corrections in a folder of prepared data, if there is one."""
+    path = folder / HELD_OUT_FILE
+    return (path,) if path.is_file() else ()
 
 
 def _check_codes(config: PrepareConfig, codes: set[str]) -> None:
@@ -235,8 +247,8 @@ def _write_split(
         raise UserError("All that is set aside to validate on is corrected; set aside more with --share-val.")
     if not (corrections and num_held_out):
         return {"train": num_train, "val": num_val}
-    with csv_writer(folder / HELD_OUT_FILE, found.schema) as held_out:
-        held_out.write_batch(corrections.held_out(found.schema))
+    with csv_writer(folder / HELD_OUT_FILE, found.schema) as file:
+        file.write_batch(corrections.held_out(found.schema))
     say(
         f"{num_held_out:,} of {len(corrections):,} corrections are held out, chosen at random, to compare the model on "
         f"with the one before ({HELD_OUT_FILE}); {num_passed:,} rows of these descriptions are not trained on."

@@ -174,10 +174,9 @@ class Coder:
         lang : str, or sequence or Series of n
             Language of all, or of each.
         mode : {"combined", "greedy", "flat", "topk", "full"}, optional
-            By default the one that validated best. combined: decoder, flat head and, where the model has one, its
-            linear expert together, codes of the key only. greedy: the sequence decoder, all its blocks. flat: the
-            linear head. topk: the `k` most probable codes of the decoder's first block, exactly. full: the probability
-            there of every code of the key.
+            By default the one that validated best. combined: decoder, flat head and linear expert together, codes of
+            the key only. greedy: the sequence decoder, all its blocks. flat: the linear head. topk: the `k` most
+            probable codes of the decoder's first block, exactly. full: the probability there of every code.
         k : int
             Codes of topk.
         threshold : float, optional
@@ -196,9 +195,8 @@ class Coder:
         -------
         DataFrame
             With the input's index and order. For each code `{system}_1`, `prob_1`, and `desc_1` where the key has
-            descriptions; a missing code is None. `conf` is the probability of the set of codes, in combined, and in
-            greedy in whatever order they are written; elsewhere the best code's. Of full, a column for each code of the
-            key instead.
+            descriptions; a missing code is None. `conf` is the probability of the set of codes in combined and greedy,
+            of the best code elsewhere. For full, a column for each code of the key.
 
         Raises
         ------

@@ -120,7 +120,7 @@ def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: P
     out, parts = tmp_path / "out.csv", tmp_path / ".out.csv.parts"
     for other in ("a", "b"):
         with monkeypatch.context() as patched:
-            patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
+            patched.setattr("histocoder.inference.parts.Parts.join", lambda *_, **__: None)
             code(out, "a")
         (parts / "000001.arrow").unlink()
         said = code(out, other)
