@@ -12,6 +12,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import NAMES, iso_code, same_language
 from histocoder.data.normalize import fold
+from histocoder.data.prepare import held_out
 from histocoder.data.table import fingerprint
 from histocoder.desk.neighbours import Neighbours
 from histocoder.desk.turns import Turns
@@ -89,10 +90,11 @@ class CodingDesk:
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
         if training_data is not None and training_data.is_file():
+            paths = (training_data, *held_out(training_data.parent))
             files = ExampleFiles(
-                (training_data,), coder.model.config.target_cols, coder.formatter, rules=LabelRules(False, True, True)
+                paths, coder.model.config.target_cols, coder.formatter, rules=LabelRules(False, True, True)
             )
-            source = fingerprint(training_data)
+            source = " ".join(map(fingerprint, paths))
             examples = coded(files.read())
             self.known = Known(f"{source} desk", languages=coder.model.config.languages)
             self.known.add(examples)
