@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from histocoder.checkpoints.run_folder import ARGS_FILE, METRICS_FILE
+from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.formulas import harmless
 from histocoder.desk.store import Store
@@ -44,6 +45,8 @@ class Improvement(BaseModel):
     command: str
     is_complete: bool
     """Whether the command can be run as it stands."""
+    serve: str | None
+    """The command that serves the model that training gives."""
     may_train: bool
     state: Literal["idle", "running", "done", "failed"]
     log: str
@@ -124,11 +127,13 @@ class Improve:
         if self._process is not None:
             state = "running" if ended is None else "failed" if ended else "done"
         lines = self._log.read_text(encoding="utf-8", errors="replace") if self._process is not None else ""
-        trained = Path(self._words[self._words.index("--save-path") + 1]) if state == "done" else None
+        trained = _new_run(self._words) if state == "done" else None
+        new = trained or (_new_run(shlex.split(command)) if command else None)
         return Improvement(
             corrections=number,
             command=command or sentence,
             is_complete=bool(command),
+            serve=shlex.join(["histocoder", "serve", "--model", str(new / BEST_FOLDER)]) if new else None,
             may_train=self.may_train,
             state=state,
             log="\n".join(lines.replace("\r", "\n").splitlines()[-_LOG_LINES:]),
@@ -172,6 +177,11 @@ class Improve:
                 self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+
+
+def _new_run(command: list[str]) -> Path:
+    """Return the folder that a training command names."""
+    return Path(command[command.index("--save-path") + 1])
 
 
 def _gains(run: Path) -> list[Gain]:

@@ -320,6 +320,7 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
         now = client.post("/api/improve/train").json()
     assert now["state"] == "done" and [gain["rows"] for gain in now["gains"]] == [80, 4]
     assert (now["gains"][0]["before"], now["gains"][0]["after"], now["gains"][0]["low"]) == (0.5, 0.75, 0.1)
+    assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
     corrections = Path(started[0][started[0].index("--corrections") + 1])
     assert "baker,en,x,77610," in corrections.read_text()
 

@@ -36,7 +36,8 @@ function draw(now) {
     el("li", {}, el("strong", {}, "Train on them."), " They are added to the training data, and override earlier codes of the same descriptions; the validation data get none of them. Of 20 or more, a fifth is held out, to compare the models on.",
       el("pre", { tabindex: "0", "aria-label": "Command" }, now.command),
       now.is_complete ? el("button", { onclick: doing(() => copy(now.command)) }, "Copy the command") : null, run.filter(Boolean)),
-    el("li", {}, el("strong", {}, "Serve the new model"), ` with histocoder serve --model, and code the file again.`,
+    el("li", {}, el("strong", {}, "Serve the new model"), ", and code the file again.",
+      now.serve ? el("pre", { tabindex: "0", "aria-label": "Command to serve" }, now.serve) : null,
       el("div", { class: "columns" }, now.gains.map(gain)))));
   if (now.state === "running" && !get("improve").hidden) timer = setTimeout(show, 2000);
 }
