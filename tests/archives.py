@@ -9,7 +9,8 @@ import pandas as pd
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.inference.coder import Coder
-from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.options import PredictConfig
+from histocoder.inference.predict_file import predict_file
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
 

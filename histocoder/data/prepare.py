@@ -86,7 +86,18 @@ def prepare(
         _refuse_other(existing, record, folder)
         say(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
+    _prepare(config, folder, record, known, say)
+    _write_record(folder, record)
+    if rejected := record["rows"]["rejected"]:
+        say(f"{rejected:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
+    say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
+    return record
 
+
+def _prepare(
+    config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None, say: Callable[[str], None]
+) -> None:
+    """Write the tables, all or none of them, and add to the record what they hold."""
     _refuse_to_replace(config, folder)
     key = read_key(config.key) if config.key else None
     corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
@@ -101,11 +112,6 @@ def prepare(
         _write_record(folder, {"format_version": PREPARED_VERSION})  # until it is whole, nothing is prepared
         for name in PREPARED_TABLES:
             os.replace(scratch / name, folder / name)
-    _write_record(folder, record)
-    if found.num_dropped:
-        say(f"{found.num_dropped:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
-    say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
-    return record
 
 
 def _check_codes(config: PrepareConfig, codes: set[str]) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, read_model_config
-from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER, Checkpoint, checkpoint_bytes
@@ -24,7 +23,6 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
 from histocoder.data.prepare import KEY_FILE
-from histocoder.distributed.launch import node_name
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, formatter_from_config
@@ -39,11 +37,10 @@ from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.recipes import fill_in
+from histocoder.training.refit import refit, refits
 from histocoder.training.settings import check_batch_size, check_machine, what_to_agree_on
 from histocoder.training.trainer import Trainer
 
-REFIT_ROWS = 100_000
-"""Rows up to which a model is fitted to its validation data as well, in the end."""
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
 
@@ -179,7 +176,7 @@ def _finish(
     if not config.no_report:
         say("Writing the report: coding the validation data, and comparing with a linear model.")
         distributed.run_on_primary(lambda: report(trainer, train_files, val_files), doing="writing the report")
-    if isinstance(config, FinetuneConfig) and _refits(config, trainer):
+    if isinstance(config, FinetuneConfig) and refits(config, trainer):
         with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
             refit(config, trainer, train_files, val_files)
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
@@ -254,39 +251,6 @@ def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
     fit_experts(run.path, expert, examples, **settings)
     if not read_model_config(run.best).fitted_to_validation:  # else a run before has done all
         say(f"{BEST_FOLDER}/: {fit_experts(run.best, expert, examples, **settings)}")
-
-
-def _refits(config: FinetuneConfig, trainer: Trainer) -> bool:
-    """Return whether the best model is to learn from the validation data as well: where rows are few, each tells."""
-    num_rows = len(trainer.train_data) + len(trainer.val_data)
-    if config.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
-        return False
-    return not read_model_config(trainer.run.best).fitted_to_validation
-
-
-def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
-    """Fit the best model to the validation data as well, now that these have served; all processes call this."""
-    run = trainer.run
-    files = replace(train_files, paths=train_files.paths + val_files.paths)
-    say(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
-    arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
-    data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
-    weights, _ = initial_weights(run.best)
-    trainer.refit(data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
-    weights = trainer.learner.weights()
-
-    def save() -> None:
-        from histocoder.training.experts import fit_linear_expert, save_refitted
-
-        num_classes = trainer.model.config.num_classes
-        expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)
-        save_refitted(run.best, weights, expert)
-
-    distributed.run_on_primary(save, doing="saving the model")
-    say(
-        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {len(trainer.val_data):,} of "
-        f"validation; the model in {run.path} itself has not seen those."
-    )
 
 
 def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:

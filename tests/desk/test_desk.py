@@ -32,7 +32,8 @@ from histocoder.desk.desk import open_desk
 from histocoder.desk.trust import estimate
 from histocoder.desk.turns import Busy, Turns
 from histocoder.inference.coder import Coder
-from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.options import PredictConfig
+from histocoder.inference.predict_file import predict_file
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
