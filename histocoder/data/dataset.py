@@ -209,9 +209,7 @@ class OccupationDataset(Dataset):
 
 def _block_table(codes: Sequence[str], formatter: Formatter) -> np.ndarray:
     """Return the tokens of an unused block and of each code, an array of int64 of shape (1 + n, block_size)."""
-    targets = formatter.encode_columns([np.array(codes, dtype=object)])
-    blocks = targets[:, 1 : 1 + formatter.block_size].astype(np.int64)
-    return np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
+    return np.pad(formatter.blocks(codes).astype(np.int64), ((1, 0), (0, 0)), constant_values=PAD)
 
 
 def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
