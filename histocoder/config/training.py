@@ -100,6 +100,12 @@ class FitConfig(Settings):
         metavar="N",
         at_least=0,
     )
+    decoder_stride: int = fixed(
+        1,
+        "the decoder learns from every N-th row of a batch; N doubles whenever --max-epoch-steps doubles the batch",
+        metavar="N",
+        at_least=1,
+    )
     gradient_accumulation_steps: int = free(
         1, "batches of a step, on each process: as one batch N times as large, in less memory", metavar="N", at_least=1
     )

@@ -183,12 +183,13 @@ class Trainer:
 
         Returns this rank's part of the loss, and the norm of all gradients.
         """
-        loss = torch.zeros((), device=self.device)
+        loss, config = torch.zeros((), device=self.device), self.config
         for i, part in enumerate(parts, 1):
             batch = part.to(self.device)
             with self.learner.accumulating(more=i < len(parts)):
                 output = self.learner.forward(batch)
-                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, self.config.seq2seq_weight)
+                weights = config.seq2seq_weight, config.decoder_stride
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, *weights)
                 self.learner.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.learner.step()
