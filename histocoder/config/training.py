@@ -12,7 +12,7 @@ MAX_SEED = 2**32 - 1
 NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")
 """See `data.normalize`."""
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-"""See `model.precision`."""
+"""See `model.devices`."""
 
 
 @dataclass(frozen=True, kw_only=True)

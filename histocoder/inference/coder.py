@@ -24,8 +24,7 @@ from histocoder.inference.flat import thresholds_of
 from histocoder.inference.options import PredictOptions
 from histocoder.inference.predictions import Part, Prediction
 from histocoder.model import MixerModel
-from histocoder.model.devices import check_compiler
-from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
 
 

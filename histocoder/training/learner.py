@@ -17,7 +17,7 @@ from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
-from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.model.devices import choose_tf32, computing_dtype
 from histocoder.ops.memory import keep_freed_memory
 from histocoder.training.optimizer import collect
 from histocoder.training.strategies import Strategy, strategy_of

@@ -235,7 +235,6 @@ class Trainer:
             results = validate(
                 model,
                 self.val_data,
-                num_blocks=self.model.config.formatter["num_blocks"],
                 batch_size=self.config.batch_size,
                 seq2seq_weight=self.config.seq2seq_weight,
                 device=self.device,
