@@ -31,6 +31,12 @@ _PART, _BATCHES = ".arrow", ".batches"
 """Suffixes of the files that hold a chunk, and what is coded of one."""
 
 
+def check_free(output: Path, *, overwrite: bool) -> None:
+    """Raise a UserError where an output would be lost."""
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+
+
 class Parts:
     """A folder of chunks by their numbers, and of what is coded of those that were interrupted.
 
@@ -55,8 +61,7 @@ class Parts:
             Where an output would be lost, or the input can't be read.
         """
         source, output = Path(config.input), self.output
-        if output.exists() and not overwrite:
-            raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+        check_free(output, overwrite=overwrite)
         if source.exists() and output.exists() and output.samefile(source):
             raise UserError("--output is the input itself; choose another.")
         settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
