@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
@@ -212,7 +213,7 @@ class MixerModel(nn.Module):
         if isinstance(self.encoder, NgramEncoder):
             return self.encoder(input_ids, dtype=self.dtype)
         if isinstance(self.encoder, Canine):
-            trimmed = self.config.mask_memory and input_ids.shape[1] < self.config.max_len
+            trimmed = self.config.mask_memory and not is_exporting() and input_ids.shape[1] < self.config.max_len
             return *self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed), mask
         pooling = "cls" if self.config.pooling == "auto" and self.tokenizer.begins_with_cls else self.config.pooling
         return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
