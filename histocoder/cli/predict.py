@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -106,6 +107,7 @@ def run(config: PredictFlags) -> None:
 
     from histocoder.checkpoints.hub import local_folder
     from histocoder.inference.coder import Coder
+    from histocoder.inference.options import PredictOptions
 
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None
@@ -117,14 +119,15 @@ def run(config: PredictFlags) -> None:
         with _standard_streams(config.input, config.output) as (source, output, say):
             _code_file(coder, folder, replace(config, input=source, output=output), known, say)
         return
-    options = {name: getattr(config, name) for name in ("mode", "k", "threshold", "min_confidence", "batch_size")}
-    options["constrain"] = config.constrain or None
-    texts = list(config.texts)
-    if known is not None:
-        table = known.predict(coder, texts, [config.language] * len(texts), **options)
-    else:
-        table = coder.predict(texts, config.language, **options)
-    _print_table(texts, table)
+    code = coder.code if known is None else partial(known.code, coder)
+    texts, langs = list(config.texts), [config.language] * len(config.texts)
+    _print_table(texts, code(texts, langs, PredictOptions(**_options(config, PredictOptions))))
+
+
+def _options(config: PredictFlags, of: type) -> dict[str, Any]:
+    """Return the fields of a class of options as the flags give them."""
+    options = {field.name: getattr(config, field.name) for field in fields(of)}
+    return {**options, "constrain": config.constrain or None}  # a flag that is not given is no wish
 
 
 def _code_file(
@@ -136,9 +139,8 @@ def _code_file(
     from histocoder.inference.predict_file import PredictConfig, predict_file
 
     join = Join(Path(config.join), system=coder.system, codes=coder.codes) if config.join else None
-    own = {field.name: getattr(config, field.name) for field in fields(PredictConfig)}
-    how = PredictConfig(**{**own, "mode": config.mode or coder.mode})
-    say(f"Coding in mode {how.mode}.")
+    how = PredictConfig(**_options(config, PredictConfig))
+    say(f"Coding in mode {how.mode or coder.mode}.")
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
     predict_file(coder, how, model_id=model_id, known=known, join=join, overwrite=config.overwrite, say=say)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -14,6 +16,12 @@ def threshold_of(config: ModelConfig, lang: str) -> float:
     known = lang if not config.languages or same_language(lang, config.languages) else "unk"
     own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
     return config.default_threshold if own is None else own
+
+
+def thresholds_of(config: ModelConfig, langs: pd.Series, given: float | None) -> Tensor:
+    """Return the threshold of each description, of shape (n,): the given one, or its language's."""
+    own = {lang: threshold_of(config, lang) if given is None else given for lang in langs.unique()}
+    return torch.tensor(langs.map(own).to_numpy(np.float32))
 
 
 def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +30,11 @@ from histocoder.data.sources import EXCEL, LABELLED, PARQUET
 from histocoder.data.table import TableFile, check_output, count_rows, fingerprint, is_parquet, open_table, strings
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
-from histocoder.inference.coder import Coder, check_threshold
+from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
 from histocoder.inference.known import KNOWN, SOURCE_COL, Known
 from histocoder.inference.notices import FileNotices
+from histocoder.inference.options import PredictOptions
 from histocoder.inference.predictions import Part, load_parts, save_parts
 
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
@@ -50,7 +51,7 @@ _PART, _BATCHES = ".arrow", ".batches"
 
 
 @dataclass(frozen=True)
-class PredictConfig:
+class PredictConfig(PredictOptions):
     """How a file is coded."""
 
     input: str
@@ -58,12 +59,6 @@ class PredictConfig:
     input_col: str = "occ1"
     language: str = "unk"
     language_col: str | None = None
-    mode: str = "greedy"
-    k: int = 5
-    threshold: float | None = None
-    constrain: bool = False
-    batch_size: int = 256
-    min_confidence: float = 0.0
     columns: str = ""
     """What the names of the columns that are added begin with."""
     excel: bool = False
@@ -76,11 +71,7 @@ class PredictConfig:
     def __post_init__(self) -> None:
         if self.language != "unk" and self.language_col is not None:
             raise UserError("Give --language (one for all rows) or --language-col (one for each row), not both.")
-        if self.k < 1:
-            raise UserError(f"--k is {self.k}; it must be 1 or more.")
-        if self.batch_size < 1:
-            raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
-        check_threshold(self.threshold)
+        super().__post_init__()
         check_output(Path(self.output))
         if self.excel and Path(self.output).suffix.lower() in (*PARQUET, *EXCEL, *LABELLED):
             raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
@@ -134,6 +125,7 @@ def predict_file(
     UserError
         If the input or the settings can't be used, or the output exists already or is being written by another run.
     """
+    config = replace(config, mode=config.mode or coder.mode)  # as settings of the parts
     source, output = Path(config.input), Path(config.output)
     column_names = coder.column_names if known is None else partial(known.column_names, coder)
     names = column_names(config.mode, k=config.k)
@@ -319,7 +311,7 @@ class _Memory:
         self, coder: Coder, config: PredictConfig, *, known: Known | None = None, names: Sequence[str]
     ) -> None:
         self._config, self._names = config, list(names)
-        self._code = coder.predict if known is None else partial(known.predict, coder)
+        self._code = coder.code if known is None else partial(known.code, coder)
         self._output_names = names_of_output(names, coder.system, config)
         self._numbers = [name for name in names if _is_number(name, config)]
         self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
@@ -384,20 +376,8 @@ class _Memory:
     def _predict(
         self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part]
     ) -> pd.DataFrame:
-        config = self._config
         texts, langs = zip(*new, strict=True)
-        return self._code(
-            texts,
-            langs,
-            mode=config.mode,
-            k=config.k,
-            threshold=config.threshold,
-            constrain=config.constrain or None,
-            min_confidence=config.min_confidence,
-            batch_size=config.batch_size,
-            progress=told,
-            parts=parts,
-        )
+        return self._code(texts, langs, self._config, progress=told, parts=parts)
 
     def _add(self, new: Iterable[tuple[str, str]], codes: pd.DataFrame) -> None:
         start, end = len(self._places), len(self._places) + len(codes)

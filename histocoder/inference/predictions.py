@@ -39,6 +39,11 @@ class Prediction(NamedTuple):
             conf[places] = part.conf
         return cls(codes, probs, conf)
 
+    def drop_unsure(self, min_confidence: float) -> None:
+        """Make the codes of rows with less `conf` missing, in place."""
+        unsure = self.conf < min_confidence
+        self.codes[unsure], self.probs[unsure] = None, np.nan
+
     def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
         """Return a row for each of the descriptions; the last is the one that `join` has added, if it has.
 

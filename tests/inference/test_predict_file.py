@@ -108,9 +108,9 @@ def test_excel_opens_what_is_written(model: Path, tmp_path: Path):
 def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_archive(tmp_path / "in.csv", 300)
     coded = []
-    predict = Coder.predict
+    code_texts = Coder.code
     monkeypatch.setattr(
-        Coder, "predict", lambda self, texts, *a, **k: coded.extend(texts) or predict(self, texts, *a, **k)
+        Coder, "code", lambda self, texts, *a, **k: coded.extend(texts) or code_texts(self, texts, *a, **k)
     )
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     frame = read(tmp_path / "in.csv")
@@ -124,9 +124,9 @@ def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch:
     code(model, tmp_path / "in.csv", tmp_path / "whole.csv", chunk_rows=120)
     monkeypatch.setattr(f"histocoder.inference.predict_file.{limit}", 30)
     coded = []
-    predict = Coder.predict
+    code_texts = Coder.code
     monkeypatch.setattr(
-        Coder, "predict", lambda self, texts, *a, **k: coded.extend(texts) or predict(self, texts, *a, **k)
+        Coder, "code", lambda self, texts, *a, **k: coded.extend(texts) or code_texts(self, texts, *a, **k)
     )
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=30)
     found, expected = (
@@ -296,14 +296,14 @@ def test_a_second_run_on_an_output_names_the_first_and_ends(
     code(model, tmp_path / "in.csv", tmp_path / "alone.csv", mode="flat")
     flags = ("--input", tmp_path / "in.csv", "--output", output, "--language-col", "lang", "--overwrite")
     seconds = []
-    predict = Coder.predict
+    code_texts = Coder.code
 
     def meanwhile(self: Coder, *args, **options) -> pd.DataFrame:
         second = run("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy", check=False)
         seconds.append((second.returncode, second.stderr.count(f"writes {output}: process {os.getpid()} on ")))
-        return predict(self, *args, **options)
+        return code_texts(self, *args, **options)
 
-    monkeypatch.setattr(Coder, "predict", meanwhile)
+    monkeypatch.setattr(Coder, "code", meanwhile)
     code(model, tmp_path / "in.csv", output, mode="flat")
     assert seconds == [(2, 1)] * 3
     assert output.read_bytes() == (tmp_path / "alone.csv").read_bytes()
@@ -384,8 +384,8 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"output": "there.csv"}, "exists already. Add --overwrite"),
         ({"output": "nowhere/out.csv"}, "no folder nowhere"),
         ({"language": "en"}, "not both"),
-        ({"k": 0}, "--k is 0; it must be 1 or more"),
-        ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
+        ({"k": 0}, "k is 0; it must be 1 or more"),
+        ({"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
         ({"output": "out.csv.zip"}, r"out\.csv\.zip would not be compressed; omit \.zip"),
         ({"output": "out.parquet.ZST"}, r"would not be compressed; omit \.ZST"),
         ({"output": "out.xls"}, r"out\.xls would not be a \.xls file; choose a name that ends in \.csv"),

@@ -1,0 +1,33 @@
+"""What a caller may say about how descriptions are coded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from histocoder.errors import UserError
+
+MODES = ("combined", "greedy", "flat", "topk", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """How descriptions are coded; see `Coder.predict`."""
+
+    mode: str | None = None
+    k: int = 5
+    threshold: float | None = None
+    constrain: bool | None = None
+    min_confidence: float = 0.0
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.mode not in MODES:
+            raise UserError(f"Unknown mode {self.mode!r}; choose one of {', '.join(MODES)}.")
+        if self.constrain is False and self.mode in ("combined", "topk", "full"):
+            raise UserError(f"The mode {self.mode!r} gives codes of the key only; omit constrain.")
+        if self.k < 1:
+            raise UserError(f"k is {self.k}; it must be 1 or more.")
+        if self.batch_size < 1:
+            raise UserError(f"batch_size is {self.batch_size}; it must be 1 or more.")
+        if self.threshold is not None and not 0 <= self.threshold < 1:
+            raise UserError(f"The threshold is {self.threshold:g}; it must be 0 or more and less than 1.")
