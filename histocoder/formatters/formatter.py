@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pandas as pd
 
 from histocoder.formatters.general import CHARACTERS, GeneralCodes
 from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, PAD, UNK
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class CodeSystem(Protocol):
@@ -91,6 +93,8 @@ class Formatter:
         ValueError
             Where a code does not fit, or a description has more than `num_blocks` codes.
         """
+        import pandas as pd
+
         split = pd.Series(list(codes), dtype=object).str.split(CODE_SEP, expand=True)
         if split.shape[1] > self.num_blocks:
             raise ValueError(f"a description has {split.shape[1]} codes, more than the {self.num_blocks} blocks")
@@ -101,6 +105,8 @@ class Formatter:
 
         Reading of a row stops at its first missing code.
         """
+        import pandas as pd
+
         num_rows = len(columns[0])
         blocks = np.full((num_rows, self.num_blocks, self.block_size), PAD, dtype=np.int16)
         reading = np.ones(num_rows, dtype=bool)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from histocoder import distributed
-from histocoder.inference.batches import TextCutWarning
+from histocoder.inference.reading import TextCutWarning
 from histocoder.inference.descriptions import UnknownLanguageWarning
 
 

@@ -108,7 +108,7 @@ class _Step(nn.Module):
         """
         decoder, width = self.decoder, tokens.shape[1]
         places = torch.arange(width, device=tokens.device)
-        itself = (places[:, None] == places).expand(len(tokens), -1, -1)
+        itself = (places[:, None] == places).expand(tokens.shape[0], -1, -1)  # len would be a constant
         inherited = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2]))
         visible = torch.cat([inherited, itself], dim=2)
         x = decoder.token_emb(tokens) + decoder.positional_encoding.pos_embedding[depth, 0]
@@ -159,7 +159,7 @@ class _Step(nn.Module):
         fits = fits & ((last == tokens[..., None]) | depth.eq(0))
         is_behind_code = depth.gt(0) & (depth % size).eq(0)
         left = left & ~(fits & is_behind_code)
-        fits = torch.where(is_behind_code, left, fits)
+        fits = (left & is_behind_code) | (fits & ~is_behind_code)  # onnxruntime has no where of bool
         following = blocks.index_select(2, depth % size).transpose(1, 2).expand(fits.shape)
         masses = torch.zeros(*tokens.shape, self.decoder.head.out_features, device=tokens.device)
         masses = masses.scatter_add(2, following, shares[:, None] * fits)

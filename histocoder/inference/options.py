@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from histocoder.config import ALL_LANGUAGES, ModelConfig
+from histocoder.data.languages import same_language
 from histocoder.errors import UserError
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
@@ -31,3 +33,10 @@ class PredictOptions:
             raise UserError(f"batch_size is {self.batch_size}; it must be 1 or more.")
         if self.threshold is not None and not 0 <= self.threshold < 1:
             raise UserError(f"The threshold is {self.threshold:g}; it must be 0 or more and less than 1.")
+
+
+def threshold_of(config: ModelConfig, lang: str) -> float:
+    """Return the flat head's threshold for a language; languages that the model does not know are "unk"."""
+    known = lang if not config.languages or same_language(lang, config.languages) else "unk"
+    own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
+    return config.default_threshold if own is None else own

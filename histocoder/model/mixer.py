@@ -21,7 +21,7 @@ from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained, transformer_layers
 from histocoder.model.prior import Prior, class_blocks
-from histocoder.model.tokenizer import CHARACTERS, Tokenizer
+from histocoder.tokenizers import CHARACTERS, Tokenizer
 
 _MAX_GRAPHS = 32
 """Of a layer: with and without gradients, of one row and more, in each precision."""
