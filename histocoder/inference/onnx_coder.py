@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -113,7 +114,7 @@ class OnnxCoder:
         threshold: float | None = None,
         constrain: bool | None = None,
         min_confidence: float = 0.0,
-        batch_size: int = 256,
+        batch_size: int = 64,
     ) -> pd.DataFrame:
         """Code descriptions, and return a table, for which pandas has to be installed.
 
@@ -148,7 +149,7 @@ class OnnxCoder:
         mode: str | None = None,
         threshold: float | None = None,
         constrain: bool | None = None,
-        batch_size: int = 256,
+        batch_size: int = 64,
     ) -> Prediction:
         """Code descriptions, each by itself, with numpy and onnxruntime alone.
 
@@ -168,7 +169,9 @@ class OnnxCoder:
         options = PredictOptions(mode=mode, threshold=threshold, constrain=constrain, batch_size=batch_size)
         mode = mode or self.mode
         if mode not in MODES:
-            raise UserError(f"An exported model codes in the modes {', '.join(MODES)}; for {mode} open the model itself.")
+            raise UserError(
+                f"An exported model codes in the modes {', '.join(MODES)}; for {mode} open the model itself."
+            )
         parts = []
         for rows, ids, characters in readings(
             texts, langs, self._config, self._tokenizer, at_least=_AT_LEAST, at_most=options.batch_size
@@ -211,7 +214,7 @@ class OnnxCoder:
         blocks = self._blocks if constrain else None
         tokens, of_tokens = greedy(start, num_rows, num_blocks=num_blocks, block_size=block_size, blocks=blocks)
         codes = self.formatter.decode(np.hstack([np.zeros_like(tokens[:, :1]), tokens]))
-        is_code = ~np.equal(codes, None).astype(bool)
+        is_code = codes.astype(bool)  # not of None
         probs = np.where(is_code, of_tokens.reshape(num_rows, num_blocks, -1).prod(-1), np.nan)
         return Prediction(codes, probs, set_probability(start, tokens, of_tokens, is_code))
 
@@ -247,7 +250,7 @@ class OnnxCoder:
         # rounded where torch rounds, to the precision of the weights
         shares = (tfidf / norm[row]).astype(weight.dtype).astype(np.float32)
         starts = np.searchsorted(row, np.arange(len(characters) + 1))
-        sums = [shares[a:b] @ weight[place[a:b]].astype(np.float32) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        sums = [shares[a:b] @ weight[place[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
         return _SHARPNESS * (np.stack(sums).astype(weight.dtype).astype(np.float32) + bias)
 
     @cached_property

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import logging
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,17 +18,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
+from histocoder.checkpoints.hub import write_card
+from histocoder.checkpoints.model_files import save_config
+from histocoder.data.examples import Examples
 from histocoder.data.tokens import join_language, lower_characters, tokenize
 from histocoder.errors import UserError
+from histocoder.files import make_folder, temporary_folder
 from histocoder.formatters.tokens import PAD
-from histocoder.inference.onnx_coder import ENCODER_FILE, LINEAR_FILE, NGRAMS_FILE, START_FILE, STEP_FILE
+from histocoder.inference.coder import Coder
+from histocoder.inference.onnx_coder import (
+    ENCODER_FILE,
+    LINEAR_FILE,
+    MODES,
+    NGRAMS_FILE,
+    START_FILE,
+    STEP_FILE,
+    TOKENIZER_FOLDER,
+    OnnxCoder,
+)
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import LinearExpert, linear_ngrams
+from histocoder.model.linear_expert import linear_ngrams
+from histocoder.model.ngram import NgramEncoder, Ngrams
 from histocoder.model.prior import log_shares
 
 _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")
 """What graphs are recorded with."""
+_NUM_COMPARED = 1000
+_TOLERANCE = 1e-4
+"""Of probabilities."""
 
 
 class _Encoder(nn.Module):
@@ -33,7 +54,9 @@ class _Encoder(nn.Module):
 
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
-        self.model = model
+        self.model = copy.deepcopy(model)
+        if isinstance(model.encoder, NgramEncoder):
+            self.model.encoder = _DenseNgrams.of(model.encoder)
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return flat logits (B, num_classes), memory (B, S, dim) and its mask (B, S)."""
@@ -41,6 +64,31 @@ class _Encoder(nn.Module):
         if mask is None:
             mask = torch.ones_like(memory[..., 0], dtype=torch.bool)
         return self.model.classify(pooled), memory, mask
+
+
+class _DenseNgrams(NgramEncoder):
+    """An n-gram encoder by operators of which the sizes of all results are known from those of their inputs.
+
+    Its table has a row more than it has n-grams: of zeros, for those that are missing.
+    """
+
+    @classmethod
+    def of(cls, encoder: NgramEncoder) -> NgramEncoder:
+        """Return one with the weights of another."""
+        dense = copy.deepcopy(encoder)
+        dense.__class__ = cls
+        dense.table = nn.Parameter(F.pad(encoder.table, (0, 0, 0, 1)))
+        return dense
+
+    def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
+        torch._check(num_words >= 1)
+        torch._check(num_words <= self.config.max_words + 1)
+        real, number = ngrams.buckets >= 0, torch.arange(num_words)
+        buckets = torch.where(real, ngrams.buckets, self.config.num_buckets)
+        total = F.embedding(buckets, self.table).sum(2)  # (B, S, dim)
+        in_word = (ngrams.words[:, None] == number[:, None]).float()  # (B, W, S)
+        counts = torch.matmul(in_word, real.sum(-1, keepdim=True).float())  # (B, W, 1)
+        return torch.matmul(in_word, total) / counts.clamp(min=1), (counts[..., 0] > 0) | (number == 0)
 
 
 class _Start(nn.Module):
@@ -113,8 +161,9 @@ class _Step(nn.Module):
         visible = torch.cat([inherited, itself], dim=2)
         x = decoder.token_emb(tokens) + decoder.positional_encoding.pos_embedding[depth, 0]
         kept = []
-        for i, layer in enumerate(decoder.decoder.layers):
-            attention: Any = layer.self_attn
+        layers: Any = decoder.decoder.layers
+        for i, layer in enumerate(layers):
+            attention = layer.self_attn
             queries, keys, values = map(
                 attention.heads, F.linear(x, attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
             )
@@ -127,11 +176,11 @@ class _Step(nn.Module):
             mixed = attention.mix(queries, of_memory[:, i, 0], of_memory[:, i, 1], attn_mask=memory_mask[:, None, None])
             x = layer.norm2(x + attention.out_proj(mixed))
             x = layer.norm3(x + layer.linear2(layer.linear1(x).relu()))
-        logits, known = decoder.head(x), ()
-        if shares is not None and blocks is not None:
-            expected, *known = self._prior(tokens, parents, depth, shares, blocks, left, fits, ended)
-            logits = logits + expected
-        return logits.log_softmax(-1), torch.stack(kept, dim=1), visible, *known
+        logits = decoder.head(x)
+        if shares is None or blocks is None or left is None or fits is None or ended is None:
+            return logits.log_softmax(-1), torch.stack(kept, dim=1), visible
+        expected, *known = self._prior(tokens, parents, depth, shares, blocks, left, fits, ended)
+        return (logits + expected).log_softmax(-1), torch.stack(kept, dim=1), visible, *known
 
     def _prior(
         self,
@@ -176,6 +225,109 @@ class _LinearNgrams(nn.Module):
         return linear_ngrams(characters)
 
 
+def check_installed() -> None:
+    """Raise a UserError where a library that exporting needs is missing."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"Exporting a model needs {', '.join(missing)}. Install what is missing: pip install 'histocoder[onnx]'."
+        )
+
+
+def export(
+    coder: Coder, folder: Path, examples: Examples, *, max_loss: float | None = None, say: Callable[[str], None]
+) -> None:
+    """Write a model as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
+
+    Parameters
+    ----------
+    coder : Coder
+        In fp32, on the CPU.
+    folder : Path
+        Must not exist.
+    examples : Examples
+        Of n descriptions that the graphs are checked on.
+    max_loss : float, optional
+        Points of accuracy that may be lost by keeping weights in 8 bits; by default they stay in fp32.
+    say : callable
+        Is told how the graphs compare with the model.
+
+    Raises
+    ------
+    UserError
+        Where torch can't turn the model into graphs, these give other codes than the model, or too much is lost.
+    """
+    make_folder(folder.absolute().parent)
+    with temporary_folder(folder) as temporary:
+        export_graphs(coder.model, temporary)
+        save_config(temporary, coder.model.config)
+        coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
+        write_card(temporary, coder.card)
+        exported = OnnxCoder(temporary)
+        say(_comparison(coder, exported, examples.take(np.arange(min(_NUM_COMPARED, len(examples))))))
+        if max_loss is not None:
+            before = _accuracy(exported, examples)
+            _quantize(temporary)
+            after = _accuracy(OnnxCoder(temporary), examples)
+            said = f"{before:.1f} % in fp32, {after:.1f} % in int8"
+            say(f"Exactly right in the mode {_mode(coder)}, of {len(examples):,} rows: {said}.")
+            if before - after > max_loss:
+                raise UserError(
+                    f"In int8 the model loses {before - after:.1f} points of accuracy, more than --max-loss "
+                    f"{max_loss:g}; nothing was written. Export it without --int8."
+                )
+        os.replace(temporary, folder)
+
+
+def _mode(coder: Coder | OnnxCoder) -> str:
+    """Return the mode that validated best among those of exported models."""
+    return coder.mode if coder.mode in MODES else "flat"
+
+
+def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
+    """Return how graphs compare with their model on examples; raise a UserError where they give other codes."""
+    most = 0.0
+    for mode in MODES:
+        ours = coder.predict(examples.texts, examples.langs, mode=mode, progress=False)
+        theirs = exported.predict(examples.texts, examples.langs, mode=mode)
+        codes = [name for name in ours if name.startswith(f"{coder.system}_")]
+        probs = [name for name in ours if name.startswith("prob_") or name == "conf"]
+        num_others = int((ours[codes].fillna("") != theirs[codes].fillna("")).any(axis=1).sum())
+        difference = float((ours[probs] - theirs[probs]).abs().max().max())
+        # the linear expert's sums are rounded to fp16, and torch and numpy may round one of them apart
+        if num_others or difference > (10 * _TOLERANCE if mode == "combined" else _TOLERANCE):
+            raise UserError(
+                f"The graphs do not give what the model gives: in the mode {mode} other codes for {num_others:,} of "
+                f"{len(examples):,} descriptions, and probabilities up to {difference:.0e} apart. Nothing was written."
+            )
+        most = max(most, difference)
+    return f"Same codes as the model for {len(examples):,} descriptions; probabilities differ by {most:.0e} at most."
+
+
+def _accuracy(exported: OnnxCoder, examples: Examples) -> float:
+    """Return the percentage of rows that get exactly their codes."""
+    table = exported.predict(examples.texts, examples.langs, mode=_mode(exported))
+    codes = table[[name for name in table if name.startswith(f"{exported.system}_")]]
+    pairs = zip(codes.to_numpy(dtype=object), examples.codes.to_numpy(dtype=object), strict=True)
+    return 100 * float(np.mean([_codes(ours) == _codes(true) for ours, true in pairs]))
+
+
+def _codes(row: np.ndarray) -> set[str]:
+    return {code for code in row if isinstance(code, str)}
+
+
+def _quantize(folder: Path) -> None:
+    """Replace the graphs that hold weights by ones with weights in 8 bits."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    for name in (ENCODER_FILE, START_FILE, STEP_FILE):
+        small = folder / f"small-{name}"
+        with _quiet():
+            # unsigned: CPUs without VNNI add up products of signed with unsigned numbers in too few bits
+            quantize_dynamic(folder / name, small, weight_type=QuantType.QUInt8)
+        os.replace(small, folder / name)
+
+
 def export_graphs(model: MixerModel, folder: Path) -> None:
     """Write the graphs of a model into a folder.
 
@@ -212,7 +364,8 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
             ("of_memory", "shares", "blocks")[: 1 + len(prior)],
             folder / START_FILE,
         )
-        _write(_Step(model), _step_inputs(of_memory, mask, prior), _STEP_OUTPUTS[: 3 + 3 * bool(prior)], folder / STEP_FILE)
+        outputs = _STEP_OUTPUTS[: 3 + 3 * bool(prior)]
+        _write(_Step(model), _step_inputs(of_memory, mask, prior), outputs, folder / STEP_FILE)
         if model.linear_expert is not None:
             characters = torch.from_numpy(lower_characters(texts)).long()
             shape = {0: batch, 1: Dim("characters")}
@@ -268,9 +421,9 @@ def _write(
         )
         assert program is not None
         program.save(path, external_data=False)
-    except (RuntimeError, ValueError) as error:
-        raise error
-        raise UserError(f"torch can't turn the model into an ONNX graph ({str(error).strip().splitlines()[0]}).") from error
+    except Exception as error:  # of any kind, from torch for what a model does
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise UserError(f"torch can't write this encoder as an ONNX graph ({reason}). Nothing was written.") from error
 
 
 @contextmanager

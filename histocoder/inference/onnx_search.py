@@ -240,9 +240,7 @@ def combined(
     return codes, probabilities, conf
 
 
-def _candidates(
-    start: Start, beliefs: Mapping[str, OnnxBelief], blocks: np.ndarray, *, num_blocks: int
-) -> np.ndarray:
+def _candidates(start: Start, beliefs: Mapping[str, OnnxBelief], blocks: np.ndarray, *, num_blocks: int) -> np.ndarray:
     """Return what the experts propose, places in the key of shape (n, K), some of them twice."""
     by_others = np.sum([np.log(belief.shares.clip(LEAST)) for belief in beliefs.values()], axis=0)
     proposed = np.argsort(-by_others, axis=1, kind="stable")[:, :NUM_CANDIDATES]

@@ -77,7 +77,7 @@ def save_parts(path: Path, parts: Sequence[Part]) -> None:
     """Write batches into a file, whole or not at all; `load_parts` reads them back as they were."""
     arrays: dict[str, np.ndarray] = {}
     for i, (places, part) in enumerate(parts):
-        codes = np.where(np.equal(part.codes, None), "", part.codes).astype(str)
+        codes = np.where(part.codes.astype(bool), part.codes, "").astype(str)
         arrays |= {f"{i:06d}.{j}": array for j, array in enumerate((places, codes, part.probs, part.conf))}
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its one other argument is not among these names

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_exporting
 
 from histocoder.config import LANG_SEP
 from histocoder.errors import UserError
@@ -137,11 +136,9 @@ class NgramEncoder(nn.Module):
         ngrams = hashed_ngrams(input_ids.long(), self.config)
         # reading the number of words makes a GPU wait, and a few more positions cost it nothing
         bound = min(input_ids.shape[1], self.config.max_words + 1)
-        num_words = ngrams.words.max().item() + 1 if input_ids.device.type == "cpu" else bound
-        if is_exporting():
-            torch._check(num_words >= 1)
-            torch._check(num_words <= self.config.max_words + 1)
-        x, mask = (self._words_densely if is_exporting() else self._words)(ngrams, num_words)
+        # not int(…), which torch.export can't follow
+        num_words: Any = ngrams.words.max().item() + 1 if input_ids.device.type == "cpu" else bound
+        x, mask = self._words(ngrams, num_words)
         x = (layer_norm(x, self.word_norm) + self.position_embeddings.weight[:num_words]).to(dtype)
         seen = attention_mask(mask[:, None, None], x)
         for layer in self.layer:
@@ -172,17 +169,6 @@ class NgramEncoder(nn.Module):
         total = F.embedding_bag(place, rows, counts.cumsum(0) - counts, mode="sum")
         x = total / counts.clamp(min=1)[:, None]
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
-
-
-    def _words_densely(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
-        """Return what `_words` does, by operators whose results' shapes follow from those of their inputs alone."""
-        real = ngrams.buckets >= 0
-        total = (F.embedding(ngrams.buckets.clamp(min=0), self.table) * real[..., None]).sum(2)  # (B, S, dim)
-        in_word = (ngrams.words[:, None] == torch.arange(num_words, device=real.device)[:, None]).float()  # (B, W, S)
-        counts = torch.matmul(in_word, real.sum(-1, keepdim=True).float())  # (B, W, 1)
-        is_word = counts[..., 0] > 0
-        is_word = is_word | (torch.arange(num_words, device=real.device) == 0)
-        return torch.matmul(in_word, total) / counts.clamp(min=1), is_word
 
 
 @torch.no_grad()
@@ -289,7 +275,9 @@ def _kinds_of(ids: Tensor) -> Tensor:
 def _kinds(device: torch.device) -> Tensor:
     """On a device, once: numbers on their way to a GPU would keep each batch waiting."""
     with torch.inference_mode(mode=False):
-        kinds = torch.full((max(*_BREAKS, *_ENDS) + 2,), _LETTER)  # those of all characters behind are the last's
+        kinds = torch.full(
+            (max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8
+        )  # those of all characters behind are the last's
         for kind, code_points in ((_MARK, _PUNCTUATION), (_BREAK, _BREAKS), (_END, _ENDS)):
             kinds[list(code_points)] = kind
         return kinds.to(device)
