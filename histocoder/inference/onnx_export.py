@@ -267,7 +267,7 @@ def export(
         say(_comparison(coder, exported, examples.take(np.arange(min(_NUM_COMPARED, len(examples))))))
         if max_loss is not None:
             before = _accuracy(exported, examples)
-            _quantize(temporary)
+            quantize(temporary)
             after = _accuracy(OnnxCoder(temporary), examples)
             said = f"{before:.1f} % in fp32, {after:.1f} % in int8"
             say(f"Exactly right in the mode {_mode(coder)}, of {len(examples):,} rows: {said}.")
@@ -316,7 +316,7 @@ def _codes(row: np.ndarray) -> set[str]:
     return {code for code in row if isinstance(code, str)}
 
 
-def _quantize(folder: Path) -> None:
+def quantize(folder: Path) -> None:
     """Replace the graphs that hold weights by ones with weights in 8 bits."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -398,7 +398,8 @@ def _step_inputs(of_memory: Tensor, mask: Tensor, prior: list[Tensor]) -> dict[s
         known = torch.ones(num_rows, of_parents, shares.shape[1], dtype=torch.bool)
         of_level = {0: batch, 1: parents}
         inputs |= {"shares": (shares, {0: batch}), "blocks": (blocks, {0: batch})}
-        inputs |= {"left": (known, of_level), "fits": (known, of_level), "ended": (~known[..., 0], of_level)}
+        # torch.export takes the same tensor twice for one input
+        inputs |= {"left": (known, of_level), "fits": (known.clone(), of_level), "ended": (~known[..., 0], of_level)}
     return inputs
 
 
@@ -428,11 +429,15 @@ def _write(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the terminal what the exporter says of itself."""
-    logging.disable(logging.WARNING)
+    """Keep from the terminal what the libraries say of themselves."""
+    loggers = [logging.getLogger(name) for name in (None, "torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
