@@ -141,8 +141,8 @@ def _code_file(
 ) -> None:
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
+    from histocoder.inference.file_options import PredictConfig
     from histocoder.inference.join import Join
-    from histocoder.inference.options import PredictConfig
     from histocoder.inference.predict_file import predict_file
 
     join = None

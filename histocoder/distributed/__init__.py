@@ -18,7 +18,6 @@ from histocoder.distributed.process_group import (  # noqa: F401
     is_lost_contact,
     is_primary,
     leave,
-    local_world_size,
     nccl_version,
     rank,
     start,

@@ -175,11 +175,6 @@ def nccl_version() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
-def local_world_size() -> int:
-    """Return how many processes there are on this machine."""
-    return _launch.local_world_size
-
-
 def is_primary() -> bool:
     """Return whether this is the process that writes, prints and logs."""
     return _launch.is_primary

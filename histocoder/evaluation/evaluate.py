@@ -39,7 +39,7 @@ from histocoder.formatters import CODE_SEP
 from histocoder.formatters.formatter import CodeSystem
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
 from histocoder.inference.coder import Coder
-from histocoder.inference.flat import threshold_of
+from histocoder.inference.options import threshold_of
 
 _MAX_DIGITS = 5
 _FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once

@@ -22,11 +22,11 @@ from histocoder.inference.batches import Batch, batches, encode, encoded_at_once
 from histocoder.inference.decoding import Decoding
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.flat import thresholds_of
+from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.options import PredictOptions
 from histocoder.inference.predictions import Part, Prediction
 from histocoder.model import MixerModel
-from histocoder.model.devices import check_compiler
-from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
 
 
@@ -125,6 +125,11 @@ class Coder:
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder
+
+    @staticmethod
+    def from_onnx(folder: str | Path, *, num_threads: int | None = None) -> OnnxCoder:
+        """Open a model that `histocoder export` wrote; see `OnnxCoder`, which runs without torch."""
+        return OnnxCoder(folder, num_threads=num_threads)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""

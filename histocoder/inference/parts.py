@@ -19,8 +19,8 @@ from histocoder.data.output import Output
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.join import Join
-from histocoder.inference.options import PredictConfig
 from histocoder.inference.predictions import load_parts, save_parts
 
 _GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000

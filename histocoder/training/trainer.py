@@ -183,12 +183,13 @@ class Trainer:
 
         Returns this rank's part of the loss, and the norm of all gradients.
         """
-        loss = torch.zeros((), device=self.device)
+        loss, config = torch.zeros((), device=self.device), self.config
         for i, part in enumerate(parts, 1):
             batch = part.to(self.device)
             with self.learner.accumulating(more=i < len(parts)):
                 output = self.learner.forward(batch)
-                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, self.config.seq2seq_weight)
+                weights = config.seq2seq_weight, config.decoder_stride
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, *weights)
                 self.learner.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.learner.step()
@@ -234,7 +235,6 @@ class Trainer:
             results = validate(
                 model,
                 self.val_data,
-                num_blocks=self.model.config.formatter["num_blocks"],
                 batch_size=self.config.batch_size,
                 seq2seq_weight=self.config.seq2seq_weight,
                 device=self.device,
@@ -248,7 +248,7 @@ class Trainer:
         )
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
-        if self.state.improves(results):
+        if self.state.improves(results, num_rows=len(self.val_data)):
             self.save_model(self.run.best, doing="saving the best model")
         self.pause(started)
         return results

@@ -258,7 +258,7 @@ def test_prepared_codes_encode_and_decode(table: Path, tmp_path: Path):
     formatter = formatter_of(config(table))
     key = read_key(tmp_path / "out" / "key.csv")
     examples = read(tmp_path / "out" / "data_train.csv", ["hisco_1"], formatter, key=key)
-    targets = formatter.encode_columns([examples.codes["hisco_1"]])
+    targets = formatter.encode(examples.codes["hisco_1"].tolist())
     assert formatter.decode(targets)[:, 0].tolist() == examples.codes["hisco_1"].tolist()
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from archives import code, read, write_archive
+from archives import code, read, read_table, write_archive
 from conftest import write_table
 from models import save_tiny_model
 
@@ -19,7 +19,7 @@ from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
 from histocoder.data.output import Output
 from histocoder.data.prepare import prepare
-from histocoder.data.table import fingerprint, open_table, read_table
+from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review import review
 

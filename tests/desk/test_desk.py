@@ -34,7 +34,7 @@ from histocoder.desk.desk import open_desk
 from histocoder.desk.trust import estimate
 from histocoder.desk.turns import Busy, Turns
 from histocoder.inference.coder import Coder
-from histocoder.inference.options import PredictConfig
+from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.predict_file import predict_file
 
 TOKEN = "0123456789abcdef"

@@ -17,8 +17,8 @@ from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
-from histocoder.inference.flat import threshold_of
 from histocoder.inference.occcanine import save_occcanine
+from histocoder.inference.options import threshold_of
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
