@@ -47,6 +47,8 @@ _KEEP_SECONDS = 20.0
 """After which what is coded of a chunk is kept, so that no more is lost."""
 _PART, _BATCHES = ".arrow", ".batches"
 """Suffixes of the files that hold a chunk, and what is coded of one."""
+TEXT, LANG = "histocoder text", "histocoder lang"
+"""Columns of `pairs_of`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class PredictConfig:
     """How a file is coded."""
 
     input: str
-    output: str
+    output: str = ""
+    """Empty where no file is written."""
     input_col: str = "occ1"
     language: str = "unk"
     language_col: str | None = None
@@ -81,7 +84,8 @@ class PredictConfig:
         if self.batch_size < 1:
             raise UserError(f"--batch-size is {self.batch_size}; it must be 1 or more.")
         check_threshold(self.threshold)
-        check_output(Path(self.output))
+        if self.output:
+            check_output(Path(self.output))
         if self.excel and Path(self.output).suffix.lower() in (*PARQUET, *EXCEL, *LABELLED):
             raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
 
@@ -102,6 +106,7 @@ def predict_file(
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
     bar: tqdm | None = None,
+    engine: Callable[[TableFile], Iterable[pa.Table]] | None = None,
 ) -> None:
     """Code a CSV or Parquet file into another, with all its columns and the codes' behind them; before these stands the
     language, where one was given for all rows.
@@ -128,6 +133,8 @@ def predict_file(
         Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
     bar : tqdm, optional
         Counts the rows; by default one on the terminal, if there is one.
+    engine : callable, optional
+        Has other processes code the table, and yields it with its codes; of it, no part is kept when it is interrupted.
 
     Raises
     ------
@@ -137,7 +144,7 @@ def predict_file(
     source, output = Path(config.input), Path(config.output)
     column_names = coder.column_names if known is None else partial(known.column_names, coder)
     names = column_names(config.mode, k=config.k)
-    chunk_rows = chunk_rows or min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
+    chunk_rows = chunk_rows or rows_of_chunk(names)
     parts = output.with_name(f".{output.name}.parts")
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
     table = open_table(source, config.input_cols, sheet=config.sheet)
@@ -161,29 +168,56 @@ def predict_file(
     bar = _progress_bar(num_rows) if bar is None else bar
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
-        distributed.run_on_primary(
-            lambda: _open_parts(parts, config, settings, overwrite, say), doing="looking at the input"
-        )
-        if not parts.is_dir():
-            raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
-        try:
-            num_chunks = _code_chunks(
-                coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say, bar=bar
-            )
-        except UserError:
-            if distributed.is_primary() and not any(parts.glob("[0-9]*")):
-                shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
-            raise
+        distributed.run_on_primary(lambda: _keep_files(source, output, overwrite), doing="looking at the output")
 
         def added(coded: pa.Table) -> pa.Table:
             return coded if join is None else join.add(coded, code_columns)
 
-        distributed.run_on_primary(
-            lambda: _join_parts(parts, form, num_chunks, added=added, say=say), doing="writing the output"
-        )
+        if engine is not None:
+            with replacing(output) as temporary:
+                _write(form, temporary, map(added, engine(table)), say)
+        else:
+            distributed.run_on_primary(lambda: _open_parts(parts, config, settings, say), doing="looking at the input")
+            if not parts.is_dir():
+                raise UserError(
+                    f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see."
+                )
+            try:
+                num_chunks = _code_chunks(
+                    coder, config, table, parts, known=known, names=names, chunk_rows=chunk_rows, say=say, bar=bar
+                )
+            except UserError:
+                if distributed.is_primary() and not any(parts.glob("[0-9]*")):
+                    shutil.rmtree(parts, ignore_errors=True)  # no chunk in it is worth keeping
+                raise
+            distributed.run_on_primary(
+                lambda: _join_parts(parts, form, num_chunks, added=added, say=say), doing="writing the output"
+            )
     if join is not None and (notice := join.notice()):
         say(notice)
     say(f"Coded {source} into {output}.")
+
+
+def rows_of_chunk(names: Sequence[str]) -> int:
+    """Return how many rows are coded at once, where so many columns are added to each."""
+    return min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
+
+
+def pairs_of(table: pa.Table, config: PredictConfig) -> pa.Table:
+    """Return the description and the language of each row, the columns `TEXT` and `LANG`."""
+    texts = strings(table[config.input_col]).fill_null("")
+    if config.language_col is None:
+        return pa.table({TEXT: texts, LANG: pa.repeat(config.language, len(table))})
+    langs = strings(table[config.language_col]).fill_null("")
+    return pa.table({TEXT: texts, LANG: pc.if_else(pc.equal(langs, ""), "unk", langs)})
+
+
+def with_language(table: pa.Table, config: PredictConfig) -> pa.Table:
+    """Return a table with a column of the language behind its own, where one was given for all rows."""
+    if config.language == "unk":
+        return table
+    lang = pa.repeat(language_code(config.language), len(table))
+    return table.append_column(_free_name("lang", table.column_names), lang)
 
 
 def names_of_output(
@@ -229,7 +263,7 @@ def _code_chunks(
 ) -> int:
     """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
     rank, world_size = distributed.rank(), distributed.world_size()
-    memory, notices = _Memory(coder, config, known=known, names=names), FileNotices()
+    memory, notices = Memory(coder, config, known=known, names=names), FileNotices()
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = num_known = 0
@@ -312,7 +346,7 @@ class _Batches:
         self._num_kept, self._kept_at = len(self.parts), time.monotonic()
 
 
-class _Memory:
+class Memory:
     """Codes chunks, each distinct description once; a full memory takes in no more, so that it does not grow."""
 
     def __init__(
@@ -331,23 +365,33 @@ class _Memory:
 
         `batches` hears what is done, and holds what an interrupted run has done.
         """
-        pairs = self._pairs(chunk)
+        columns = self.columns(pairs_of(chunk, self._config), batches.tell, batches.parts)
+        chunk = with_language(chunk, self._config)
+        for name, column in columns.items():
+            chunk = chunk.append_column(name, column)
+        return chunk
+
+    def columns(
+        self, table: pa.Table, tell: Callable[[float], object] = lambda _: None, parts: list[Part] | None = None
+    ) -> dict[str, pa.Array]:
+        """Return the codes' columns, of the descriptions that `pairs_of` has returned.
+
+        `tell` hears how many rows more are done; `parts` are what an interrupted run has done.
+        """
+        pairs = _tuples(table)
         new = self._new(pairs)
         num_known = len(pairs) - sum(map(new.__contains__, pairs))
-        batches.tell(num_known)
+        tell(num_known)
         if new:
             rows_each = (len(pairs) - num_known) / len(new)
-            codes = self._predict(new, told=lambda count: batches.tell(count * rows_each), parts=batches.parts)
-            self._add(new, codes)
-        if self._config.language != "unk":
-            lang = pa.repeat(language_code(self._config.language), len(chunk))
-            chunk = chunk.append_column(_free_name("lang", chunk.column_names), lang)
+            self._add(new, self._predict(new, told=lambda count: tell(count * rows_each), parts=parts))
         rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
+        found = {}
         for name, column in self._output_names.items():
             kind = pa.float64() if column in self._numbers else pa.string()
-            chunk = chunk.append_column(name, pa.array(self._arrays[column][rows], kind, from_pandas=True))
+            found[name] = pa.array(self._arrays[column][rows], kind, from_pandas=True)
         self._forget_surplus()
-        return chunk
+        return found
 
     @property
     def is_full(self) -> bool:
@@ -358,20 +402,12 @@ class _Memory:
         """Remember a chunk that `code` has coded, as if it had just done so."""
         if self.is_full:
             return
-        pairs = self._pairs(coded)
+        pairs = _tuples(pairs_of(coded, self._config))
         own = range(coded.num_columns - len(self._names), coded.num_columns)
         codes = coded.select(list(own)).to_pandas().set_axis(self._names, axis=1)
         new = self._new(pairs)
         self._add(new, codes.iloc[list(new.values())])
         self._forget_surplus()
-
-    def _pairs(self, chunk: pa.Table) -> list[tuple[str, str]]:
-        """Text and language of each row."""
-        texts = strings(chunk[self._config.input_col]).fill_null("").to_pylist()
-        if self._config.language_col is None:
-            return [(text, self._config.language) for text in texts]
-        langs = strings(chunk[self._config.language_col]).to_pylist()
-        return [(text, lang or "unk") for text, lang in zip(texts, langs, strict=True)]
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Return those that are not known, and the row of each where it comes first."""
@@ -382,7 +418,7 @@ class _Memory:
         return new
 
     def _predict(
-        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part]
+        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part] | None
     ) -> pd.DataFrame:
         config = self._config
         texts, langs = zip(*new, strict=True)
@@ -414,6 +450,10 @@ class _Memory:
             self._places.popitem()
 
 
+def _tuples(pairs: pa.Table) -> list[tuple[str, str]]:
+    return list(zip(pairs[TEXT].to_pylist(), pairs[LANG].to_pylist(), strict=True))
+
+
 def _free_name(name: str, taken: list[str]) -> str:
     return name if name not in taken else _free_name(f"pred_{name}", taken)
 
@@ -422,21 +462,23 @@ def _is_number(column: str, config: PredictConfig) -> bool:
     return config.mode == "full" or column == "conf" or column.startswith("prob_")
 
 
-def _open_parts(
-    parts: Path, config: PredictConfig, settings: dict[str, object], overwrite: bool, say: Callable[[str], None]
-) -> None:
+def _keep_files(source: Path, output: Path, overwrite: bool) -> None:
+    """Raise a UserError where writing the output would lose a file."""
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+    if source.exists() and output.exists() and output.samefile(source):
+        raise UserError("--output is the input itself; choose another.")
+
+
+def _open_parts(parts: Path, config: PredictConfig, settings: dict[str, object], say: Callable[[str], None]) -> None:
     """Create the folder of the parts; one with other settings or another input is replaced.
 
     Raises
     ------
     UserError
-        Where an output would be lost, or the input can't be read.
+        Where the input can't be read.
     """
-    source, output = Path(config.input), Path(config.output)
-    if output.exists() and not overwrite:
-        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
-    if source.exists() and output.exists() and output.samefile(source):
-        raise UserError("--output is the input itself; choose another.")
+    source = Path(config.input)
     settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
     settings["parts"] = _PART
     path = parts / "settings.json"
@@ -482,12 +524,16 @@ def _join_parts(
                 f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it again."
             )
     with _kept_for_later(output.path, parts) as temporary:
-        rest = (added(pa.feather.read_table(file)) for file in files)
-        first = next(rest)
-        notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
-    for notice in notices:
-        say(notice)
+        _write(output, temporary, (added(pa.feather.read_table(file)) for file in files), say)
     shutil.rmtree(parts, ignore_errors=True)
+
+
+def _write(output: Output, temporary: Path, tables: Iterable[pa.Table], say: Callable[[str], None]) -> None:
+    """Write tables, one below the other, to where the file is made, and say what there is to say of it."""
+    rest = iter(tables)
+    first = next(rest)
+    for notice in output.write(temporary, first.schema, _groups(itertools.chain([first], rest))):
+        say(notice)
 
 
 def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
