@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -75,6 +76,10 @@ class PredictFlags(BatchFlags, ModelFlags):
         "table by code, such as of HISCLASS: its columns are added for each code (see docs/prediction.md)",
         metavar="FILE",
     )
+    engine: str | None = free(None, "code Parquet on a cluster (see docs/engines.md)", choices=("ray",))
+    address: str | None = free(
+        None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
+    )
     compile: bool = free(False, "let torch compile the encoder's layers first")
     columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
     excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
@@ -86,6 +91,12 @@ class PredictFlags(BatchFlags, ModelFlags):
             raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
         if self.join and not self.input:
             raise UserError("--join adds columns to a file; give --input and --output.")
+        if self.engine is None and self.address is not None:
+            raise UserError("--address is for --engine ray; add that, or omit it.")
+        for name in ("known", "compile", "sheet", "texts") if self.engine is not None else ():
+            if getattr(self, name):
+                said = f"--{name} is" if name != "texts" else "Descriptions in the command are"
+                raise UserError(f"{said} for one process; omit that, or --engine {self.engine}.")
         of_known = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
         for name in of_known if self.known is None else ():
             if getattr(self, name):
@@ -102,7 +113,9 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(config: PredictFlags) -> None:
     """Code the descriptions, print or write their codes."""
-    device = distributed.start(device=config.device)
+    device = distributed.start(device=config.device if config.engine is None else "cpu")
+    if config.engine is not None:
+        _check_engine(config)
 
     from histocoder.checkpoints.hub import local_folder
     from histocoder.inference.coder import Coder
@@ -140,7 +153,28 @@ def _code_file(
     how = PredictConfig(**{**own, "mode": config.mode or coder.mode})
     say(f"Coding in mode {how.mode}.")
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-    predict_file(coder, how, model_id=model_id, known=known, join=join, overwrite=config.overwrite, say=say)
+    engine = None
+    if config.engine is not None:
+        from histocoder.cli.on_ray import tables_on_ray
+
+        num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)
+        where = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
+        engine = partial(tables_on_ray, config=how, model=str(folder), **where)
+    options: dict[str, Any] = {"known": known, "join": join, "overwrite": config.overwrite, "say": say}
+    predict_file(coder, how, model_id=model_id, engine=engine, **options)
+
+
+def _check_engine(config: PredictFlags) -> None:
+    """Raise a UserError where an engine can't code the input, or is not there."""
+    from histocoder.cli.on_ray import check_installed
+    from histocoder.data.table import is_parquet
+
+    check_installed()
+    if distributed.world_size() > 1:
+        raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
+    source = Path(str(config.input))
+    if not (source.is_dir() or is_parquet(source)):
+        raise UserError(f"--engine ray reads Parquet, and {source} is none. Save it as Parquet, or omit --engine.")
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:

@@ -1,0 +1,183 @@
+"""What the processes of Ray and Spark do for a table, so that they code it as one process does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from histocoder import __version__
+from histocoder.checkpoints.hub import local_folder
+from histocoder.errors import UserError
+from histocoder.inference.coder import Coder
+from histocoder.inference.predict_file import (
+    LANG,
+    TEXT,
+    Memory,
+    PredictConfig,
+    names_of_output,
+    pairs_of,
+    rows_of_chunk,
+    with_language,
+)
+
+ROW, ROWS = "histocoder row", "histocoder rows"
+"""Columns of `Job.distinct`: which row of a block has a description first, and how many rows the block has."""
+_PAIRS_AT_ONCE = 1_000_000
+"""Descriptions of blocks that are held before those found already are left out."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a table is coded; small, since every worker receives it.
+
+    What a model computes depends in its last digits on what stands in a batch with a description. So descriptions are
+    coded in the batches of one process: together with those that come first in the same chunk of rows.
+    """
+
+    model: str
+    config: PredictConfig
+    device: str
+    precision: str
+    names: tuple[str, ...]
+    """The columns of `Coder.predict`."""
+    new: tuple[str, ...]
+    """The columns of codes, as they are called in the output."""
+
+    @classmethod
+    def of(cls, model: str | Path, header: Sequence[str], *, device: str, precision: str, **options: Any) -> Job:
+        """Check what the user gives, and open the model; `options` are fields of `PredictConfig`.
+
+        Raises
+        ------
+        UserError
+            If there is no model, or the columns lack one that is read, or have one that is added.
+        """
+        folder = str(Path(local_folder(model)).resolve())
+        coder = Coder.from_pretrained(folder, "cpu")
+        config = PredictConfig(**{"input": "The table", **options, "mode": options.get("mode") or coder.mode})
+        for column in config.input_cols:
+            if column not in header:
+                raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
+        names = coder.column_names(config.mode, k=config.k)
+        new = names_of_output(names, coder.system, config, taken=header)
+        return cls(folder, config, device, precision, tuple(names), tuple(new))
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows whose new descriptions are coded together."""
+        return rows_of_chunk(self.names)
+
+    def distinct(self, table: pa.Table) -> pa.Table:
+        """Return each description of a table with its language once, in the order in which they come first."""
+        pairs = pairs_of(table, self.config).append_column(ROW, pa.array(range(len(table)), pa.int64()))
+        first = _first_rows(pairs)
+        return first.append_column(ROWS, pa.repeat(len(table), len(first)))
+
+    def code(self, pairs: pa.Table) -> pa.Table:
+        """Return distinct descriptions of one chunk, in their order, with the columns of their codes."""
+        coder = _open(self.model, self.device, self.precision)
+        columns = Memory(coder, self.config, names=self.names).columns(pairs)
+        return pa.table({TEXT: pairs[TEXT], LANG: pairs[LANG], **columns})
+
+    def add(self, table: pa.Table, coded: pa.Table) -> pa.Table:
+        """Return a table with the codes of its descriptions, all of which are among those of `code`."""
+        rows = pc.index_in(_keys(pairs_of(table, self.config)), value_set=_keys(coded))
+        table = with_language(table, self.config)
+        for name in self.new:
+            table = table.append_column(name, coded[name].take(rows))
+        return table
+
+    def probe(self) -> Callable[[], str]:
+        """Return what says why a worker can't do this, or nothing; it needs no histocoder to be read there."""
+        model, wanted = self.model, __version__
+
+        def fault() -> str:
+            import os
+            import socket
+
+            try:
+                from histocoder import __version__ as found
+            except ImportError:
+                return f"{socket.gethostname()} has no histocoder. Install histocoder {wanted} on all machines."
+            if found != wanted:
+                return (
+                    f"{socket.gethostname()} has histocoder {found}, not {wanted} as here. Install one on all machines."
+                )
+            if not os.path.isdir(model):
+                return f"{socket.gethostname()} does not see {model}. Name a folder that all machines see."
+            return ""
+
+        return fault
+
+
+def refuse_workers(engine: str, faults: Sequence[str]) -> None:
+    """Raise a UserError where a worker's probe has found a fault."""
+    if faults := [fault for fault in faults if fault]:
+        raise UserError(f"{engine}: {faults[0]}")
+
+
+class Distinct:
+    """Distinct descriptions of a whole table, of those of its blocks.
+
+    Parameters
+    ----------
+    chunk_rows : int
+        See `Job.chunk_rows`.
+    """
+
+    def __init__(self, chunk_rows: int) -> None:
+        self._chunk_rows, self._num_rows = chunk_rows, 0
+        self._found: list[pa.Table] = []
+        self._merged = 0
+
+    def add(self, blocks: pa.Table) -> None:
+        """Take in what `Job.distinct` has returned of the next block, or of several."""
+        if len(blocks) == 0:
+            return
+        rows, sizes = blocks[ROW].to_numpy(), blocks[ROWS].to_numpy()
+        is_first = rows == 0  # as a block's first description is
+        ends = self._num_rows + sizes[is_first].cumsum()
+        starts = ends - sizes[is_first]
+        self._num_rows = int(ends[-1])
+        rows = rows + starts[is_first.cumsum() - 1]
+        self._found.append(pa.table({TEXT: blocks[TEXT], LANG: blocks[LANG], ROW: rows}))
+        if sum(map(len, self._found)) > 2 * self._merged + _PAIRS_AT_ONCE:
+            self._merge()
+
+    def _merge(self) -> pa.Table:
+        found = _first_rows(pa.concat_tables(self._found))
+        self._found, self._merged = [found], len(found)
+        return found
+
+    def chunks(self) -> Iterator[pa.Table]:
+        """Yield the descriptions that come first in a chunk of rows, for each chunk that has some."""
+        pairs = self._merge()
+        chunks = pairs[ROW].to_numpy() // self._chunk_rows
+        bounds = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(pairs)]
+        for start, end in itertools.pairwise(bounds):
+            yield pairs.slice(start, end - start)
+
+
+def _first_rows(pairs: pa.Table) -> pa.Table:
+    """Return distinct descriptions, sorted by the first of their rows."""
+    first = pairs.group_by([TEXT, LANG]).aggregate([(ROW, "min")]).sort_by(f"{ROW}_min")
+    return first.rename_columns({f"{ROW}_min": ROW})
+
+
+def _keys(pairs: pa.Table) -> pa.Array:
+    texts, langs = (pairs[name].cast(pa.large_string()) for name in (TEXT, LANG))
+    return pc.binary_join_element_wise(langs, texts, pa.scalar("\t", pa.large_string())).combine_chunks()
+
+
+@cache
+def _open(model: str, device: str, precision: str) -> Coder:
+    """Open a model once in a worker."""
+    return Coder.from_pretrained(model, device, precision=precision)
