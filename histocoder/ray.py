@@ -69,7 +69,7 @@ def code(
         job = Job.of(model, columns, device="cuda" if num_gpus else "cpu", precision=precision, **options)
         _check_nodes(job)
         distinct = Distinct(job.chunk_rows)
-        texts = dataset.select_columns(job.config.input_cols)
+        texts = dataset.select_columns(job.input_cols)
         for table in tables(texts.map_batches(job.distinct, batch_size=None, batch_format="pyarrow")):
             distinct.add(table)
     # a row of lists for each chunk, since Ray cuts and joins blocks

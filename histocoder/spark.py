@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from histocoder.errors import UserError
 from histocoder.inference.engines import LANG, ROW, TEXT, Job, refuse_workers
+from histocoder.inference.pairs import column_of_language
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -30,9 +32,9 @@ def code(
 ) -> DataFrame:
     """Code a table: add to a DataFrame what `histocoder predict` adds to a file.
 
-    Spark codes the distinct descriptions whenever it computes the returned DataFrame: write it once. Codes and
-    probabilities equal those of `histocoder predict` on the same Parquet files, on the same kind of processor. Of other
-    DataFrames the probabilities may differ in their last digits, since other descriptions stand in a batch.
+    Spark codes the distinct descriptions each time it computes the returned DataFrame, so write it once. Codes and
+    probabilities equal those of `histocoder predict` on the same Parquet files and the same kind of processor. Where
+    `df` does not come straight from Parquet files, they are computed in other batches and differ by rounding.
 
     Parameters
     ----------
@@ -56,19 +58,69 @@ def code(
     UserError
         If the model or a column is missing, a worker has another version of histocoder, or a file can't be read.
     """
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
+    from pyspark.sql.types import DoubleType, StringType, StructType
 
-    job = Job.of(model, df.columns, device=device, precision=precision, input_col=input_col, language_col=language_col, mode=mode, **options)
-    config = job.config
-    types = dict(df.dtypes)
-    for column in config.input_cols:
-        if types[column] != "string":
-            raise UserError(f"The column {column!r} is of type {types[column]}. Cast it to string.")
+    options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
+    job = Job.of(model, df.columns, device=device, precision=precision, **options)
+    for name, kind in df.dtypes:
+        if name in job.input_cols and kind != "string":
+            raise UserError(f"The column {name!r} is of the type {kind}. Cast it to string.")
+    keys = {TEXT: F.coalesce(_column(input_col), F.lit("")), LANG: F.lit(job.language)}
+    if language_col is not None:
+        keys[LANG] = F.coalesce(F.nullif(_column(language_col), F.lit("")), F.lit("unk"))
+    schema = StructType().add(TEXT, StringType()).add(LANG, StringType())
+    for name, kind in job.new.items():
+        schema = schema.add(name, StringType() if pa.types.is_string(kind) else DoubleType())
     try:
         _check_workers(df, job)
-        keyed = df.withColumns({TEXT: F.coalesce(input_col, F.lit("")), LANG: _language(config)})
-        located = _located(keyed)
-    except PySparkException as error:
-        raise UserError(f"Spark can't read the table: {_cause(error)}") from error
-    ...
+        rows = _with_rows(df, keys)
+    except Exception as error:
+        raise UserError(f"Spark can't read the table: {error}") from error
+    coded = (
+        rows.groupBy(TEXT, LANG)
+        .agg(F.min(ROW).alias(ROW))
+        .repartition(
+            int(df.sparkSession.conf.get("spark.sql.shuffle.partitions")), F.floor(F.col(ROW) / job.chunk_rows)
+        )
+        .groupBy(F.floor(F.col(ROW) / job.chunk_rows))
+        .applyInArrow(lambda pairs: job.code(pairs.sort_by(ROW)), schema)
+    )
+    of_all = {name: F.lit(lang) for name, lang in column_of_language(df.columns, job.language).items()}
+    names = (*df.columns, *of_all, *job.new)
+    return df.withColumns(keys | of_all).join(coded, [TEXT, LANG], "left").select(*map(_column, names))
+
+
+def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
+    """Return each row's description and language, and where the row stands among all that `predict` reads."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    columns = [column.alias(name) for name, column in keys.items()]
+    try:
+        rows = df.select(*columns, F.col("_metadata.file_path").alias(_FILE), F.col("_metadata.row_index").alias(ROW))
+        sizes = rows.groupBy(_FILE).count().orderBy(_FILE).collect()
+    except AnalysisException:  # not straight from Parquet files
+        return df.select(*columns, F.monotonically_increasing_id().alias(ROW))
+    starts = [0, *accumulate(size["count"] for size in sizes)]
+    files = [(size[_FILE], start) for size, start in zip(sizes, starts, strict=False)]
+    start = df.sparkSession.createDataFrame(files, f"`{_FILE}` string, `{_START}` long")
+    return rows.join(F.broadcast(start), _FILE).withColumn(ROW, F.col(ROW) + F.col(_START))
+
+
+def _check_workers(df: DataFrame, job: Job) -> None:
+    """Raise a UserError where a worker can't do the work."""
+    fault = job.probe()
+
+    def probe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"fault": [fault()]})
+
+    faults = df.sparkSession.range(1000).mapInArrow(probe, "fault string").distinct().collect()
+    refuse_workers("Spark", [row.fault for row in faults])
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name}`")

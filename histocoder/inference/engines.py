@@ -7,26 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder import __version__
-from histocoder.checkpoints.hub import local_folder
 from histocoder.errors import UserError
-from histocoder.inference.coder import Coder
-from histocoder.inference.predict_file import (
-    LANG,
-    TEXT,
-    Memory,
-    PredictConfig,
-    names_of_output,
-    pairs_of,
-    rows_of_chunk,
-    with_language,
-)
+from histocoder.inference.pairs import LANG, TEXT, pairs_of, with_language
+
+if TYPE_CHECKING:
+    from histocoder.inference.coder import Coder
 
 ROW, ROWS = "histocoder row", "histocoder rows"
 """Columns of `Job.distinct`: which row of a block has a description first, and how many rows the block has."""
@@ -43,13 +35,16 @@ class Job:
     """
 
     model: str
-    config: PredictConfig
+    options: dict[str, Any]
+    """Fields of `PredictConfig`."""
     device: str
     precision: str
-    names: tuple[str, ...]
+    names: list[str]
     """The columns of `Coder.predict`."""
-    new: tuple[str, ...]
+    new: dict[str, pa.DataType]
     """The columns of codes, as they are called in the output."""
+    chunk_rows: int
+    """Rows whose new descriptions are coded together."""
 
     @classmethod
     def of(cls, model: str | Path, header: Sequence[str], *, device: str, precision: str, **options: Any) -> Job:
@@ -60,37 +55,55 @@ class Job:
         UserError
             If there is no model, or the columns lack one that is read, or have one that is added.
         """
+        from histocoder.checkpoints.hub import local_folder
+        from histocoder.inference.coder import Coder
+        from histocoder.inference.predict_file import Memory, PredictConfig, names_of_output, rows_of_chunk
+
         folder = str(Path(local_folder(model)).resolve())
         coder = Coder.from_pretrained(folder, "cpu")
-        config = PredictConfig(**{"input": "The table", **options, "mode": options.get("mode") or coder.mode})
+        options = {"input": "The table", **options, "mode": options.get("mode") or coder.mode}
+        config = PredictConfig(**options)
         for column in config.input_cols:
             if column not in header:
                 raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
         names = coder.column_names(config.mode, k=config.k)
-        new = names_of_output(names, coder.system, config, taken=header)
-        return cls(folder, config, device, precision, tuple(names), tuple(new))
+        names_of_output(names, coder.system, config, taken=header)
+        none = pa.table({TEXT: pa.array([], pa.string()), LANG: pa.array([], pa.string())})
+        new = {name: column.type for name, column in Memory(coder, config, names=names).columns(none).items()}
+        return cls(folder, options, device, precision, names, new, rows_of_chunk(names))
 
     @property
-    def chunk_rows(self) -> int:
-        """Rows whose new descriptions are coded together."""
-        return rows_of_chunk(self.names)
+    def input_cols(self) -> list[str]:
+        """The columns that are read."""
+        return [name for name in (self.options["input_col"], self.options["language_col"]) if name is not None]
+
+    @property
+    def language(self) -> str:
+        """The language of all descriptions, where they have no column of it."""
+        return self.options.get("language", "unk")
+
+    def pairs(self, table: pa.Table) -> pa.Table:
+        """Return the description and the language of each row."""
+        return pairs_of(table, self.options["input_col"], self.options["language_col"], self.language)
 
     def distinct(self, table: pa.Table) -> pa.Table:
         """Return each description of a table with its language once, in the order in which they come first."""
-        pairs = pairs_of(table, self.config).append_column(ROW, pa.array(range(len(table)), pa.int64()))
+        pairs = self.pairs(table).append_column(ROW, pa.array(np.arange(len(table))))
         first = _first_rows(pairs)
         return first.append_column(ROWS, pa.repeat(len(table), len(first)))
 
     def code(self, pairs: pa.Table) -> pa.Table:
         """Return distinct descriptions of one chunk, in their order, with the columns of their codes."""
+        from histocoder.inference.predict_file import Memory, PredictConfig
+
         coder = _open(self.model, self.device, self.precision)
-        columns = Memory(coder, self.config, names=self.names).columns(pairs)
+        columns = Memory(coder, PredictConfig(**self.options), names=self.names).columns(pairs)
         return pa.table({TEXT: pairs[TEXT], LANG: pairs[LANG], **columns})
 
     def add(self, table: pa.Table, coded: pa.Table) -> pa.Table:
         """Return a table with the codes of its descriptions, all of which are among those of `code`."""
-        rows = pc.index_in(_keys(pairs_of(table, self.config)), value_set=_keys(coded))
-        table = with_language(table, self.config)
+        rows = pc.index_in(_keys(self.pairs(table)), value_set=_keys(coded))
+        table = with_language(table, self.language)
         for name in self.new:
             table = table.append_column(name, coded[name].take(rows))
         return table
@@ -180,4 +193,6 @@ def _keys(pairs: pa.Table) -> pa.Array:
 @cache
 def _open(model: str, device: str, precision: str) -> Coder:
     """Open a model once in a worker."""
+    from histocoder.inference.coder import Coder
+
     return Coder.from_pretrained(model, device, precision=precision)

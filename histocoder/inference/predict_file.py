@@ -24,16 +24,16 @@ from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.checkpoints.lock import holding
-from histocoder.data.languages import language_code
 from histocoder.data.output import Output
 from histocoder.data.sources import EXCEL, LABELLED, PARQUET
-from histocoder.data.table import TableFile, check_output, count_rows, fingerprint, is_parquet, open_table, strings
+from histocoder.data.table import TableFile, check_output, count_rows, fingerprint, is_parquet, open_table
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
 from histocoder.inference.coder import Coder, check_threshold
 from histocoder.inference.join import Join
 from histocoder.inference.known import KNOWN, SOURCE_COL, Known
 from histocoder.inference.notices import FileNotices
+from histocoder.inference.pairs import LANG, TEXT, pairs_of, with_language
 from histocoder.inference.predictions import Part, load_parts, save_parts
 
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
@@ -47,8 +47,6 @@ _KEEP_SECONDS = 20.0
 """After which what is coded of a chunk is kept, so that no more is lost."""
 _PART, _BATCHES = ".arrow", ".batches"
 """Suffixes of the files that hold a chunk, and what is coded of one."""
-TEXT, LANG = "histocoder text", "histocoder lang"
-"""Columns of `pairs_of`."""
 
 
 @dataclass(frozen=True)
@@ -203,23 +201,6 @@ def rows_of_chunk(names: Sequence[str]) -> int:
     return min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
 
 
-def pairs_of(table: pa.Table, config: PredictConfig) -> pa.Table:
-    """Return the description and the language of each row, the columns `TEXT` and `LANG`."""
-    texts = strings(table[config.input_col]).fill_null("")
-    if config.language_col is None:
-        return pa.table({TEXT: texts, LANG: pa.repeat(config.language, len(table))})
-    langs = strings(table[config.language_col]).fill_null("")
-    return pa.table({TEXT: texts, LANG: pc.if_else(pc.equal(langs, ""), "unk", langs)})
-
-
-def with_language(table: pa.Table, config: PredictConfig) -> pa.Table:
-    """Return a table with a column of the language behind its own, where one was given for all rows."""
-    if config.language == "unk":
-        return table
-    lang = pa.repeat(language_code(config.language), len(table))
-    return table.append_column(_free_name("lang", table.column_names), lang)
-
-
 def names_of_output(
     names: Sequence[str], system: str, config: PredictConfig, *, taken: Sequence[str] = ()
 ) -> dict[str, str]:
@@ -365,8 +346,8 @@ class Memory:
 
         `batches` hears what is done, and holds what an interrupted run has done.
         """
-        columns = self.columns(pairs_of(chunk, self._config), batches.tell, batches.parts)
-        chunk = with_language(chunk, self._config)
+        columns = self.columns(self._pairs(chunk), batches.tell, batches.parts)
+        chunk = with_language(chunk, self._config.language)
         for name, column in columns.items():
             chunk = chunk.append_column(name, column)
         return chunk
@@ -402,12 +383,15 @@ class Memory:
         """Remember a chunk that `code` has coded, as if it had just done so."""
         if self.is_full:
             return
-        pairs = _tuples(pairs_of(coded, self._config))
+        pairs = _tuples(self._pairs(coded))
         own = range(coded.num_columns - len(self._names), coded.num_columns)
         codes = coded.select(list(own)).to_pandas().set_axis(self._names, axis=1)
         new = self._new(pairs)
         self._add(new, codes.iloc[list(new.values())])
         self._forget_surplus()
+
+    def _pairs(self, chunk: pa.Table) -> pa.Table:
+        return pairs_of(chunk, self._config.input_col, self._config.language_col, self._config.language)
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Return those that are not known, and the row of each where it comes first."""
@@ -452,10 +436,6 @@ class Memory:
 
 def _tuples(pairs: pa.Table) -> list[tuple[str, str]]:
     return list(zip(pairs[TEXT].to_pylist(), pairs[LANG].to_pylist(), strict=True))
-
-
-def _free_name(name: str, taken: list[str]) -> str:
-    return name if name not in taken else _free_name(f"pred_{name}", taken)
 
 
 def _is_number(column: str, config: PredictConfig) -> bool:
