@@ -45,24 +45,31 @@ def tables_on_ray(
         ray.shutdown()
 
 
-def check_installed() -> None:
-    """Raise a UserError where there is no Ray."""
+def check_ray(address: str | None) -> None:
+    """Raise a UserError where there is no Ray, or nothing at its address."""
     try:
         import ray.data  # noqa: F401
     except ImportError as error:
         raise UserError(f"Ray is not installed ({error}). Install it: pip install 'histocoder[ray]'.") from error
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=_SECONDS).close()  # Ray itself tries for a minute
+        except OSError as error:
+            raise _unreachable(address, error) from error
 
 
 def _connect(address: str | None) -> None:
-    """Connect to a cluster, or start Ray here; raises a UserError where there is none at an address."""
+    """Connect to a cluster, or start Ray here."""
     import ray
 
     try:
-        if address and address.rpartition(":")[2].isdigit():
-            host, port = address.removeprefix("ray://").rpartition(":")[::2]
-            socket.create_connection((host, int(port)), timeout=_SECONDS).close()  # Ray itself tries for a minute
         ray.init(address, logging_level="warning")
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"--address {address}: no Ray can be reached there ({error}). Start it with ray start."
-        ) from error
+        if address is None:
+            raise
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str | None, error: Exception) -> UserError:
+    return UserError(f"--address {address}: no Ray can be reached there ({error}). Start it with ray start --head.")

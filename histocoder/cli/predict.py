@@ -166,15 +166,15 @@ def _code_file(
 
 def _check_engine(config: PredictFlags) -> None:
     """Raise a UserError where an engine can't code the input, or is not there."""
-    from histocoder.cli.on_ray import check_installed
+    from histocoder.cli.on_ray import check_ray
     from histocoder.data.table import is_parquet
 
-    check_installed()
     if distributed.world_size() > 1:
         raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
     source = Path(str(config.input))
     if not (source.is_dir() or is_parquet(source)):
         raise UserError(f"--engine ray reads Parquet, and {source} is none. Save it as Parquet, or omit --engine.")
+    check_ray(config.address)
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
