@@ -44,7 +44,7 @@ test-engines: $(VENV)/.installed
 	@command -v java || $(shell command -v sudo) apt-get install --yes --no-install-recommends default-jre-headless || \
 	  (echo "Spark needs Java 17 or later, and it can't be installed here: install a JRE and repeat." && false)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,spark]'
-	$(BIN)/python -m pytest -m engines -rs -s tests/test_engines.py
+	$(BIN)/python -m pytest -m engines -rs -s tests/test_ray_and_spark.py
 
 # What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
 test-lowest:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from histocoder.errors import UserError
-from histocoder.inference.engines import LANG, TEXT, Distinct, Job, refuse_workers
+from histocoder.inference.engines import ChunkCoder, Distinct, Job, in_a_row, refuse_workers
 
 if TYPE_CHECKING:
     from ray.data import ActorPoolStrategy, Dataset
@@ -72,10 +72,8 @@ def code(
         texts = dataset.select_columns(job.input_cols)
         for table in tables(texts.map_batches(job.distinct, batch_size=None, batch_format="pyarrow")):
             distinct.add(table)
-    # a row of lists for each chunk, since Ray cuts and joins blocks
-    chunks = [pa.table({name: [chunk[name].to_pylist()] for name in (TEXT, LANG)}) for chunk in distinct.chunks()]
-    coded = ray.data.from_arrow(chunks).map_batches(
-        _Actor,
+    coded = ray.data.from_arrow([in_a_row(chunk) for chunk in distinct.chunks()]).map_batches(
+        ChunkCoder,
         fn_constructor_args=(job,),
         batch_size=1,
         batch_format="pyarrow",
@@ -84,16 +82,6 @@ def code(
     )
     found = ray.put(pa.concat_tables(tables(coded)))
     return dataset.map_batches(lambda table: job.add(table, ray.get(found)), batch_size=None, batch_format="pyarrow")
-
-
-class _Actor:
-    """Codes chunks of distinct descriptions."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __call__(self, chunk: pa.Table) -> pa.Table:
-        return self._job.code(pa.table({name: chunk[name].combine_chunks().flatten() for name in (TEXT, LANG)}))
 
 
 def _check_nodes(job: Job) -> None:
@@ -121,11 +109,7 @@ def in_order(dataset: Dataset) -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        raise UserError(f"Ray can't read the table: {_cause(error)}") from error
+        cause = str(error).partition("\n\n")[0].strip().splitlines()[-1]  # what it led to stands below it
+        raise UserError(f"Ray can't read the table: {cause}") from error
     finally:
         options.preserve_order = before
-
-
-def _cause(error: Exception) -> str:
-    """Return the last line of the first of the errors that Ray tells one below the other."""
-    return str(error).partition("\n\n")[0].strip().splitlines()[-1]

@@ -16,7 +16,7 @@ from histocoder.inference.pairs import column_of_language
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_FILE, _START, _CHUNK = "histocoder file", "histocoder start", "histocoder chunk"
+_FILE, _START = "histocoder file", "histocoder start"
 
 
 def code(
@@ -66,9 +66,9 @@ def code(
     for name, kind in df.dtypes:
         if name in job.input_cols and kind != "string":
             raise UserError(f"The column {name!r} is of the type {kind}. Cast it to string.")
-    keys = {TEXT: F.coalesce(_column(input_col), F.lit("")), LANG: F.lit(job.language)}
+    keys = {TEXT: F.coalesce(f"`{input_col}`", F.lit("")), LANG: F.lit(job.language)}
     if language_col is not None:
-        keys[LANG] = F.coalesce(F.nullif(_column(language_col), F.lit("")), F.lit("unk"))
+        keys[LANG] = F.coalesce(F.nullif(F.col(f"`{language_col}`"), F.lit("")), F.lit("unk"))
     schema = StructType().add(TEXT, StringType()).add(LANG, StringType())
     for name, kind in job.new.items():
         schema = schema.add(name, StringType() if pa.types.is_string(kind) else DoubleType())
@@ -77,18 +77,14 @@ def code(
         rows = _with_rows(df, keys)
     except Exception as error:
         raise UserError(f"Spark can't read the table: {error}") from error
-    coded = (
-        rows.groupBy(TEXT, LANG)
-        .agg(F.min(ROW).alias(ROW))
-        .repartition(
-            int(df.sparkSession.conf.get("spark.sql.shuffle.partitions")), F.floor(F.col(ROW) / job.chunk_rows)
-        )
-        .groupBy(F.floor(F.col(ROW) / job.chunk_rows))
-        .applyInArrow(lambda pairs: job.code(pairs.sort_by(ROW)), schema)
-    )
+    pairs = rows.groupBy(TEXT, LANG).agg(F.min(ROW).alias(ROW))
+    chunk = F.floor(F.col(ROW) / job.chunk_rows)
+    num_parts = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))  # else Spark may merge them into one
+    coded = pairs.repartition(num_parts, chunk).groupBy(chunk)
+    coded = coded.applyInArrow(lambda pairs: job.code(pairs.sort_by(ROW)), schema)
     of_all = {name: F.lit(lang) for name, lang in column_of_language(df.columns, job.language).items()}
     names = (*df.columns, *of_all, *job.new)
-    return df.withColumns(keys | of_all).join(coded, [TEXT, LANG], "left").select(*map(_column, names))
+    return df.withColumns(keys | of_all).join(coded, [TEXT, LANG], "left").select(*[f"`{name}`" for name in names])
 
 
 def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
@@ -118,9 +114,3 @@ def _check_workers(df: DataFrame, job: Job) -> None:
 
     faults = df.sparkSession.range(1000).mapInArrow(probe, "fault string").distinct().collect()
     refuse_workers("Spark", [row.fault for row in faults])
-
-
-def _column(name: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name}`")

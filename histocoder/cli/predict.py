@@ -158,7 +158,7 @@ def _code_file(
         from histocoder.cli.on_ray import tables_on_ray
 
         num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)
-        where = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
+        where: dict[str, Any] = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
         engine = partial(tables_on_ray, config=how, model=str(folder), **where)
     options: dict[str, Any] = {"known": known, "join": join, "overwrite": config.overwrite, "say": say}
     predict_file(coder, how, model_id=model_id, engine=engine, **options)

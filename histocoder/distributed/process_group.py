@@ -88,8 +88,8 @@ def start(
         torch.cuda.set_device(chosen)
     if is_there:
         if _group is None:
-            shared = dist.PrefixStore("histocoder", dist.distributed_c10d._get_default_store())
-            _group = _Group(shared, connect(shared, chosen, _launch), is_adopted=True)
+            theirs = dist.PrefixStore("histocoder", dist.distributed_c10d._get_default_store())
+            _group = _Group(theirs, connect(theirs, chosen, _launch), is_adopted=True)
         return chosen
     store: dist.Store | None = None
     of_watch: dist.Store | None = None

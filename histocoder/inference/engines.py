@@ -172,11 +172,28 @@ class Distinct:
 
     def chunks(self) -> Iterator[pa.Table]:
         """Yield the descriptions that come first in a chunk of rows, for each chunk that has some."""
+        if not self._found:
+            raise UserError("The table has no rows.")
         pairs = self._merge()
         chunks = pairs[ROW].to_numpy() // self._chunk_rows
         bounds = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(pairs)]
         for start, end in itertools.pairwise(bounds):
             yield pairs.slice(start, end - start)
+
+
+def in_a_row(chunk: pa.Table) -> pa.Table:
+    """Return a chunk of descriptions as one row of lists, which an engine that cuts and joins blocks leaves whole."""
+    return pa.table({name: [chunk[name].to_pylist()] for name in (TEXT, LANG)})
+
+
+class ChunkCoder:
+    """Codes what `in_a_row` has returned; a class, since Ray's actors are made of one."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, row: pa.Table) -> pa.Table:
+        return self._job.code(pa.table({name: row[name].combine_chunks().flatten() for name in (TEXT, LANG)}))
 
 
 def _first_rows(pairs: pa.Table) -> pa.Table:
