@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from histocoder.errors import UserError
-from histocoder.inference.engines import ChunkCoder, Distinct, Job, in_a_row, refuse_workers
+from histocoder.inference.engines import ChunkCoder, Distinct, Job, by_key, in_a_row, refuse_workers
 
 if TYPE_CHECKING:
     from ray.data import ActorPoolStrategy, Dataset
@@ -80,7 +80,7 @@ def code(
         num_gpus=num_gpus,
         compute=compute or ray.data.ActorPoolStrategy(min_size=1, max_size=max(int(most), 1)),
     )
-    found = ray.put(pa.concat_tables(tables(coded)))
+    found = ray.put(by_key(pa.concat_tables(tables(coded))))
     return dataset.map_batches(lambda table: job.add(table, ray.get(found)), batch_size=None, batch_format="pyarrow")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -58,6 +59,8 @@ def code(
     UserError
         If the model or a column is missing, a worker has another version of histocoder, or a file can't be read.
     """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
     from pyspark.sql.types import DoubleType, StringType, StructType
 
@@ -75,8 +78,9 @@ def code(
     try:
         _check_workers(df, job)
         rows = _with_rows(df, keys)
-    except Exception as error:
-        raise UserError(f"Spark can't read the table: {error}") from error
+    except (PySparkException, Py4JError) as error:
+        cause = re.search(r"^(: )?([\w.]+(Error|Exception): .*)", str(error), re.MULTILINE)  # the rest are stacks
+        raise UserError(f"Spark can't read the table: {cause[2] if cause else error}") from error
     pairs = rows.groupBy(TEXT, LANG).agg(F.min(ROW).alias(ROW))
     chunk = F.floor(F.col(ROW) / job.chunk_rows)
     num_parts = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))  # else Spark may merge them into one

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ROW, ROWS = "histocoder row", "histocoder rows"
 """Columns of `Job.distinct`: which row of a block has a description first, and how many rows the block has."""
+_KEY = "histocoder key"
 _PAIRS_AT_ONCE = 1_000_000
 """Descriptions of blocks that are held before those found already are left out."""
 
@@ -89,7 +90,7 @@ class Job:
     def distinct(self, table: pa.Table) -> pa.Table:
         """Return each description of a table with its language once, in the order in which they come first."""
         pairs = self.pairs(table).append_column(ROW, pa.array(np.arange(len(table))))
-        first = _first_rows(pairs)
+        first = _first_rows(pairs).sort_by(ROW)
         return first.append_column(ROWS, pa.repeat(len(table), len(first)))
 
     def code(self, pairs: pa.Table) -> pa.Table:
@@ -101,8 +102,8 @@ class Job:
         return pa.table({TEXT: pairs[TEXT], LANG: pairs[LANG], **columns})
 
     def add(self, table: pa.Table, coded: pa.Table) -> pa.Table:
-        """Return a table with the codes of its descriptions, all of which are among those of `code`."""
-        rows = pc.index_in(_keys(self.pairs(table)), value_set=_keys(coded))
+        """Return a table with the codes of its descriptions, all of which are among those of `by_key`."""
+        rows = pc.index_in(_keys(self.pairs(table)), value_set=coded[_KEY])
         table = with_language(table, self.language)
         for name in self.new:
             table = table.append_column(name, coded[name].take(rows))
@@ -174,7 +175,7 @@ class Distinct:
         """Yield the descriptions that come first in a chunk of rows, for each chunk that has some."""
         if not self._found:
             raise UserError("The table has no rows.")
-        pairs = self._merge()
+        pairs = self._merge().sort_by(ROW)
         chunks = pairs[ROW].to_numpy() // self._chunk_rows
         bounds = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(pairs)]
         for start, end in itertools.pairwise(bounds):
@@ -197,9 +198,14 @@ class ChunkCoder:
 
 
 def _first_rows(pairs: pa.Table) -> pa.Table:
-    """Return distinct descriptions, sorted by the first of their rows."""
-    first = pairs.group_by([TEXT, LANG]).aggregate([(ROW, "min")]).sort_by(f"{ROW}_min")
+    """Return distinct descriptions, in no order, with the first of their rows."""
+    first = pairs.group_by([TEXT, LANG]).aggregate([(ROW, "min")])
     return first.rename_columns({f"{ROW}_min": ROW})
+
+
+def by_key(coded: pa.Table) -> pa.Table:
+    """Return what `Job.code` has returned, with one column to find descriptions by."""
+    return coded.append_column(_KEY, _keys(coded)).drop_columns([TEXT, LANG])
 
 
 def _keys(pairs: pa.Table) -> pa.Array:

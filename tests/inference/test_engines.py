@@ -17,7 +17,7 @@ from models import save_tiny_model
 from histocoder.cli.main import main
 from histocoder.errors import UserError
 from histocoder.inference import engines
-from histocoder.inference.engines import Distinct, Job
+from histocoder.inference.engines import Distinct, Job, by_key
 from histocoder.inference.pairs import LANG, TEXT
 
 
@@ -61,7 +61,7 @@ def test_codes_are_those_of_coder(model: Path):
     table = pa.table({"occ1": ["farmer", None, "baker", "farmer"], "lang": ["x"] * 4})
     job = job_of(model, *table.column_names, language="Danish", mode="greedy", columns="new_")
     (chunk,) = chunks_of(job, table)
-    added = job.add(table, job.code(chunk))
+    added = job.add(table, by_key(job.code(chunk)))
     assert added.column_names == ["occ1", "lang", "pred_lang", *job.new] and added["pred_lang"][0].as_py() == "da"
     rows = added.to_pylist()
     assert rows[0] == rows[3] and rows[0]["new_conf"] > 0 and rows[1]["new_conf"] is None
