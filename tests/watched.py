@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -43,9 +44,12 @@ def watch(args: Sequence[object], *, victim: Callable[[int], bool] | None = None
             stderr=subprocess.STDOUT,
         )
         try:
-            while program.poll() is None and time.monotonic() - started < _SECONDS:
+            for look in itertools.count():
+                if program.poll() is not None or time.monotonic() - started > _SECONDS:
+                    break
                 family = _family(program.pid)
-                most = max(most, sum(map(_bytes, family)))
+                if look % 5 == 0:
+                    most = max(most, sum(map(_bytes, family)))
                 if victim is not None and not was_killed and (found := [pid for pid in family if victim(pid)]):
                     os.kill(found[0], signal.SIGKILL)
                     was_killed = True
