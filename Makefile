@@ -7,7 +7,7 @@ ARGS :=
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all test-browser test-lowest gpu lint format docs bench finetune-ddp clean
+.PHONY: demo test test-all test-browser test-engines test-lowest gpu lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -38,6 +38,13 @@ test-browser: $(VENV)/.installed
 	test -f $(VENV)/axe/package/axe.min.js || (mkdir -p $(VENV)/axe && cd $(VENV)/axe && \
 	  npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz)
 	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py
+
+# Coding on Ray and Spark, training under Ray Train and TorchDistributor: quarter of an hour. Spark needs Java.
+test-engines: $(VENV)/.installed
+	@command -v java || $(shell command -v sudo) apt-get install --yes --no-install-recommends default-jre-headless || \
+	  (echo "Spark needs Java 17 or later, and it can't be installed here: install a JRE and repeat." && false)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,spark]'
+	$(BIN)/python -m pytest -m engines -rs -s tests/test_ray_and_spark.py
 
 # What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
 test-lowest:
