@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,6 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.known import KNOWN, Known
 from histocoder.inference.options import PredictConfig
 from histocoder.inference.parts import Batches
-from histocoder.inference.predictions import Part
 
 _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
 """Of the distinct descriptions whose codes are kept, to be used again in later chunks."""
@@ -51,7 +50,14 @@ class ChunkCoder:
         batches.tell(num_known)
         if new:
             rows_each = (len(pairs) - num_known) / len(new)
-            codes = self._predict(new, told=lambda count: batches.tell(count * rows_each), parts=batches.parts)
+            texts, langs = zip(*new, strict=True)
+            codes = self._code(
+                texts,
+                langs,
+                self._config,
+                progress=lambda count: batches.tell(count * rows_each),
+                parts=batches.parts,
+            )
             self._add(new, codes)
         if self._config.language != "unk":
             lang = pa.repeat(language_code(self._config.language), len(chunk))
@@ -96,12 +102,6 @@ class ChunkCoder:
             if pair not in self._places:
                 new.setdefault(pair, row)
         return new
-
-    def _predict(
-        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part]
-    ) -> pd.DataFrame:
-        texts, langs = zip(*new, strict=True)
-        return self._code(texts, langs, self._config, progress=told, parts=parts)
 
     def _add(self, new: Iterable[tuple[str, str]], codes: pd.DataFrame) -> None:
         start, end = len(self._places), len(self._places) + len(codes)
