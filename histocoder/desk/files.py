@@ -22,7 +22,8 @@ from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
-from histocoder.inference.options import SOURCE_COL, PredictConfig
+from histocoder.inference.file_options import PredictConfig
+from histocoder.inference.options import SOURCE_COL
 from histocoder.inference.predict_file import predict_file
 
 SUFFIXES = (

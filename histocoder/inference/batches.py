@@ -11,24 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.data.normalize import normalize
-from histocoder.data.tokens import join_language, lower_characters, tokenize
-from histocoder.errors import Notice, warn_user
+from histocoder.inference.reading import readings
 from histocoder.model import MixerModel
 
 _ENCODED_AT_ONCE = {"cpu": 64}
 """Descriptions at most: what fits a CPU's caches. Decoding reads all weights at each step, and likes more."""
 _ENCODED_AT_ONCE_ELSEWHERE = 4096
-_LIKE = 1.25
-"""Of a batch the longest description is at most so many times as long as the shortest, where there are enough."""
-
-
-class TextCutWarning(Notice):
-    """Some descriptions are longer than the model reads."""
-
-    def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
-        super().__init__(f"{count:,} descriptions are cut: with the language they are longer than {max_len} {unit}.")
-        self.count, self.max_len, self.unit = count, max_len, unit
 
 
 class Batch(NamedTuple):
@@ -62,22 +50,17 @@ def batches(
         Descriptions of a batch, where there are so many, even if their lengths differ.
     at_most : int
     """
-    config = model.config
-    joined = join_language(normalize(table["text"].tolist(), config.text_normalization), table["lang"].tolist())
-    texts = tokenize(joined, max_len=config.max_len, tokenizer=model.tokenizer)
-    if texts.num_cut:
-        warn_user(TextCutWarning(texts.num_cut, config.max_len, model.tokenizer.unit))
-    order = np.argsort(texts.lengths, kind="stable")
-    lengths, start = texts.lengths[order], 0
-    while start < len(order):
-        alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
-        rows = order[start : min(max(alike, start + at_least), start + at_most)]
-        ids = texts.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-        characters = None
-        if model.linear_expert is not None:
-            characters = torch.from_numpy(lower_characters([joined[row] for row in rows])).to(device)
-        yield Batch(rows, torch.from_numpy(ids).to(device), characters)
-        start += len(rows)
+    read = readings(
+        table["text"].tolist(),
+        table["lang"].tolist(),
+        model.config,
+        model.tokenizer,
+        at_least=at_least,
+        at_most=at_most,
+    )
+    for rows, ids, characters in read:
+        of_linear = None if characters is None else torch.from_numpy(characters).to(device)
+        yield Batch(rows, torch.from_numpy(ids).to(device), of_linear)
 
 
 def encode(model: MixerModel, input_ids: Tensor, *, at_once: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from histocoder.data.languages import language_code
 from histocoder.data.table import strings
 from histocoder.inference.coder import Coder
+from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.known import KNOWN, Known
-from histocoder.inference.options import PredictConfig
 from histocoder.inference.parts import Batches
 
 _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000

@@ -7,15 +7,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from histocoder.config import ALL_LANGUAGES, ModelConfig
-from histocoder.data.languages import same_language
-
-
-def threshold_of(config: ModelConfig, lang: str) -> float:
-    """Return the flat head's threshold for a language; languages that the model does not know are "unk"."""
-    known = lang if not config.languages or same_language(lang, config.languages) else "unk"
-    own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
-    return config.default_threshold if own is None else own
+from histocoder.config import ModelConfig
+from histocoder.inference.options import threshold_of
 
 
 def thresholds_of(config: ModelConfig, langs: pd.Series, given: float | None) -> Tensor:

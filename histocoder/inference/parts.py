@@ -19,8 +19,8 @@ from histocoder.data.output import Output
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.join import Join
-from histocoder.inference.options import PredictConfig
 from histocoder.inference.predictions import load_parts, save_parts
 
 _GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000
@@ -29,6 +29,12 @@ _KEEP_SECONDS = 20.0
 """After which what is coded of a chunk is kept, so that no more is lost."""
 _PART, _BATCHES = ".arrow", ".batches"
 """Suffixes of the files that hold a chunk, and what is coded of one."""
+
+
+def check_free(output: Path, *, overwrite: bool) -> None:
+    """Raise a UserError where an output would be lost."""
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
 
 
 class Parts:
@@ -55,8 +61,7 @@ class Parts:
             Where an output would be lost, or the input can't be read.
         """
         source, output = Path(config.input), self.output
-        if output.exists() and not overwrite:
-            raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+        check_free(output, overwrite=overwrite)
         if source.exists() and output.exists() and output.samefile(source):
             raise UserError("--output is the input itself; choose another.")
         settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}

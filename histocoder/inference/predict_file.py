@@ -19,10 +19,10 @@ from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder
 from histocoder.inference.chunks import ChunkCoder
 from histocoder.inference.coder import Coder
+from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.join import Join
 from histocoder.inference.known import Known
 from histocoder.inference.notices import FileNotices
-from histocoder.inference.options import PredictConfig
 from histocoder.inference.parts import Parts
 
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
@@ -20,7 +21,7 @@ from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained, transformer_layers
 from histocoder.model.prior import Prior, class_blocks
-from histocoder.model.tokenizer import CHARACTERS, Tokenizer
+from histocoder.tokenizers import CHARACTERS, Tokenizer
 
 _MAX_GRAPHS = 32
 """Of a layer: with and without gradients, of one row and more, in each precision."""
@@ -213,7 +214,7 @@ class MixerModel(nn.Module):
         if isinstance(self.encoder, NgramEncoder):
             return self.encoder(input_ids, dtype=self.dtype)
         if isinstance(self.encoder, Canine):
-            trimmed = self.config.mask_memory and input_ids.shape[1] < self.config.max_len
+            trimmed = self.config.mask_memory and not is_exporting() and input_ids.shape[1] < self.config.max_len
             return *self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed), mask
         pooling = "cls" if self.config.pooling == "auto" and self.tokenizer.begins_with_cls else self.config.pooling
         return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask

@@ -15,6 +15,7 @@ from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import ExampleFiles
+from histocoder.data.prepare import held_out
 from histocoder.distributed.launch import node_name
 from histocoder.training.console import Progress, say
 from histocoder.training.data import augmenter_of, open_data
@@ -38,9 +39,10 @@ def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
 
 
 def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
-    """Fit the best model to the validation data as well, now that these have served; all processes call this."""
+    """Fit the best model to the data that have served to measure it as well; all processes call this."""
     run = trainer.run
-    files = replace(train_files, paths=train_files.paths + val_files.paths)
+    corrections = held_out(run.path)
+    files = replace(train_files, paths=train_files.paths + val_files.paths + corrections)
     say(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
     arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
     data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
@@ -56,9 +58,10 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
         save_refitted(run.best, weights, expert)
 
     distributed.run_on_primary(save, doing="saving the model")
+    measured = f"the {len(trainer.val_data):,} of validation{' and the held-out corrections' if corrections else ''}"
     say(
-        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {len(trainer.val_data):,} of "
-        f"validation; the model in {run.path} itself has not seen those."
+        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including {measured}; the model in {run.path} "
+        "itself has not seen those."
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, read_model_config
+from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, read_model_config
 from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER, Checkpoint, checkpoint_bytes
@@ -22,7 +22,7 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
-from histocoder.data.prepare import KEY_FILE
+from histocoder.data.prepare import KEY_FILE, held_out
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, formatter_from_config
@@ -175,7 +175,8 @@ def _finish(
         distributed.run_on_primary(lambda: experts(trainer, val_files), doing="fitting the experts")
     if not config.no_report:
         say("Writing the report: coding the validation data, and comparing with a linear model.")
-        distributed.run_on_primary(lambda: report(trainer, train_files, val_files), doing="writing the report")
+        before = model_before(config)
+        distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
     if isinstance(config, FinetuneConfig) and refits(config, trainer):
         with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
             refit(config, trainer, train_files, val_files)
@@ -253,24 +254,37 @@ def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
         say(f"{BEST_FOLDER}/: {fit_experts(run.best, expert, examples, **settings)}")
 
 
-def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
+def model_before(config: RunConfig) -> Path | None:
+    """Return the model that a run's corrections correct; None without any, or where its form is another program's."""
+    path = Path(config.initial_checkpoint or "")
+    corrects = isinstance(config, FinetuneConfig) and config.corrections and not config.only_encoder
+    return path if corrects and config.initial_checkpoint and is_own_model(path) else None
+
+
+def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, before: Path | None = None) -> None:
     """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
     from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
     from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.evaluation.gain import gain
     from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import comparison, summary
+    from histocoder.evaluation.summary import comparison, gain_in_words, summary
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
     run = trainer.run
-    coder = Coder.from_pretrained(run.path, str(trainer.device), precision=trainer.config.precision)
+    load = partial(Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision)
+    coder = load(run.path)
     examples = val_files.sample(REPORT_ROWS, of=len(trainer.val_data), seed=0)
     baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
     texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
     found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
+    if before is not None:
+        corrections = replace(val_files, paths=paths).read() if (paths := held_out(run.path)) else None
+        right = found.rows[RIGHT_COL].to_numpy(dtype=bool)
+        found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
-    for line in [*summary(found.metrics)[:2], *comparison(found.metrics)]:
+    for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
         say(line)
     say(f"The report is {path}.")
 

@@ -250,7 +250,7 @@ class Trainer:
         )
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
-        if self.state.improves(results):
+        if self.state.improves(results, num_rows=len(self.val_data)):
             self.save_model(self.run.best, doing="saving the best model")
         self.pause(started)
         return results
