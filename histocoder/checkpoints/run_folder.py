@@ -117,8 +117,11 @@ class RunFolder:
 
         Rank 0's part, after all checks.
         """
-        if start_step == 0 and self._args.is_file():
-            self._clear()
+        if start_step == 0 and self._args.is_file():  # prepared data and other files stay
+            for name in _FOLDERS:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for name in _FILES:
+                (self.path / name).unlink(missing_ok=True)
         drop_checkpoints_after(self.path, start_step)
         for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best, self.cache):
             remove_leftovers(part)
@@ -128,13 +131,6 @@ class RunFolder:
                 temporary.write_text(_launcher(), encoding="utf-8")
         with replacing(self._args) as temporary:
             temporary.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-    def _clear(self) -> None:
-        """Delete what training has left; prepared data and other files stay."""
-        for name in _FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
 
     def checkpoint(self, resume: str) -> Checkpoint | None:
         """Call `find_checkpoint` on rank 0, and load the result on every rank; nodes that do not see it receive a copy.
