@@ -120,9 +120,12 @@ class OnnxCoder:
 
         Parameters and result are those of `Coder.predict`.
         """
-        import pandas as pd  # noqa: F401, since the next line's error would not name it
-
-        from histocoder.inference.descriptions import Descriptions
+        try:
+            from histocoder.inference.descriptions import Descriptions  # which needs pandas
+        except ImportError as error:
+            raise UserError(
+                "predict returns a table, which needs pandas. Install it, or use predict_arrays."
+            ) from error
 
         rows = Descriptions.of(texts, lang, languages=self._config.languages)
         prediction = self.predict_arrays(
