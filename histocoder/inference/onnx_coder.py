@@ -37,8 +37,6 @@ NGRAMS_FILE, LINEAR_FILE = "linear_ngrams.onnx", "linear.npz"
 MODES = ("combined", "greedy", "flat")
 _AT_LEAST = 64
 """Descriptions of a batch, even if their lengths differ."""
-_SHARPNESS = 8.0
-"""See `LinearExpert`."""
 
 
 class OnnxCoder:
@@ -254,7 +252,7 @@ class OnnxCoder:
         shares = (tfidf / norm[row]).astype(weight.dtype).astype(np.float32)
         starts = np.searchsorted(row, np.arange(len(characters) + 1))
         sums = [shares[a:b] @ weight[place[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
-        return _SHARPNESS * (np.stack(sums).astype(weight.dtype).astype(np.float32) + bias)
+        return float(self._expert["sharpness"]) * (np.stack(sums).astype(weight.dtype).astype(np.float32) + bias)
 
     @cached_property
     def _decoder(self) -> tuple[Any, Any]:
