@@ -124,6 +124,13 @@ def evaluate(
     return Evaluation(metrics, _rows(examples, decoded).assign(right=right, conf=conf, flat=joined))
 
 
+def right_rows(coder: Coder, examples: Examples) -> np.ndarray:
+    """Return where a model gives exactly the true set of codes, of shape (n,)."""
+    decoded = coder.predict(examples.texts, examples.langs, mode=coder.mode)
+    truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
+    return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
+
+
 def _counts(coder: Coder, examples: Examples, truth: pd.DataFrame, answer: pd.DataFrame) -> dict[str, int]:
     """Return the numbers of rows, of distinct texts, and of rows with codes that are not in the key."""
     return {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,9 +26,20 @@ from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.options import PredictOptions
 from histocoder.inference.predictions import Part, Prediction
 from histocoder.model import MixerModel
-from histocoder.model.devices import check_compiler
-from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
+
+
+class Ranked(NamedTuple):
+    """What `Coder.predict_ranked` finds, for each description."""
+
+    codes: pd.DataFrame
+    """What `Coder.predict` gives."""
+    ranked: pd.DataFrame
+    """With the same columns, codes of the key that decoder, flat head and linear expert propose as the first, those
+    first that all together find most probable."""
+    encodings: np.ndarray
+    """What `Coder.embed` gives."""
 
 
 class Coder:
@@ -167,10 +179,9 @@ class Coder:
         lang : str, or sequence or Series of n
             Language of all, or of each.
         mode : {"combined", "greedy", "flat", "topk", "full"}, optional
-            By default the one that validated best. combined: decoder, flat head and, where the model has one, its
-            linear expert together, codes of the key only. greedy: the sequence decoder, all its blocks. flat: the
-            linear head. topk: the `k` most probable codes of the decoder's first block, exactly. full: the probability
-            there of every code of the key.
+            By default the one that validated best. combined: decoder, flat head and linear expert together, codes of
+            the key only. greedy: the sequence decoder, all its blocks. flat: the linear head. topk: the `k` most
+            probable codes of the decoder's first block, exactly. full: the probability there of every code.
         k : int
             Codes of topk.
         threshold : float, optional
@@ -189,9 +200,8 @@ class Coder:
         -------
         DataFrame
             With the input's index and order. For each code `{system}_1`, `prob_1`, and `desc_1` where the key has
-            descriptions; a missing code is None. `conf` is the probability of the set of codes, in combined, and in
-            greedy in whatever order they are written; elsewhere the best code's. Of full, a column for each code of the
-            key instead.
+            descriptions; a missing code is None. `conf` is the probability of the set of codes in combined and greedy,
+            of the best code elsewhere. For full, a column for each code of the key.
 
         Raises
         ------
@@ -239,9 +249,53 @@ class Coder:
         else:
             prediction.drop_unsure(options.min_confidence)
             frame = prediction.frame(self.system, self.model.config.descriptions)
-        frame = frame.iloc[rows.place]
-        frame.index = rows.index
-        return frame
+        return frame.iloc[rows.place].set_axis(rows.index)
+
+    def predict_ranked(
+        self,
+        texts: str | Sequence[str | None] | pd.Series,
+        lang: str | Sequence[str] | pd.Series = "unk",
+    ) -> Ranked:
+        """Code descriptions in the model's own mode, with what else they may be, encoding each once.
+
+        Parameters
+        ----------
+        texts, lang
+            See `predict`.
+        """
+        rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
+        self._decoding.forget_weights()
+        thresholds = thresholds_of(self.model.config, rows.distinct["lang"], None)
+        at_once, width = RowsAtOnce(self.device), self.formatter.num_blocks
+        codes: list[Part] = []
+        ranked: list[Part] = []
+        encodings = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
+        for places, ids, characters in self._batches(rows.distinct, PredictOptions()):
+            limits = thresholds[places].to(self.device)
+            for some, (chosen, others, pooled) in at_once.each(self._rank_batch, ids, limits, characters):
+                codes.append((places[some], chosen))
+                ranked.append((places[some], others))
+                encodings[places[some]] = pooled
+        of_codes, of_ranked = (
+            Prediction.join(parts, len(rows.distinct), width=width)
+            .frame(self.system, self.model.config.descriptions)
+            .iloc[rows.place]
+            .set_axis(rows.index)
+            for parts in (codes, ranked)
+        )
+        return Ranked(of_codes, of_ranked, encodings[rows.place])
+
+    @torch.inference_mode()
+    def _rank_batch(
+        self, input_ids: Tensor, thresholds: Tensor, characters: Tensor | None
+    ) -> tuple[Prediction, Prediction, np.ndarray]:
+        memory, pooled, mask = self._encode(input_ids)
+        flat_logits = self._computing.classify(pooled)
+        chosen, others = self._decoding.ranked(memory, mask, flat_logits, characters=characters)
+        if self.mode != "combined":
+            decode = self._decoding.of(self.mode, thresholds=thresholds, characters=characters, k=1, constrain=False)
+            chosen = decode(memory, mask, flat_logits)
+        return chosen, others, pooled.float().cpu().numpy()
 
     def _code_distinct(
         self,

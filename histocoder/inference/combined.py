@@ -55,6 +55,10 @@ class Combined(NamedTuple):
     """Of each code, of shape (B, num_blocks)."""
     conf: Tensor
     """Of the set of codes, of shape (B,)."""
+    ranked: Tensor
+    """Places in the key of the candidates for the first code, best first, of shape (B, K); -1 behind the last."""
+    shares: Tensor
+    """Their probabilities, of shape (B, K)."""
 
 
 class CombinedSearch:
@@ -177,6 +181,7 @@ class CombinedSearch:
         codes = torch.full((batch, width), -1, device=self._candidates.device)
         probabilities = torch.full((batch, width), torch.nan, device=self._candidates.device)
         conf = torch.ones(batch, device=self._candidates.device)
+        ranked = of_ranked = codes  # until the first code is voted on
         for number in range(width):
             votes = self.votes(number)
             scores = torch.stack([weights[name] * votes.by_expert[name] for name in votes.by_expert]).sum(0)
@@ -184,6 +189,9 @@ class CombinedSearch:
             if number == 0:  # each row has a code
                 stop = torch.full_like(stop, -torch.inf)
             shares = torch.cat([scores.masked_fill(self._taken, -torch.inf), stop], dim=1).softmax(-1)
+            if number == 0:
+                of_ranked, order = shares[:, :-1].sort(1, descending=True)
+                ranked = self._candidates.gather(1, order).masked_fill(self._taken.gather(1, order), -1)
             best = shares.max(1)
             conf = torch.where(self._going_on, conf * best.values, conf)
             goes_on = self._going_on & (best.indices < scores.shape[1])
@@ -193,4 +201,4 @@ class CombinedSearch:
             self.choose(place, goes_on)
             if not bool(self._going_on.any()) or self._blocks.shape[0] <= number + 1:
                 break
-        return Combined(codes, probabilities, conf)
+        return Combined(codes, probabilities, conf, ranked, of_ranked)

@@ -79,10 +79,17 @@ class Decoding:
     def _combined(
         self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, *, characters: Tensor | None
     ) -> Prediction:
+        return self.ranked(memory, memory_mask, flat_logits, characters=characters)[0]
+
+    def ranked(
+        self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, *, characters: Tensor | None
+    ) -> tuple[Prediction, Prediction]:
+        """Return the answer of all experts together, and the first codes that they considered, the best first."""
         search = self.combined_search(memory, memory_mask, flat_logits, characters=characters)
         equal = dict.fromkeys(search.experts, 1 / len(search.experts))
         found = search.decode(self._model.config.experts or equal)
-        return Prediction(self._named(found.codes), _numpy(found.probabilities), _numpy(found.conf))
+        answer = Prediction(self._named(found.codes), _numpy(found.probabilities), _numpy(found.conf))
+        return answer, Prediction(self._named(found.ranked), _numpy(found.shares), _numpy(found.shares[:, 0]))
 
     def _flat(
         self, _memory: Tensor, _mask: Tensor | None, flat_logits: Tensor, *, thresholds: Tensor | None

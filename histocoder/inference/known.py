@@ -14,12 +14,11 @@ from histocoder.data.examples import Examples
 from histocoder.data.normalize import fold
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
-from histocoder.inference.options import PredictOptions
+from histocoder.inference.options import SOURCE_COL, PredictOptions
 from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"
 """What the column `source` holds."""
-SOURCE_COL = "source"
 
 
 class Answer(NamedTuple):

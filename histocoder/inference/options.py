@@ -1,4 +1,4 @@
-"""What a caller may say about how descriptions are coded."""
+"""How descriptions are coded: the options of a call, and the thresholds of the flat head."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from histocoder.config import ALL_LANGUAGES, ModelConfig
 from histocoder.data.languages import same_language
 from histocoder.errors import UserError
 
+SOURCE_COL = "source"
+"""The column that says who gave a row its codes; see `known`."""
 MODES = ("combined", "greedy", "flat", "topk", "full")
 
 

@@ -120,7 +120,7 @@ def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: P
     out, parts = tmp_path / "out.csv", tmp_path / ".out.csv.parts"
     for other in ("a", "b"):
         with monkeypatch.context() as patched:
-            patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
+            patched.setattr("histocoder.inference.parts.Parts.join", lambda *_, **__: None)
             code(out, "a")
         (parts / "000001.arrow").unlink()
         said = code(out, other)
@@ -152,6 +152,9 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys)
     header, farmer, miner = capsys.readouterr().out.splitlines()
     assert header.split()[-1] == "source" and farmer.split()[1:3] == ["80110", "1.00"]
     assert (farmer.split()[-1], miner.split()[-1]) == ("known", "model")
+    (tmp_path / "run" / "data_held_out.csv").write_text("occ1,lang,hisco_1,hisco_2\nminer,en,95410,\n")
+    predict("--model", best, "--known", "auto", "--language", "en", "FARMER", "miner")
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["source", "known", "known"]
 
 
 @pytest.mark.parametrize(

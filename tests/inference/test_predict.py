@@ -192,6 +192,27 @@ def test_embeddings(coder: Coder):
     assert np.array_equal(vectors[0], vectors[3]) and not np.allclose(vectors[0], vectors[2])
 
 
+@pytest.mark.parametrize("mode", ["combined", "greedy", "flat"])
+def test_alternatives_come_in_one_pass(mode: str, monkeypatch: pytest.MonkeyPatch):
+    model = tiny_model()
+    model.config = replace(model.config, mode=mode)
+    coder, texts = Coder(model, "cpu"), ["farmer", None, "baker", "farmer", "wine and spirit merchant"]
+    expected, pooled = coder.predict(texts, "en"), coder.embed(texts, "en")
+    combined = coder.predict(texts, "en", mode="combined")
+    encoded = []
+    encode = MixerModel.encode
+    monkeypatch.setattr(MixerModel, "encode", lambda model, ids: encoded.append(len(ids)) or encode(model, ids))
+    codes, ranked, encodings = coder.predict_ranked(texts, "en")
+    assert sum(encoded) == 3
+    pd.testing.assert_frame_equal(codes, expected)
+    np.testing.assert_allclose(encodings, pooled, rtol=1e-6)
+    assert ranked["hisco_1"].tolist() == combined["hisco_1"].tolist()
+    np.testing.assert_allclose(ranked["prob_1"], combined["prob_1"])
+    probs = ranked.filter(like="prob_").drop(index=1).to_numpy()
+    assert (np.diff(probs) <= 0).all() and np.allclose(probs.sum(1), 1)
+    assert set(ranked.filter(regex="hisco_").loc[0].dropna()) == set(CODES)  # of eight all are candidates
+
+
 def test_bf16_is_near_and_leaves_the_model_as_it_was(coder: Coder):
     fast = Coder(coder.model, "cpu", precision="bf16")
     texts = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
