@@ -167,29 +167,23 @@ def test_spark_loses_nothing_with_a_worker(village: Path, model: Path, coded_vil
     assert as_csv(tmp_path / "out") == coded_village.read_bytes()
 
 
-@pytest.fixture
-def broken(village: Path, tmp_path: Path) -> Path:
-    """The village with a file that was cut off."""
-    folder = Path(shutil.copytree(village, tmp_path / "broken"))
-    (folder / "part-2.parquet").write_bytes((folder / "part-2.parquet").read_bytes()[:5000])
-    return folder
-
-
 @with_ray
-def test_ray_names_a_broken_file(broken: Path, model: Path, tmp_path: Path):
-    script = (
-        "import sys, ray; from histocoder.ray import code; from histocoder.errors import UserError\n"
-        "try: code(ray.data.read_parquet(sys.argv[1]), sys.argv[2], language_col='lang')\n"
-        "except UserError as error: sys.exit(f'error: {error}')"
-    )
-    ended = watch(["-c", script, broken, model])
-    said = [line for line in ended.output.splitlines() if line.startswith("error: Ray can't read the table: ")]
-    assert ended.status == 1 and len(said) == 1 and "part-2.parquet" in said[0]
+def test_ray_names_a_broken_file(village: Path, model: Path, tmp_path: Path):
+    folder = Path(shutil.copytree(village, tmp_path / "broken"))
+    path = folder / "part-2.parquet"
+    start = pq.read_metadata(path).row_group(0).column(1).data_page_offset  # of the descriptions
+    path.write_bytes(path.read_bytes()[:start] + b"\xff" * 400 + path.read_bytes()[start + 400 :])
+    ended = watch([*predict(folder, model, tmp_path / "out.csv"), "--engine", "ray"])
+    said = [line for line in ended.output.splitlines() if line.startswith("error: ")]
+    assert ended.status == 2 and len(said) == 1 and said[0].startswith("error: Ray can't read the table: ")
+    assert not list(tmp_path.glob("*out.csv*"))
 
 
 @with_spark
-def test_spark_names_a_broken_file(broken: Path, model: Path, tmp_path: Path):
-    ended = watch(["-c", SPARK, broken, model, tmp_path / "out"])
+def test_spark_names_a_broken_file(village: Path, model: Path, tmp_path: Path):
+    folder = Path(shutil.copytree(village, tmp_path / "broken"))
+    (folder / "part-2.parquet").write_bytes((folder / "part-2.parquet").read_bytes()[:5000])
+    ended = watch(["-c", SPARK, folder, model, tmp_path / "out"])
     said = [line for line in ended.output.splitlines() if line.startswith("error: Spark can't read the table: ")]
     assert ended.status == 1 and len(said) == 1 and "part-2.parquet" in said[0]
 
