@@ -351,7 +351,7 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
     with torch.no_grad(), _quiet():
         encoder, start = _Encoder(model), _Start(model)
-        logits, memory, mask = encoder(ids)  # and fills caches, which must not be filled while recording
+        logits, memory, mask = encoder(ids)
         of_memory, *prior = start(memory, logits)
         _write(
             encoder,
@@ -410,9 +410,10 @@ def _write(
     """Export a module; `inputs` are examples by name, each with its axes that vary."""
     examples = tuple(example for example, _ in inputs.values())
     axes = tuple(shape for _, shape in inputs.values())
+    module.eval()(*examples)  # which fills caches that would otherwise keep what is only recorded
     try:
         program = torch.onnx.export(
-            module.eval(),
+            module,
             examples,
             input_names=list(inputs),
             output_names=list(outputs),
