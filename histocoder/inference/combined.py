@@ -11,14 +11,10 @@ from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
 from histocoder.inference.greedy import greedy
+from histocoder.inference.onnx_search import LEAST, NUM_CANDIDATES
 from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
-
-_NUM_CANDIDATES = 8
-"""Codes of a row that the other experts propose; the decoder adds its own."""
-_LEAST = 1e-9
-"""A probability that is not quite 0, so that no expert has a veto."""
 
 
 class Votes(NamedTuple):
@@ -47,7 +43,7 @@ class Belief(NamedTuple):
             found = self.belongs.gather(1, candidates)
         else:
             found = self.shares.gather(1, candidates) * (number + 1)
-        return found.clamp(_LEAST, 1.0)
+        return found.clamp(LEAST, 1.0)
 
 
 class Combined(NamedTuple):
@@ -106,8 +102,8 @@ class CombinedSearch:
         tokens, _ = greedy(decoder, memory, memory_mask, prior, num_tokens=length, block_size=size, trie=trie)
         written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
         same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
-        by_others = torch.stack([belief.shares.clamp(min=_LEAST).log() for belief in beliefs.values()]).sum(0)
-        proposed = by_others.topk(min(_NUM_CANDIDATES, len(self._blocks))).indices
+        by_others = torch.stack([belief.shares.clamp(min=LEAST).log() for belief in beliefs.values()]).sum(0)
+        proposed = by_others.topk(min(NUM_CANDIDATES, len(self._blocks))).indices
         own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
         self._candidates = torch.cat([proposed, own], dim=1)  # (B, K)
         twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
@@ -133,7 +129,7 @@ class CombinedSearch:
         for name, of_expert in self._beliefs.items():
             belief = of_expert.of_next(self._candidates, number)
             by_expert[name] = belief.log()
-            stop[name] = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=_LEAST).log()
+            stop[name] = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=LEAST).log()
         masked = {name: scores.masked_fill(self._taken, -torch.inf) for name, scores in by_expert.items()}
         return Votes(self._candidates, masked, stop)
 

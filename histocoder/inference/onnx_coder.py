@@ -37,8 +37,6 @@ NGRAMS_FILE, LINEAR_FILE = "linear_ngrams.onnx", "linear.npz"
 MODES = ("combined", "greedy", "flat")
 _AT_LEAST = 64
 """Descriptions of a batch, even if their lengths differ."""
-_SHARPNESS = 8.0
-"""See `LinearExpert`."""
 
 
 class OnnxCoder:
@@ -120,9 +118,12 @@ class OnnxCoder:
 
         Parameters and result are those of `Coder.predict`.
         """
-        import pandas as pd  # noqa: F401, since the next line's error would not name it
-
-        from histocoder.inference.descriptions import Descriptions
+        try:
+            from histocoder.inference.descriptions import Descriptions  # which needs pandas
+        except ImportError as error:
+            raise UserError(
+                "predict returns a table, which needs pandas. Install it, or use predict_arrays."
+            ) from error
 
         rows = Descriptions.of(texts, lang, languages=self._config.languages)
         prediction = self.predict_arrays(
@@ -251,7 +252,7 @@ class OnnxCoder:
         shares = (tfidf / norm[row]).astype(weight.dtype).astype(np.float32)
         starts = np.searchsorted(row, np.arange(len(characters) + 1))
         sums = [shares[a:b] @ weight[place[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
-        return _SHARPNESS * (np.stack(sums).astype(weight.dtype).astype(np.float32) + bias)
+        return float(self._expert["sharpness"]) * (np.stack(sums).astype(weight.dtype).astype(np.float32) + bias)
 
     @cached_property
     def _decoder(self) -> tuple[Any, Any]:

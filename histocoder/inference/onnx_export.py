@@ -37,7 +37,7 @@ from histocoder.inference.onnx_coder import (
     OnnxCoder,
 )
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import linear_ngrams
+from histocoder.model.linear_expert import SHARPNESS, linear_ngrams
 from histocoder.model.ngram import NgramEncoder, Ngrams
 from histocoder.model.prior import log_shares
 
@@ -350,16 +350,17 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     batch, words = Dim("batch"), Dim("words")
     num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
     with torch.no_grad(), _quiet():
-        logits, memory, mask = _Encoder(model)(ids)  # and fills caches, which must not be filled while recording
-        of_memory, *prior = _Start(model)(memory, logits)
+        encoder, start = _Encoder(model), _Start(model)
+        logits, memory, mask = encoder(ids)
+        of_memory, *prior = start(memory, logits)
         _write(
-            _Encoder(model),
+            encoder,
             {"input_ids": (ids, {0: batch, 1: num_positions})},
             ("flat_logits", "memory", "memory_mask"),
             folder / ENCODER_FILE,
         )
         _write(
-            _Start(model),
+            start,
             {"memory": (memory, {0: batch, 1: words}), "flat_logits": (logits, {0: batch})},
             ("of_memory", "shares", "blocks")[: 1 + len(prior)],
             folder / START_FILE,
@@ -371,7 +372,7 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
             shape = {0: batch, 1: Dim("characters")}
             _write(_LinearNgrams(), {"characters": (characters, shape)}, ("buckets",), folder / NGRAMS_FILE)
             expert = {name: value.numpy() for name, value in model.linear_expert.state_dict().items()}
-            np.savez(folder / LINEAR_FILE, **expert)
+            np.savez(folder / LINEAR_FILE, sharpness=SHARPNESS, **expert)
 
 
 _STEP_OUTPUTS = ("log_probs", "next.own", "next.visible", "next.left", "next.fits", "next.ended")
@@ -409,9 +410,10 @@ def _write(
     """Export a module; `inputs` are examples by name, each with its axes that vary."""
     examples = tuple(example for example, _ in inputs.values())
     axes = tuple(shape for _, shape in inputs.values())
+    module.eval()(*examples)  # which fills caches that would otherwise keep what is only recorded
     try:
         program = torch.onnx.export(
-            module.eval(),
+            module,
             examples,
             input_names=list(inputs),
             output_names=list(outputs),

@@ -10,7 +10,7 @@ from histocoder.model.ngram import NgramConfig, crossing_ngrams, hashed_ngrams
 
 LINEAR_NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
 """How the n-grams of the linear expert are hashed: in more buckets, since only those that occur are kept."""
-_SHARPNESS = 8.0
+SHARPNESS = 8.0
 """By which its decisions, which are margins of about 1, become log-odds."""
 
 
@@ -66,7 +66,7 @@ class LinearExpert(nn.Module):
         found = F.embedding_bag(
             place, self.weight, first, mode="sum", per_sample_weights=(tfidf / norm[row]).to(self.weight.dtype)
         )
-        return _SHARPNESS * (found.float() + self.bias)
+        return SHARPNESS * (found.float() + self.bias)
 
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
