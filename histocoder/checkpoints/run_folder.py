@@ -33,7 +33,7 @@ from histocoder.checkpoints.training_state import (
 from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
 from histocoder.distributed.launch import launcher, restarts
 from histocoder.distributed.nodes import on_each_node
-from histocoder.distributed.signals import STOP_SIGNALS
+from histocoder.distributed.signals import STOP_SIGNALS, hears_signals
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing
 
@@ -173,7 +173,7 @@ class RunFolder:
         def end(signum: int, _frame: object) -> None:
             raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
 
-        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS}
+        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS if hears_signals()}
         try:
             yield
         except Interrupted as error:
