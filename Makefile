@@ -33,21 +33,21 @@ test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST)
 
 # onnxruntime for browsers, from npm.
-$(ORT_WEB): $(VENV)/.installed
-	mkdir -p $(VENV)/ort $@
+$(ORT_WEB)/ort.wasm.min.mjs: $(VENV)/.installed
+	mkdir -p $(VENV)/ort $(ORT_WEB)
 	cd $(VENV)/ort && npm pack --silent onnxruntime-web@1.22.0 && tar xzf onnxruntime-web-1.22.0.tgz
-	cd $(VENV)/ort/package/dist && cp ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm $(abspath $@)
+	cd $(VENV)/ort/package/dist && cp ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm ort.wasm.min.mjs $(abspath $(ORT_WEB))
 
 # A page that codes what is typed, without a server's help: docs/browser with a model of the sample data.
-browser-page: $(ORT_WEB)
+browser-page: $(ORT_WEB)/ort.wasm.min.mjs
 	test -d demo/best || $(MAKE) demo
 	rm -rf docs/browser/model docs/browser/ort
 	cp -r $(ORT_WEB) docs/browser/ort
 	$(BIN)/histocoder export --model demo/best --onnx docs/browser/model --int8
-	cd docs/browser/model && rm decoder_*.onnx linear*
+	cd docs/browser/model && rm -f decoder_*.onnx linear*
 
 # The page of histocoder serve in Debian's chromium, with axe-core, which checks accessibility; and docs/browser.
-test-browser: $(ORT_WEB)
+test-browser: $(ORT_WEB)/ort.wasm.min.mjs
 	command -v chromedriver || $(shell command -v sudo) apt-get install --yes chromium chromium-driver
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	test -f $(VENV)/axe/package/axe.min.js || (mkdir -p $(VENV)/axe && cd $(VENV)/axe && \

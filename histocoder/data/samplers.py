@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from histocoder.tokenizers import CHARACTERS, Tokenizer
+from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
 
 class Share(NamedTuple):

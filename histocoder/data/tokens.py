@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from histocoder.config import LANG_SEP
-from histocoder.tokenizers import CHARACTERS, Tokenizer
+from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
 UNKNOWN = "unk"
 """The language that is not known, or withheld."""

@@ -20,6 +20,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, coded
+from histocoder.inference.ranked import predict_ranked
 
 NO_OCCUPATION = "-1"
 """HISCO's code."""
@@ -157,7 +158,7 @@ class CodingDesk:
         known_langs = (*self.coder.model.config.languages, "unk")
         langs = [same_language(lang, known_langs) or "unk" for lang in langs]
         with self.turns.one():
-            coded, ranked, encodings = self.coder.predict_ranked(texts, langs)
+            coded, ranked, encodings = predict_ranked(self.coder, texts, langs)
             near = None
             if evidence and self.neighbours is not None and self.neighbours.is_ready:
                 near = self.neighbours.find(encodings)

@@ -1,4 +1,4 @@
-"""Code strings <-> token blocks: HISCO, OCC1950, and codes of any other system."""
+"""Code strings <-> token blocks: HISCO, OCC1950, and codes of any other system; and descriptions as token ids."""
 
 from __future__ import annotations
 

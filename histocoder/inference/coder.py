@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,18 +27,6 @@ from histocoder.inference.predictions import Part, Prediction
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
-
-
-class Ranked(NamedTuple):
-    """What `Coder.predict_ranked` finds, for each description."""
-
-    codes: pd.DataFrame
-    """What `Coder.predict` gives."""
-    ranked: pd.DataFrame
-    """With the same columns, codes of the key that decoder, flat head and linear expert propose as the first, those
-    first that all together find most probable."""
-    encodings: np.ndarray
-    """What `Coder.embed` gives."""
 
 
 class Coder:
@@ -81,14 +68,14 @@ class Coder:
         choose_tf32(dtype, self.device)
         self.model = model.to(self.device).eval()
         # in another precision, a copy: what is saved stays as it was trained
-        self._computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
-        self._computing.dtype = dtype
+        self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
+        self.computing.dtype = dtype
         if compile:
             check_compiler(self.device)
-            self._computing.compile_layers()
+            self.computing.compile_layers()
         self.precision = str(dtype).removeprefix("torch.")
-        self._decoding = Decoding(self.model, self._computing)
-        self.formatter, self.codes = self._decoding.formatter, self._decoding.codes
+        self.decoding = Decoding(self.model, self.computing)
+        self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
         self.system = model.config.system
         self.card = model_card(model.config)
         self._encoded_at_once = encoded_at_once(self.device)
@@ -251,52 +238,6 @@ class Coder:
             frame = prediction.frame(self.system, self.model.config.descriptions)
         return frame.iloc[rows.place].set_axis(rows.index)
 
-    def predict_ranked(
-        self,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series = "unk",
-    ) -> Ranked:
-        """Code descriptions in the model's own mode, with what else they may be, encoding each once.
-
-        Parameters
-        ----------
-        texts, lang
-            See `predict`.
-        """
-        rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
-        self._decoding.forget_weights()
-        thresholds = thresholds_of(self.model.config, rows.distinct["lang"], None)
-        at_once, width = RowsAtOnce(self.device), self.formatter.num_blocks
-        codes: list[Part] = []
-        ranked: list[Part] = []
-        encodings = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-        for places, ids, characters in self._batches(rows.distinct, PredictOptions()):
-            limits = thresholds[places].to(self.device)
-            for some, (chosen, others, pooled) in at_once.each(self._rank_batch, ids, limits, characters):
-                codes.append((places[some], chosen))
-                ranked.append((places[some], others))
-                encodings[places[some]] = pooled
-        of_codes, of_ranked = (
-            Prediction.join(parts, len(rows.distinct), width=width)
-            .frame(self.system, self.model.config.descriptions)
-            .iloc[rows.place]
-            .set_axis(rows.index)
-            for parts in (codes, ranked)
-        )
-        return Ranked(of_codes, of_ranked, encodings[rows.place])
-
-    @torch.inference_mode()
-    def _rank_batch(
-        self, input_ids: Tensor, thresholds: Tensor, characters: Tensor | None
-    ) -> tuple[Prediction, Prediction, np.ndarray]:
-        memory, pooled, mask = self._encode(input_ids)
-        flat_logits = self._computing.classify(pooled)
-        chosen, others = self._decoding.ranked(memory, mask, flat_logits, characters=characters)
-        if self.mode != "combined":
-            decode = self._decoding.of(self.mode, thresholds=thresholds, characters=characters, k=1, constrain=False)
-            chosen = decode(memory, mask, flat_logits)
-        return chosen, others, pooled.float().cpu().numpy()
-
     def _code_distinct(
         self,
         table: pd.DataFrame,
@@ -306,7 +247,7 @@ class Coder:
         parts: list[Part],
     ) -> None:
         """Append to `parts` what they lack of a table's descriptions, batch by batch."""
-        self._decoding.forget_weights()
+        self.decoding.forget_weights()
         coded = {place for places, _ in parts for place in places.tolist()}
         code = partial(self.predict_batch, mode=mode, k=options.k, constrain=bool(options.constrain))
         thresholds = thresholds_of(self.model.config, table["lang"], options.threshold)
@@ -314,7 +255,7 @@ class Coder:
         hidden = None if progress is True and len(table) > options.batch_size else True  # None: without a terminal
         with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
-            for rows, ids, characters in self._batches(table, options):
+            for rows, ids, characters in self.batches(table, options):
                 if coded.issuperset(rows.tolist()):
                     tell(len(rows))
                     continue
@@ -344,9 +285,9 @@ class Coder:
         characters : Tensor of int, of shape (B, L), optional
             See `LinearExpert`; for combined, where the model has one.
         """
-        memory, pooled, memory_mask = self._encode(input_ids)
-        decode = self._decoding.of(mode, thresholds=thresholds, characters=characters, k=k, constrain=constrain)
-        return decode(memory, memory_mask, self._computing.classify(pooled))
+        memory, pooled, memory_mask = self.encode(input_ids)
+        decode = self.decoding.of(mode, thresholds=thresholds, characters=characters, k=k, constrain=constrain)
+        return decode(memory, memory_mask, self.computing.classify(pooled))
 
     @torch.inference_mode()
     def embed(
@@ -361,33 +302,10 @@ class Coder:
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
         at_once = RowsAtOnce(self.device)
-        for places, ids, _ in self._batches(rows.distinct, options):
-            for some, found in at_once.each(lambda some: self._encode(some)[1].float().cpu().numpy(), ids):
+        for places, ids, _ in self.batches(rows.distinct, options):
+            for some, found in at_once.each(lambda some: self.encode(some)[1].float().cpu().numpy(), ids):
                 pooled[places[some]] = found
         return pooled[rows.place]
-
-    @torch.inference_mode()
-    def votes(
-        self, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame
-    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Yield `CombinedSearch.votes_and_truth` of descriptions, batch by batch.
-
-        Parameters
-        ----------
-        texts, langs : sequence of str, of n
-        codes : DataFrame of str, of shape (n, k)
-            The true ones.
-        """
-        place = {code: i for i, code in enumerate(self.codes)}
-        true = np.array([[place.get(code, -1) for code in column] for column in codes.to_numpy(dtype=object)])
-        known = self.model.config.languages
-        langs = [lang if not known or lang in known else "unk" for lang in langs]
-        table = pd.DataFrame({"text": list(texts), "lang": langs})
-        for rows, ids, characters in self._batches(table, PredictOptions()):
-            memory, pooled, mask = self._encode(ids)
-            flat_logits = self._computing.classify(pooled)
-            search = self._decoding.combined_search(memory, mask, flat_logits, characters=characters)
-            yield from search.votes_and_truth(torch.from_numpy(true[rows]).to(memory.device))
 
     def column_names(self, mode: str | None = None, *, k: int = 5) -> list[str]:
         """Return the columns of `predict`."""
@@ -403,8 +321,10 @@ class Coder:
             return len(self.codes)
         return min(k, len(self.codes)) if mode == "topk" else self.formatter.num_blocks
 
-    def _encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return encode(self._computing, input_ids, at_once=self._encoded_at_once)
+    def encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return memory, pooled encodings and the memory's mask; see `MixerModel.encode`."""
+        return encode(self.computing, input_ids, at_once=self._encoded_at_once)
 
-    def _batches(self, table: pd.DataFrame, options: PredictOptions) -> Iterator[Batch]:
+    def batches(self, table: pd.DataFrame, options: PredictOptions) -> Iterator[Batch]:
+        """Yield the batches of a table of `text` and `lang`."""
         return batches(table, self.model, self.device, at_least=self._encoded_at_once, at_most=options.batch_size)

@@ -14,6 +14,7 @@ import numpy as np
 from histocoder.config import ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import formatter_from_config
+from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
 from histocoder.inference.onnx_search import (
     OnnxBelief,
     OnnxStepper,
@@ -26,7 +27,6 @@ from histocoder.inference.onnx_search import (
 from histocoder.inference.options import PredictOptions, threshold_of
 from histocoder.inference.predictions import Prediction
 from histocoder.inference.reading import readings
-from histocoder.tokenizers import CHARACTERS, PretrainedTokenizer
 
 if TYPE_CHECKING:
     import pandas as pd

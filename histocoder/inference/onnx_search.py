@@ -209,15 +209,8 @@ def combined(
     stepper, taken = start(rows), _repeats(candidates)
     newest, parents = np.full((num_rows, 1), BOS), np.zeros((num_rows, 1), dtype=np.int64)
     for number in range(min(num_blocks, len(blocks))):
-        first = stepper.step_tree(newest, parents)[:, 0]
-        of_candidates = blocks[candidates]  # (B, K, size)
-        written = np.take_along_axis(first, of_candidates[..., 0], 1)
-        level = np.zeros_like(candidates)
-        for i in range(1, size):
-            following = stepper.step_tree(of_candidates[..., i - 1], level)
-            written = written + np.take_along_axis(following, of_candidates[..., i : i + 1], 2)[..., 0]
-            level = np.broadcast_to(np.arange(candidates.shape[1]), candidates.shape)
-        scores, stop = weights["decoder"] * written, weights["decoder"] * first[:, PAD]
+        votes = _decoder_votes(stepper, newest, parents, blocks[candidates])
+        scores, stop = (weights["decoder"] * vote for vote in votes)
         for name, of_expert in beliefs.items():
             belief = of_expert.of_next(candidates, number)
             scores = scores + weights[name] * np.log(belief)
@@ -238,6 +231,20 @@ def combined(
         beliefs = {name: belief.rows(on) for name, belief in beliefs.items()}
         stepper.keep(on)
     return codes, probabilities, conf
+
+
+def _decoder_votes(
+    stepper: OnnxStepper, newest: np.ndarray, parents: np.ndarray, blocks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the decoder thinks of codes with the tokens (B, K, size), of shape (B, K), and that there is none."""
+    first = stepper.step_tree(newest, parents)[:, 0]
+    written = np.take_along_axis(first, blocks[..., 0], 1)
+    level = np.zeros_like(blocks[..., 0])
+    for i in range(1, blocks.shape[2]):
+        following = stepper.step_tree(blocks[..., i - 1], level)
+        written = written + np.take_along_axis(following, blocks[..., i : i + 1], 2)[..., 0]
+        level = np.broadcast_to(np.arange(blocks.shape[1]), level.shape)
+    return written, first[:, PAD]
 
 
 def _candidates(start: Start, beliefs: Mapping[str, OnnxBelief], blocks: np.ndarray, *, num_blocks: int) -> np.ndarray:

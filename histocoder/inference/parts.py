@@ -45,10 +45,10 @@ def write_tables(
     """Write tables, one below the other, with the columns of `join` behind each, to where the output is made."""
     rest = iter(tables) if join is None else (join.add(table, output.codes) for table in tables)
     first = next(rest)
-    for notice in output.write(temporary, first.schema, _groups(itertools.chain([first], rest))):
-        say(notice)
-    if join is not None and (notice := join.notice()):
-        say(notice)
+    notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
+    for notice in (*notices, None if join is None else join.notice()):
+        if notice:
+            say(notice)
 
 
 class Parts:

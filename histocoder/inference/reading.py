@@ -11,7 +11,7 @@ from histocoder.config import ModelConfig
 from histocoder.data.normalize import normalize
 from histocoder.data.tokens import join_language, lower_characters, tokenize
 from histocoder.errors import Notice, warn_user
-from histocoder.tokenizers import Tokenizer
+from histocoder.formatters.tokenizers import Tokenizer
 
 _LIKE = 1.25
 """Of a batch the longest description is at most so many times as long as the shortest, where there are enough."""

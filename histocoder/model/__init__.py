@@ -1,5 +1,6 @@
 """Encoder, decoder, and the model made of both."""
 
+from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import (
     PRESETS,
@@ -14,4 +15,3 @@ from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.prior import Prior
 from histocoder.model.tokenizer import check_vocabulary, load_tokenizer
-from histocoder.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length

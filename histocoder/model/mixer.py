@@ -12,6 +12,7 @@ from torch.compiler import is_exporting
 
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
+from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 from histocoder.model.canine import POSITIONS, Canine, CanineLayer, trim_positions
 from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
@@ -21,7 +22,6 @@ from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained, transformer_layers
 from histocoder.model.prior import Prior, class_blocks
-from histocoder.tokenizers import CHARACTERS, Tokenizer
 
 _MAX_GRAPHS = 32
 """Of a layer: with and without gradients, of one row and more, in each precision."""

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 from histocoder.errors import UserError
+from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
 from histocoder.model.canine import Canine
 from histocoder.model.encoder import PRESETS, Encoder, loading, read_encoder_config, reads_characters
 from histocoder.model.ngram import NgramEncoder
-from histocoder.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
 
 
 def load_tokenizer(name: str) -> Tokenizer:

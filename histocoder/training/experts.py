@@ -21,6 +21,7 @@ from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
+from histocoder.inference.options import PredictOptions
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert, ngram_rows
 
@@ -120,13 +121,27 @@ def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
         yield start, torch.from_numpy(lower_characters(data.arrays.texts(rows)))
 
 
+@torch.inference_mode()
+def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by batch."""
+    place = {code: i for i, code in enumerate(coder.codes)}
+    true = np.array([[place.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
+    known = coder.model.config.languages
+    langs = [lang if not known or lang in known else "unk" for lang in examples.langs]
+    for rows, ids, characters in coder.batches(pd.DataFrame({"text": examples.texts, "lang": langs}), PredictOptions()):
+        memory, pooled, mask = coder.encode(ids)
+        flat_logits = coder.computing.classify(pooled)
+        search = coder.decoding.combined_search(memory, mask, flat_logits, characters=characters)
+        yield from search.votes_and_truth(torch.from_numpy(true[rows]).to(memory.device))
+
+
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:
     """Return how much each expert counts: the weights that make the true codes most likely among the candidates.
 
     Parameters
     ----------
     votes : sequence of dict
-        See `Coder.votes`.
+        See `votes_on`.
     is_true : sequence of Tensor of bool
         Rows without any true candidate are left out.
     num_train : int
@@ -216,7 +231,7 @@ def fit_experts(
     model = load_model(folder)
     _set_linear_expert(model, expert)
     coder = Coder(model, str(device), precision=precision)
-    votes, is_true = zip(*coder.votes(examples.texts, examples.langs, examples.codes), strict=True)
+    votes, is_true = zip(*votes_on(coder, examples), strict=True)
     weights = fit_weights(votes, is_true, num_train=num_train)
     model.config = replace(model.config, experts=weights)
     truth, right = code_sets(examples.codes), {}

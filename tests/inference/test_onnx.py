@@ -30,7 +30,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
-from histocoder.model import MixerModel, load_encoder, load_tokenizer
+from histocoder.model import MixerModel, load_encoder, load_tokenizer, ngram
 from histocoder.model.linear_expert import ngram_rows
 from histocoder.model.ngram import NgramConfig, NgramEncoder
 
@@ -53,7 +53,6 @@ def ngram_model() -> MixerModel:
     torch.manual_seed(2)
     encoder = NgramEncoder(NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32))
     formatter = build_formatter("hisco", num_blocks=3)
-    known = ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
     config = ModelConfig(
         encoder=encoder.config.to_diff_dict(),
         formatter=formatter.to_config(),
@@ -66,15 +65,25 @@ def ngram_model() -> MixerModel:
         flat_loss="softmax",
         mode="combined",
         decoder_prior=True,
-        num_linear_features=len(known),
+        num_linear_features=len(known_ngrams()),
         thresholds={"en": 0.1},
     )
     model = MixerModel(config, encoder)
     torch.nn.init.normal_(model.linear_decoder.weight, std=0.5)
     torch.nn.init.normal_(model.decoder.head.weight, std=0.2)
+    return with_linear_expert(model)
+
+
+def known_ngrams() -> torch.Tensor:
+    """The n-grams of some of the texts."""
+    return ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
+
+
+def with_linear_expert(model: MixerModel) -> MixerModel:
+    """The model, its linear expert with random weights."""
     assert model.linear_expert is not None
-    model.linear_expert.buckets = known
-    model.linear_expert.idf = torch.rand(len(known)) + 1
+    model.linear_expert.buckets = known_ngrams()
+    model.linear_expert.idf = torch.rand(len(known_ngrams())) + 1
     model.linear_expert.weight = torch.randn(model.linear_expert.weight.shape).half()
     return model.eval()
 
@@ -90,8 +99,9 @@ def bert_model(folder: Path) -> MixerModel:
         codes=("100", "", "970", "310"),
         target_cols=("occ1950",),
         max_len=32,
+        num_linear_features=len(known_ngrams()),
     )
-    return MixerModel(config, encoder, tokenizer=load_tokenizer(name)).eval()
+    return with_linear_expert(MixerModel(config, encoder, tokenizer=load_tokenizer(name)))
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +115,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         folder = tmp_path_factory.mktemp(kind)
         model = {"canine": tiny_model, "ngram": ngram_model, "bert": lambda: bert_model(folder / "encoder")}[kind]()
         coder, said = Coder(model, "cpu"), []
+        ngram._kinds.cache_clear()  # as in a process of its own
         onnx_export.export(coder, folder / "onnx", examples(), say=said.append)
         assert said[0].startswith(f"Same codes as the model for {len(TEXTS)} descriptions")
         return coder, folder / "onnx"

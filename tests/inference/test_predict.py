@@ -19,6 +19,7 @@ from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.occcanine import save_occcanine
 from histocoder.inference.options import threshold_of
+from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
@@ -202,7 +203,7 @@ def test_alternatives_come_in_one_pass(mode: str, monkeypatch: pytest.MonkeyPatc
     encoded = []
     encode = MixerModel.encode
     monkeypatch.setattr(MixerModel, "encode", lambda model, ids: encoded.append(len(ids)) or encode(model, ids))
-    codes, ranked, encodings = coder.predict_ranked(texts, "en")
+    codes, ranked, encodings = predict_ranked(coder, texts, "en")
     assert sum(encoded) == 3
     pd.testing.assert_frame_equal(codes, expected)
     np.testing.assert_allclose(encodings, pooled, rtol=1e-6)
