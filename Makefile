@@ -8,7 +8,7 @@ GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ORT_WEB := $(VENV)/onnxruntime-web
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo browser-page test test-all test-browser test-lowest gpu lint format docs bench finetune-ddp clean
+.PHONY: demo browser-page test test-all test-browser test-engines test-lowest gpu lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -54,6 +54,13 @@ test-browser: $(ORT_WEB)/ort.wasm.min.mjs
 	  npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz)
 	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js ONNXRUNTIME_WEB=$(abspath $(ORT_WEB)) \
 	  $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py tests/inference/test_onnx_page.py
+
+# Coding on Ray and Spark, training under Ray Train and TorchDistributor: quarter of an hour. Spark needs Java.
+test-engines: $(VENV)/.installed
+	@command -v java || $(shell command -v sudo) apt-get install --yes --no-install-recommends default-jre-headless || \
+	  (echo "Spark needs Java 17 or later, and it can't be installed here: install a JRE and repeat." && false)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,spark]'
+	$(BIN)/python -m pytest -m engines -rs -s tests/test_ray_and_spark.py
 
 # What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
 test-lowest:

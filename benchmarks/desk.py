@@ -127,15 +127,19 @@ def improve(hands: Hands) -> str:
     return hands.text("#improving .columns")
 
 
-def compare(folder: Path, rest: pd.DataFrame, language: str) -> None:
+def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language: str) -> None:
+    before = Coder.from_pretrained(folder / "out" / "best", "cpu").predict(held_out[TEXT], language)[CODE]
+    share = (before == held_out[CODE])[reviewed].mean()
+    print(f"reviewed cards stand for {reviewed.sum():,} of {len(held_out):,} rows, right before: {100 * share:.1f} %")
+    rest = held_out[~reviewed]
     texts, true = rest[TEXT].tolist(), rest[CODE].to_numpy()
-    coders = (Coder.from_pretrained(folder / name / "best", "cpu") for name in ("out", "out-2"))
-    rights = [coder.predict(texts, language)[CODE].to_numpy() == true for coder in coders]
-    before, after = (shares(right, texts) for right in rights)
+    later = Coder.from_pretrained(folder / "out-2" / "best", "cpu").predict(texts, language)[CODE]
+    rights = [before[~reviewed].to_numpy() == true, later.to_numpy() == true]
+    of_before, of_after = (shares(right, texts) for right in rights)
     for kind, number in (("rows", len(texts)), ("texts", len(set(texts)))):
         found = difference_interval(rights[1], rights[0], texts)[kind]
         ends = ", ".join(f"{end} {100 * value:+.1f}" for end, value in found.items())
-        print(f"not reviewed, {number} {kind}: {100 * before[kind]:.1f} % -> {100 * after[kind]:.1f} % ({ends})")
+        print(f"not reviewed, {number} {kind}: {100 * of_before[kind]:.1f} % -> {100 * of_after[kind]:.1f} % ({ends})")
 
 
 def main() -> None:
@@ -184,9 +188,7 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait()
-    stood_for = held_out[TEXT].isin(reviewed)
-    print(f"reviewed cards stand for {stood_for.sum():,} of {len(held_out):,} rows")
-    compare(folder, held_out[~stood_for], language)
+    compare(folder, held_out, held_out[TEXT].isin(reviewed), language)
     print(f"total {sum(times.values()) / 60:.1f} min")
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "histocoder"
 PARTS = (
     *("errors", "files", "config", "tokenizers", "distributed", "formatters", "ops", "model"),
-    *("data", "checkpoints", "inference", "evaluation", "training", "desk", "cli"),
+    *("data", "checkpoints", "inference", "ray", "spark", "evaluation", "training", "desk", "cli"),
 )
 """From the lowest to the highest."""
 ENTRANCES = ("__init__", "__main__")

@@ -33,7 +33,7 @@ from histocoder.checkpoints.training_state import (
 from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
 from histocoder.distributed.launch import launcher, restarts
 from histocoder.distributed.nodes import on_each_node
-from histocoder.distributed.signals import STOP_SIGNALS
+from histocoder.distributed.signals import STOP_SIGNALS, hears_signals
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing
 
@@ -117,8 +117,11 @@ class RunFolder:
 
         Rank 0's part, after all checks.
         """
-        if start_step == 0 and self._args.is_file():
-            self._clear()
+        if start_step == 0 and self._args.is_file():  # prepared data and other files stay
+            for name in _FOLDERS:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for name in _FILES:
+                (self.path / name).unlink(missing_ok=True)
         drop_checkpoints_after(self.path, start_step)
         for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best, self.cache):
             remove_leftovers(part)
@@ -128,13 +131,6 @@ class RunFolder:
                 temporary.write_text(_launcher(), encoding="utf-8")
         with replacing(self._args) as temporary:
             temporary.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-    def _clear(self) -> None:
-        """Delete what training has left; prepared data and other files stay."""
-        for name in _FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
 
     def checkpoint(self, resume: str) -> Checkpoint | None:
         """Call `find_checkpoint` on rank 0, and load the result on every rank; nodes that do not see it receive a copy.
@@ -177,7 +173,7 @@ class RunFolder:
         def end(signum: int, _frame: object) -> None:
             raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
 
-        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS}
+        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS if hears_signals()}
         try:
             yield
         except Interrupted as error:

@@ -78,6 +78,10 @@ class PredictFlags(BatchFlags, ModelFlags):
         metavar="FILE",
     )
     join_sheet: str | None = free(None, f"--join: {SHEET_HELP}", metavar="NAME")
+    engine: str | None = free(None, "code Parquet on a cluster (see docs/engines.md)", choices=("ray",))
+    address: str | None = free(
+        None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
+    )
     compile: bool = free(False, "let torch compile the encoder's layers first")
     columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
     excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
@@ -90,6 +94,10 @@ class PredictFlags(BatchFlags, ModelFlags):
         if self.join and not self.input:
             raise UserError("--join adds columns to a file; give --input and --output.")
         require(not self.join_sheet or bool(self.join), "--join-sheet is for --join; add that, or omit it.")
+        require(self.engine is not None or self.address is None, "--address is for --engine ray; add that, or omit it.")
+        for name in ("known", "compile", "sheet", "texts") if self.engine is not None else ():
+            said = f"--{name} is" if name != "texts" else "Descriptions in the command are"
+            require(not getattr(self, name), f"{said} for one process; omit that, or --engine {self.engine}.")
         of_known = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
         for name in of_known if self.known is None else ():
             if getattr(self, name):
@@ -106,7 +114,9 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(config: PredictFlags) -> None:
     """Code the descriptions, print or write their codes."""
-    device = distributed.start(device=config.device)
+    device = distributed.start(device=config.device if config.engine is None else "cpu")
+    if config.engine is not None:
+        _check_engine(config)
 
     from histocoder.checkpoints.hub import local_folder
     from histocoder.inference.coder import Coder
@@ -152,7 +162,28 @@ def _code_file(
     how = PredictConfig(**_options(config, PredictConfig))
     say(f"Coding in mode {how.mode or coder.mode}.")
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-    predict_file(coder, how, model_id=model_id, known=known, join=join, overwrite=config.overwrite, say=say)
+    engine = None
+    if config.engine is not None:
+        from histocoder.cli.on_ray import tables_on_ray
+
+        num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)
+        where: dict[str, Any] = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
+        engine = partial(tables_on_ray, config=how, model=str(folder), **where)
+    options: dict[str, Any] = {"known": known, "join": join, "overwrite": config.overwrite, "say": say}
+    predict_file(coder, how, model_id=model_id, engine=engine, **options)
+
+
+def _check_engine(config: PredictFlags) -> None:
+    """Raise a UserError where an engine can't code the input, or is not there."""
+    from histocoder.cli.on_ray import check_ray
+    from histocoder.data.table import is_parquet
+
+    if distributed.world_size() > 1:
+        raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
+    source = Path(str(config.input))
+    if not (source.is_dir() or is_parquet(source)):
+        raise UserError(f"--engine ray reads Parquet, and {source} is none. Save it as Parquet, or omit --engine.")
+    check_ray(config.address)
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:

@@ -3,9 +3,7 @@
 from histocoder.config.data import NUM_CODES, DataConfig
 from histocoder.config.model import (
     ALL_LANGUAGES,
-    DEFAULT_THRESHOLDS,
     FLAT_LOSSES,
-    FORMAT_VERSION,
     LANG_SEP,
     MAX_TARGET_LEN,
     MODEL_TYPE,
@@ -23,34 +21,4 @@ from histocoder.config.run import (
     TrainConfig,
 )
 from histocoder.config.settings import Settings, recorded, settings_of
-from histocoder.config.training import NORMALIZATIONS, PRECISIONS, AugmentConfig, FitConfig, StrategyConfig
-
-__all__ = [
-    "ALL_LANGUAGES",
-    "DEFAULT_THRESHOLDS",
-    "FLAT_LOSSES",
-    "FORMAT_VERSION",
-    "LANG_SEP",
-    "MAX_TARGET_LEN",
-    "MODEL_TYPE",
-    "NORMALIZATIONS",
-    "NUM_CODES",
-    "NUM_GREEDY",
-    "PRECISIONS",
-    "RANK_TIMEOUT",
-    "AugmentConfig",
-    "DataConfig",
-    "FinetuneConfig",
-    "FitConfig",
-    "LoaderConfig",
-    "MixerConfig",
-    "ModelConfig",
-    "PrepareConfig",
-    "RunConfig",
-    "Settings",
-    "StrategyConfig",
-    "TrainConfig",
-    "check_target_len",
-    "recorded",
-    "settings_of",
-]
+from histocoder.config.training import NORMALIZATIONS, PRECISIONS, StrategyConfig

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.arrays import ArrayFile, checksum, map_array
-from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.data.examples import ExampleFiles
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
 from histocoder.data.tokens import join_language, ragged, tokenize
@@ -202,7 +202,9 @@ def _write_arrays(
             ends = num_characters + np.cumsum(np.fromiter(map(len, descriptions), dtype=np.int64))
             num_characters += len(characters) // 4
             texts = join_language(descriptions, examples.langs)
-            codes = _code_places(examples, files.formatter.num_blocks, places)
+            codes = np.zeros((len(examples), files.formatter.num_blocks), dtype=np.int64)
+            for i, column in enumerate(examples.codes.columns):
+                codes[:, i] = _places(examples.codes[column].to_numpy(), places) + 1
             arrays["characters"].append(np.frombuffer(characters, dtype="<u4"))
             arrays["offsets"].append(ends)
             arrays["lengths"].append(tokenize(texts, max_len=max_len, tokenizer=tokenizer).lengths)
@@ -232,14 +234,6 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     is_new = np.ones(len(ordered), dtype=bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
     return ordered[is_new]
-
-
-def _code_places(examples: Examples, num_blocks: int, places: dict[str, int]) -> np.ndarray:
-    """See `ExampleArrays.codes`; new codes are added to `places`."""
-    found = np.zeros((len(examples), num_blocks), dtype=np.int64)
-    for i, column in enumerate(examples.codes.columns):
-        found[:, i] = _places(examples.codes[column].to_numpy(), places) + 1
-    return found
 
 
 def _places(values: Sequence[str] | np.ndarray, places: dict[str, int]) -> np.ndarray:

@@ -130,7 +130,8 @@ class OccupationDataset(Dataset):
     ) -> None:
         self.arrays = arrays
         self._formatter, self._classes = formatter, classes
-        self._blocks = _block_table(arrays.code_table, formatter)
+        blocks = formatter.blocks(arrays.code_table).astype(np.int64)
+        self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # of an unused block, and of each code
         self._class_ids = _class_table(arrays.code_table, classes)
         self._max_len, self._pad_to = max_len, pad_to
         self.augmenter = augmenter
@@ -201,11 +202,6 @@ class OccupationDataset(Dataset):
         altered = [augmenter.alter(text, noise, i) for i, text in enumerate(descriptions)]
         langs = [self.arrays.languages[place] for place in self.arrays.langs[share.rows]]
         return join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
-
-
-def _block_table(codes: Sequence[str], formatter: Formatter) -> np.ndarray:
-    """Return the tokens of an unused block and of each code, an array of int64 of shape (1 + n, block_size)."""
-    return np.pad(formatter.blocks(codes).astype(np.int64), ((1, 0), (0, 0)), constant_values=PAD)
 
 
 def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:

@@ -6,12 +6,8 @@ See https://owasp.org/www-community/attacks/CSV_Injection.
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import pyarrow as pa
 import pyarrow.compute as pc
-
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 _RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
 _NUMBER = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"

@@ -240,13 +240,10 @@ class LabelChecker:
             notices.append(f"{self._num_ignored:,} codes stand behind an empty cell of their row and are left out.")
         if self._num_uncoded:
             rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
-            notices.append(f"{self._file.path}: {self._num_uncoded:,} {rows} left out{self._how_to_keep_uncoded()}.")
+            may_keep = self._rules.is_training and self._formatter.system.missing_block is not None
+            how = "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
+            notices.append(f"{self._file.path}: {self._num_uncoded:,} {rows} left out{how * may_keep}.")
         return notices
-
-    def _how_to_keep_uncoded(self) -> str:
-        if self._rules.is_training and self._formatter.system.missing_block is not None:
-            return "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
-        return ""
 
     def _describe_short(self) -> str:
         ways = "add --zero-pad-codes if leading zeros were lost"

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from histocoder.config import LoaderConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
-from histocoder.distributed.signals import leave_signals_to_the_parent
+from histocoder.distributed.signals import hears_signals, leave_signals_to_the_parent
 from histocoder.errors import MachineError
 
 _END_SECONDS = 0.3  # from the end of a process' pipes to its own
@@ -133,5 +133,5 @@ def _merged(batch: Batch) -> Batch:
 
 def _expect_ends() -> None:
     """Workers that end from now on are no errors of their own."""
-    if hasattr(signal, "SIGCHLD"):  # Windows lacks it
+    if hasattr(signal, "SIGCHLD") and hears_signals():  # Windows lacks it
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

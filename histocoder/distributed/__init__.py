@@ -1,6 +1,6 @@
 """Processes that train together: what a launcher says, how they meet, what they tell one another, how they end."""
 
-from histocoder.distributed.collectives import (  # noqa: F401
+from histocoder.distributed.collectives import (
     Ballot,
     broadcaster,
     gather,
@@ -8,9 +8,8 @@ from histocoder.distributed.collectives import (  # noqa: F401
     mean_of_rows,
     reduce_sum,
 )
-from histocoder.distributed.primary import from_primary, run_on_primary, wait_for_all  # noqa: F401
-from histocoder.distributed.process_group import (  # noqa: F401
-    RANK_TIMEOUT,
+from histocoder.distributed.primary import from_primary, run_on_primary, wait_for_all
+from histocoder.distributed.process_group import (
     backend,
     control_group,
     expect_end,

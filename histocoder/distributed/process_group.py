@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +36,8 @@ class Group:
     store: dist.Store
     control: dist.ProcessGroup
     """CPU collectives beside the gradients' ones."""
+    is_adopted: bool = False
+    """Whether somebody else has started the process group, and will end it."""
     calls: int = 0
     """Of `run_on_primary`, counted alike on every rank."""
 
@@ -54,6 +56,8 @@ def start(
     rank_timeout: float = RANK_TIMEOUT,
 ) -> torch.device:
     """Join the other processes, where a launcher started several, and choose this one's device.
+
+    A process group that is there already, such as Ray Train's, is used as it is; who started it watches its processes.
 
     Parameters
     ----------
@@ -75,10 +79,18 @@ def start(
     """
     global _launch, _group, _watch
     _launch = read_launch(local_rank=local_rank)
+    is_there = dist.is_initialized()
+    if is_there:
+        _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
     _check_launcher(required)
     chosen = _choose_device(device)
     if chosen.type == "cuda" and (grouped or _launch.world_size > 1):
         torch.cuda.set_device(chosen)
+    if is_there:
+        if _group is None:
+            theirs = dist.PrefixStore("histocoder", dist.distributed_c10d._get_default_store())
+            _group = Group(theirs, connect(theirs, chosen, _launch), is_adopted=True)
+        return chosen
     store: dist.Store | None = None
     of_watch: dist.Store | None = None
     if _launch.world_size > 1:
@@ -150,7 +162,7 @@ def stop() -> None:
         with suppress(RuntimeError):  # rank 0 has ended, and with it what was shared
             _watch.stop()
     _watch = None
-    if dist.is_initialized():
+    if dist.is_initialized() and not (_group is not None and _group.is_adopted):
         dist.destroy_process_group()
     _group = None
 

@@ -41,7 +41,7 @@ def meet(launch: Launch) -> tuple[dist.Store, dist.Store]:
 
 
 def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.ProcessGroup:
-    """Join the processes that have met, or a single one.
+    """Join the processes that have met, or a single one, unless they have joined.
 
     Gradients go over NCCL between GPUs, all else over the group that is returned.
 
@@ -57,13 +57,14 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     try:
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore("group", store),
-            rank=launch.rank,
-            world_size=launch.world_size,
-            device_id=device if device.type == "cuda" else None,
-        )
+        if not dist.is_initialized():
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", store),
+                rank=launch.rank,
+                world_size=launch.world_size,
+                device_id=device if device.type == "cuda" else None,
+            )
         return dist.new_group(backend="gloo")
     except RuntimeError as error:
         if launch.world_size == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,11 @@ STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SI
 """Windows lacks the last."""
 _AGAIN_SECONDS = 1.0
 """A launcher passes on the Ctrl-C that the terminal has sent already."""
+
+
+def hears_signals() -> bool:
+    """Return whether this is the main thread, which alone may handle signals; Ray Train trains in another."""
+    return threading.current_thread() is threading.main_thread()
 
 
 class StopSignals:
@@ -36,7 +42,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for signum in STOP_SIGNALS:
+        for signum in STOP_SIGNALS if hears_signals() else ():
             self._before[signum] = signal.signal(signum, self._note)
         return self
 

@@ -8,22 +8,7 @@ from typing import Any
 from histocoder.formatters.digits import HISCO, OCC1950
 from histocoder.formatters.formatter import CodeSystem, Formatter
 from histocoder.formatters.general import GeneralCodes
-from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, FIRST_TOKEN, MISSING, PAD, SEP, UNK
-
-__all__ = [
-    "BOS",
-    "CODE_SEP",
-    "EOS",
-    "FIRST_TOKEN",
-    "FORMATTERS",
-    "MISSING",
-    "PAD",
-    "SEP",
-    "UNK",
-    "Formatter",
-    "build_formatter",
-    "formatter_from_config",
-]
+from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD
 
 FORMATTERS = ("hisco", "occ1950", "general")
 

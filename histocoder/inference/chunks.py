@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -10,17 +10,23 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.languages import language_code
-from histocoder.data.table import strings
 from histocoder.inference.coder import Coder
 from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.known import KNOWN, Known
+from histocoder.inference.pairs import LANG, TEXT, pairs_of, with_language
 from histocoder.inference.parts import Batches
 from histocoder.inference.predictions import Part
 
 _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
 """Of the distinct descriptions whose codes are kept, to be used again in later chunks."""
 _DECIMALS = 6
+_CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
+"""Of a chunk at most; a row has a cell for each column of its codes."""
+
+
+def rows_of_chunk(names: Sequence[str]) -> int:
+    """Return how many rows are coded at once, where so many columns are added to each."""
+    return min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
 
 
 class ChunkCoder:
@@ -45,24 +51,34 @@ class ChunkCoder:
 
         `batches` hears what is done, and holds what an interrupted run has done.
         """
-        pairs = self._pairs(chunk)
-        new = self._new(pairs)
-        num_known = len(pairs) - sum(map(new.__contains__, pairs))
-        batches.tell(num_known)
-        if new:
-            rows_each = (len(pairs) - num_known) / len(new)
-            codes = self._predict(new, told=lambda count: batches.tell(count * rows_each), parts=batches.parts)
-            self._add(new, codes)
-        if self._config.language != "unk":
-            lang = pa.repeat(language_code(self._config.language), len(chunk))
-            chunk = chunk.append_column(_free_name("lang", chunk.column_names), lang)
-        rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
-        for name, column in self._output_names.items():
-            kind = pa.float64() if column in self._numbers else pa.string()
-            chunk = chunk.append_column(name, pa.array(self._arrays[column][rows], kind, from_pandas=True))
-        self._forget_surplus()
+        columns = self.columns(self._pairs(chunk), batches.tell, batches.parts)
+        chunk = with_language(chunk, self._config.language)
+        for name, column in columns.items():
+            chunk = chunk.append_column(name, column)
         self._count_known(chunk)
         return chunk
+
+    def columns(
+        self, table: pa.Table, tell: Callable[[float], object] = lambda _: None, parts: list[Part] | None = None
+    ) -> dict[str, pa.Array]:
+        """Return the codes' columns, of the descriptions that `pairs_of` has returned.
+
+        `tell` hears how many rows more are done; `parts` are what an interrupted run has done.
+        """
+        pairs = _tuples(table)
+        new = self._new(pairs)
+        num_known = len(pairs) - sum(map(new.__contains__, pairs))
+        tell(num_known)
+        if new:
+            rows_each = (len(pairs) - num_known) / len(new)
+            self._add(new, self._predict(new, told=lambda count: tell(count * rows_each), parts=parts))
+        rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
+        found = {}
+        for name, column in self._output_names.items():
+            kind = pa.float64() if column in self._numbers else pa.string()
+            found[name] = pa.array(self._arrays[column][rows], kind, from_pandas=True)
+        self._forget_surplus()
+        return found
 
     @property
     def is_full(self) -> bool:
@@ -74,20 +90,15 @@ class ChunkCoder:
         self._count_known(coded)
         if self.is_full:
             return
-        pairs = self._pairs(coded)
+        pairs = _tuples(self._pairs(coded))
         own = range(coded.num_columns - len(self.names), coded.num_columns)
         codes = coded.select(list(own)).to_pandas().set_axis(self.names, axis=1)
         new = self._new(pairs)
         self._add(new, codes.iloc[list(new.values())])
         self._forget_surplus()
 
-    def _pairs(self, chunk: pa.Table) -> list[tuple[str, str]]:
-        """Text and language of each row."""
-        texts = strings(chunk[self._config.input_col]).fill_null("").to_pylist()
-        if self._config.language_col is None:
-            return [(text, self._config.language) for text in texts]
-        langs = strings(chunk[self._config.language_col]).to_pylist()
-        return [(text, lang or "unk") for text, lang in zip(texts, langs, strict=True)]
+    def _pairs(self, chunk: pa.Table) -> pa.Table:
+        return pairs_of(chunk, self._config.input_col, self._config.language_col, self._config.language)
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Return those that are not known, and the row of each where it comes first."""
@@ -98,7 +109,7 @@ class ChunkCoder:
         return new
 
     def _predict(
-        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part]
+        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part] | None
     ) -> pd.DataFrame:
         texts, langs = zip(*new, strict=True)
         return self._code(texts, langs, self._config, progress=told, parts=parts)
@@ -122,5 +133,5 @@ class ChunkCoder:
             self._places.popitem()
 
 
-def _free_name(name: str, taken: list[str]) -> str:
-    return name if name not in taken else _free_name(f"pred_{name}", taken)
+def _tuples(pairs: pa.Table) -> list[tuple[str, str]]:
+    return list(zip(pairs[TEXT].to_pylist(), pairs[LANG].to_pylist(), strict=True))

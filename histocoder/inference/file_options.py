@@ -17,7 +17,8 @@ class PredictConfig(PredictOptions):
     """How a file is coded."""
 
     input: str
-    output: str
+    output: str = ""
+    """Empty where no file is written."""
     input_col: str = "occ1"
     language: str = "unk"
     language_col: str | None = None
@@ -34,7 +35,8 @@ class PredictConfig(PredictOptions):
         if self.language != "unk" and self.language_col is not None:
             raise UserError("Give --language (one for all rows) or --language-col (one for each row), not both.")
         super().__post_init__()
-        check_output(Path(self.output))
+        if self.output:
+            check_output(Path(self.output))
         if self.excel and Path(self.output).suffix.lower() in (*PARQUET, *EXCEL, *LABELLED):
             raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
 

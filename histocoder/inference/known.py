@@ -151,10 +151,7 @@ def coded(examples: Examples) -> Examples:
 
 def _frame(answers: Sequence[Answer], coder: Coder) -> pd.DataFrame:
     """Answers in the columns of predictions."""
-    width = max(len(answer.codes) for answer in answers)
-    codes = np.full((len(answers), width), None, dtype=object)
-    for row, answer in enumerate(answers):
-        codes[row, : len(answer.codes)] = answer.codes
+    codes = pd.DataFrame([answer.codes for answer in answers]).to_numpy(object)
     share = np.array([answer.share for answer in answers])
     probs = np.where(pd.isna(codes), np.nan, share[:, None])
     frame = Prediction(codes, probs, share).frame(coder.system, coder.model.config.descriptions)

@@ -31,10 +31,24 @@ _PART, _BATCHES = ".arrow", ".batches"
 """Suffixes of the files that hold a chunk, and what is coded of one."""
 
 
-def check_free(output: Path, *, overwrite: bool) -> None:
-    """Raise a UserError where an output would be lost."""
+def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> None:
+    """Raise a UserError where writing an output would lose a file."""
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+    if source is not None and source.exists() and output.exists() and output.samefile(source):
+        raise UserError("--output is the input itself; choose another.")
+
+
+def write_tables(
+    output: Output, temporary: Path, tables: Iterable[pa.Table], join: Join | None, *, say: Callable[[str], None]
+) -> None:
+    """Write tables, one below the other, with the columns of `join` behind each, to where the output is made."""
+    rest = iter(tables) if join is None else (join.add(table, output.codes) for table in tables)
+    first = next(rest)
+    for notice in output.write(temporary, first.schema, _groups(itertools.chain([first], rest))):
+        say(notice)
+    if join is not None and (notice := join.notice()):
+        say(notice)
 
 
 class Parts:
@@ -60,10 +74,8 @@ class Parts:
         UserError
             Where an output would be lost, or the input can't be read.
         """
-        source, output = Path(config.input), self.output
-        check_free(output, overwrite=overwrite)
-        if source.exists() and output.exists() and output.samefile(source):
-            raise UserError("--output is the input itself; choose another.")
+        source = Path(config.input)
+        check_free(self.output, overwrite=overwrite, source=source)
         settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
         settings["parts"] = _PART
         path = self.folder / "settings.json"
@@ -123,13 +135,7 @@ class Parts:
                     "again."
                 )
         with self._kept_for_later(output.path) as temporary:
-            chunks = map(pa.feather.read_table, files)
-            rest = chunks if join is None else (join.add(chunk, output.codes) for chunk in chunks)
-            first = next(rest)
-            notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
-        for notice in (*notices, join.notice() if join is not None else None):
-            if notice:
-                say(notice)
+            write_tables(output, temporary, map(pa.feather.read_table, files), join, say=say)
         self.delete()
 
     def _path(self, number: int, suffix: str = _PART) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +16,14 @@ from histocoder.checkpoints.lock import holding
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile, count_rows, is_parquet, open_table
 from histocoder.errors import Interrupted, UserError
-from histocoder.files import make_folder
-from histocoder.inference.chunks import ChunkCoder
+from histocoder.files import make_folder, replacing
+from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
 from histocoder.inference.coder import Coder
 from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.join import Join
 from histocoder.inference.known import Known
 from histocoder.inference.notices import FileNotices
-from histocoder.inference.parts import Parts
-
-_CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
-"""Of a chunk at most; a row has a cell for each column of its codes."""
+from histocoder.inference.parts import Parts, check_free, write_tables
 
 
 def predict_file(
@@ -36,6 +33,7 @@ def predict_file(
     model_id: str,
     known: Known | None = None,
     join: Join | None = None,
+    engine: Callable[[TableFile], Iterator[pa.Table]] | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
@@ -58,6 +56,8 @@ def predict_file(
         Hand-coded descriptions, which keep their codes; a column `source` says which.
     join : Join, optional
         A table whose columns are added by code.
+    engine : callable, optional
+        Yields the input with the columns of its codes, in place of this process.
     overwrite : bool
         Whether to replace an existing output.
     say : callable
@@ -76,17 +76,22 @@ def predict_file(
     chunks = ChunkCoder(coder, config, known=known)
     table, form, num_rows = _open(coder, config, chunks.names, join)
     output, parts = form.path, Parts(form.path)
-    chunk_rows = chunk_rows or min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(chunks.names)))
+    chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
     bar = _progress_bar(num_rows) if bar is None else bar
     distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
-        distributed.run_on_primary(
-            lambda: parts.open(config, settings, overwrite=overwrite, say=say), doing="looking at the input"
-        )
-        with parts.kept_if_any():
-            num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
-        distributed.run_on_primary(lambda: parts.join(form, num_chunks, join, say=say), doing="writing the output")
+        if engine is not None:
+            check_free(output, overwrite=overwrite, source=table.path)
+            with replacing(output) as temporary:
+                write_tables(form, temporary, engine(table), join, say=say)
+        else:
+            distributed.run_on_primary(
+                lambda: parts.open(config, settings, overwrite=overwrite, say=say), doing="looking at the input"
+            )
+            with parts.kept_if_any():
+                num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
+            distributed.run_on_primary(lambda: parts.join(form, num_chunks, join, say=say), doing="writing the output")
     say(f"Coded {config.input} into {output}.")
 
 

@@ -15,24 +15,3 @@ from histocoder.model.ngram import NgramEncoder
 from histocoder.model.prior import Prior
 from histocoder.model.tokenizer import check_vocabulary, load_tokenizer
 from histocoder.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length
-
-__all__ = [
-    "CHARACTERS",
-    "PRESETS",
-    "Decoder",
-    "Encoder",
-    "MixerModel",
-    "MixerOutput",
-    "NgramEncoder",
-    "PretrainedTokenizer",
-    "Prior",
-    "Tokenizer",
-    "check_positions",
-    "check_vocabulary",
-    "is_canine",
-    "is_ngram",
-    "load_encoder",
-    "load_tokenizer",
-    "reads_characters",
-    "trimmed_length",
-]

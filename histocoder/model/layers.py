@@ -50,7 +50,7 @@ def branch(x: Tensor, *modules: nn.Linear) -> tuple[Tensor, ...]:
 
 def branch_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`affine` of `x`, and `x`, as `branch` has them."""
-    if _is_own(x):
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_compiling():
         return _Affine.apply(x, weight, bias)
     return F.linear(x, weight, bias), x
 
@@ -58,11 +58,6 @@ def branch_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Te
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, all of one precision; `x` is of shape (…, in)."""
     return branch_of(x, weight, bias)[0]
-
-
-def _is_own(x: Tensor) -> bool:
-    """Return whether products with `x` are `_Affine`'s."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class _Affine(torch.autograd.Function):

@@ -95,10 +95,12 @@ class Trainer:
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
         """Return what names the batches of training data, and what makes them."""
+        size = self.config.step_size(distributed.world_size())
+        budget = TokenBudget(size, self.model.config.max_len, self.model.tokenizer)
         sampler = BucketSampler(
             data.lengths,
             data.num_target_blocks,
-            batch_size=_global_batch(self.config, self.model),
+            batch_size=size if self.config.tokens_per_batch is None else budget,
             seed=self.config.seed,
             num_replicas=distributed.world_size(),
             rank=distributed.rank(),
@@ -341,10 +343,3 @@ def _by_codes(results: dict[str, float], name: str) -> str:
     """Return an accuracy, and those of rows with one code, two, three or more."""
     parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
     return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
-
-
-def _global_batch(config: TrainConfig, model: MixerModel) -> int | TokenBudget:
-    size = config.step_size(distributed.world_size())
-    if config.tokens_per_batch is None:
-        return size
-    return TokenBudget(size, model.config.max_len, model.tokenizer)

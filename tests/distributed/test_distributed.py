@@ -1,7 +1,9 @@
 import socket
+from pathlib import Path
 
 import pytest
 import torch
+from jobs import assert_same_weights, training, two_ranks
 
 from histocoder.distributed import process_group
 from histocoder.distributed.launch import Launch, node_name, read_launch, slurm_address
@@ -75,3 +77,19 @@ def test_more_processes_than_gpus_are_named_in_a_slurm_step_too(monkeypatch: pyt
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # torchrun's
     with pytest.raises(UserError, match="2 processes were started here, but there are 1 GPUs"):
         process_group._choose_device("auto")
+
+
+def test_a_group_that_is_there_is_adopted(together: Path, tmp_path: Path):
+    script = """
+import sys, threading, torch.distributed as dist
+from histocoder import FinetuneConfig, train
+from histocoder.cli.arguments import parse
+dist.init_process_group("gloo")
+thread = threading.Thread(target=train, args=(parse(FinetuneConfig, sys.argv[1:]),))  # as Ray Train does
+thread.start()
+thread.join()
+dist.barrier()
+dist.destroy_process_group()
+"""
+    two_ranks(["-c", script, *training(tmp_path / "out")[1:]])
+    assert_same_weights(tmp_path / "out", together)

@@ -1,0 +1,38 @@
+"""A table's descriptions and their languages. What workers need for this is read without torch, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from histocoder.data.languages import language_code
+from histocoder.data.table import strings
+
+TEXT, LANG = "histocoder text", "histocoder lang"
+"""Columns of `pairs_of`."""
+
+
+def pairs_of(table: pa.Table, input_col: str, language_col: str | None, language: str) -> pa.Table:
+    """Return the description and the language of each row, the columns `TEXT` and `LANG`."""
+    texts = strings(table[input_col]).fill_null("")
+    if language_col is None:
+        return pa.table({TEXT: texts, LANG: pa.repeat(language, len(table))})
+    langs = strings(table[language_col]).fill_null("")
+    return pa.table({TEXT: texts, LANG: pc.if_else(pc.equal(langs, ""), "unk", langs)})
+
+
+def with_language(table: pa.Table, language: str) -> pa.Table:
+    """Return a table with a column of the language behind its own, where one was given for all rows."""
+    for name, code in column_of_language(table.column_names, language).items():
+        table = table.append_column(name, pa.repeat(code, len(table)))
+    return table
+
+
+def column_of_language(taken: Collection[str], language: str) -> dict[str, str]:
+    """Return the name and the content of the column that `with_language` adds, if it does."""
+    name = "lang"
+    while name in taken:
+        name = f"pred_{name}"
+    return {} if language == "unk" else {name: language_code(language)}

@@ -1,0 +1,115 @@
+"""Code tables on Ray: distinct descriptions by actors, each of which opens the model once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from histocoder.errors import UserError
+from histocoder.inference.engines import ChunkActor, Distinct, Job, by_key, in_a_row, refuse_workers
+
+if TYPE_CHECKING:
+    from ray.data import ActorPoolStrategy, Dataset
+
+
+def code(
+    dataset: Dataset,
+    model: str | Path,
+    *,
+    input_col: str = "occ1",
+    language_col: str | None = None,
+    mode: str | None = None,
+    precision: str = "auto",
+    num_gpus: float | None = None,
+    compute: ActorPoolStrategy | None = None,
+    **options: Any,
+) -> Dataset:
+    """Code a table: add to a dataset what `histocoder predict` adds to a file.
+
+    This call finds the distinct descriptions and codes them; the codes join the rows when the returned dataset is read.
+    Codes and probabilities equal those of `histocoder predict` for rows in the same order, on the same kind of
+    processor.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    model : path
+        Folder of a model that all machines see, or the name of a Hugging Face hub repo.
+    input_col, language_col, mode, precision
+        See the flags of `histocoder predict`.
+    num_gpus : float, optional
+        GPUs of each actor; by default 1 where the cluster has GPUs, else 0.
+    compute : ray.data.ActorPoolStrategy, optional
+        Number of actors; by default up to one for each GPU, else up to one for each CPU.
+    **options
+        `language`, `k`, `threshold`, `constrain`, `min_confidence`, `batch_size` and `columns`: see the flags.
+
+    Returns
+    -------
+    Dataset
+        The columns of `dataset`, then those of the codes.
+
+    Raises
+    ------
+    UserError
+        If Ray, the model or a column is missing, a worker has another version of histocoder, or a file can't be read.
+    """
+    import ray
+
+    resources = ray.cluster_resources()
+    num_gpus = min(1, resources.get("GPU", 0)) if num_gpus is None else num_gpus
+    most = resources.get("GPU", 0) / num_gpus if num_gpus else resources.get("CPU", 1)
+    options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
+    with in_order(dataset):
+        columns = dataset.schema().names
+        job = Job.of(model, columns, device="cuda" if num_gpus else "cpu", precision=precision, **options)
+        _check_nodes(job)
+        distinct = Distinct(job.chunk_rows)
+        texts = dataset.select_columns(job.input_cols)
+        for table in tables(texts.map_batches(job.distinct, batch_size=None, batch_format="pyarrow")):
+            distinct.add(table)
+    coded = ray.data.from_arrow([in_a_row(chunk) for chunk in distinct.chunks()]).map_batches(
+        ChunkActor,
+        fn_constructor_args=(job,),
+        batch_size=1,
+        batch_format="pyarrow",
+        num_gpus=num_gpus,
+        compute=compute or ray.data.ActorPoolStrategy(min_size=1, max_size=max(int(most), 1)),
+    )
+    found = ray.put(by_key(pa.concat_tables(tables(coded))))
+    return dataset.map_batches(lambda table: job.add(table, ray.get(found)), batch_size=None, batch_format="pyarrow")
+
+
+def _check_nodes(job: Job) -> None:
+    """Raise a UserError where a machine of the cluster can't do the work."""
+    import ray
+
+    probe = ray.remote(num_cpus=0)(job.probe())
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    on = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    refuse_workers("Ray", ray.get([probe.options(scheduling_strategy=where).remote() for where in on]))
+
+
+def tables(dataset: Dataset) -> Iterator[pa.Table]:
+    """Yield what a dataset holds."""
+    return dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+
+
+@contextmanager
+def in_order(dataset: Dataset) -> Iterator[None]:
+    """Have Ray keep the order of rows, and say in a sentence what it can't read."""
+    import ray
+
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        cause = str(error).partition("\n\n")[0].strip().splitlines()[-1]  # what it led to stands below it
+        raise UserError(f"Ray can't read the table: {cause}") from error
+    finally:
+        options.preserve_order = before

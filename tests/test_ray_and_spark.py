@@ -1,0 +1,202 @@
+"""Ray and Spark on this machine: a million rows as one process codes them, lost workers, broken files."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import NOTES, TITLES, run, write_table
+from jobs import assert_same_weights, finetune, training
+from watched import Ended, has_torch, runs, watch
+
+from histocoder.data.table import write_csv
+
+pytestmark = [pytest.mark.slow, pytest.mark.engines]
+with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray; make test-engines installs it")
+with_spark = pytest.mark.skipif(
+    find_spec("pyspark") is None or shutil.which("java") is None, reason="needs PySpark and Java; see make test-engines"
+)
+
+SPARK = """
+import sys
+from pyspark.sql import SparkSession
+from histocoder.errors import UserError
+from histocoder.spark import code
+
+source, model, output = sys.argv[1:]
+settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "8", "spark.driver.memory": "2g"}
+spark = SparkSession.builder.master("local[2,4]").config(map=settings).getOrCreate()  # 4: a task's attempts
+try:
+    coded = code(spark.read.parquet(source), model, language_col="lang", precision="fp32")
+except UserError as error:
+    sys.exit(f"error: {error}")
+coded.write.parquet(output)
+"""
+TRAIN = """
+import os, sys
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def fit(flags):
+    from histocoder import FinetuneConfig, train
+    from histocoder.cli.arguments import parse
+
+    train(parse(FinetuneConfig, flags))
+
+trainer = TorchTrainer(
+    fit, train_loop_config=sys.argv[2:], scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path=sys.argv[1])
+)
+trainer.fit()
+"""
+TORCH_DISTRIBUTOR = """
+import sys
+from pyspark.ml.torch.distributor import TorchDistributor
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+TorchDistributor(num_processes=2, local_mode=True, use_gpu=False).run(*sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was trained for some seconds."""
+    folder = tmp_path_factory.mktemp("model")
+    run(*finetune(write_table(folder / "table.csv"), folder / "out", "--max-steps", 60))
+    return folder / "out"
+
+
+def write_archive(folder: Path, rows: int, distinct: int, *, files: int = 8) -> Path:
+    """A folder of Parquet files; a few descriptions are frequent and most of them rare."""
+    rng = np.random.default_rng(0)
+    titles = list(TITLES)
+    texts = [f"{titles[i % 8]}{NOTES[i // 8 % 8]} and {titles[i // 64 % 8]} no {i // 512}" for i in range(distinct)]
+    texts[0] = ""
+    weights = 1 / np.arange(1, distinct + 1) ** 0.8
+    places = np.concatenate([np.arange(distinct), rng.choice(distinct, rows - distinct, p=weights / weights.sum())])
+    places = rng.permutation(places)
+    frame = pd.DataFrame({"id": np.arange(rows), "occ1": np.array(texts, dtype=object)[places]})
+    frame["lang"] = rng.choice(["en", "da", ""], distinct)[places]
+    folder.mkdir()
+    for i, part in enumerate(np.array_split(np.arange(rows), files)):
+        table = pa.Table.from_pandas(frame.iloc[part], preserve_index=False)
+        pq.write_table(table, folder / f"part-{i}.parquet", row_group_size=50_000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A million rows with 20,000 distinct descriptions."""
+    return write_archive(tmp_path_factory.mktemp("archive") / "census", 1_000_000, 20_000)
+
+
+@pytest.fixture(scope="module")
+def village(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty thousand rows with 20,000 distinct descriptions, which take a while to code."""
+    return write_archive(tmp_path_factory.mktemp("village") / "census", 40_000, 20_000, files=4)
+
+
+def predict(source: Path, model: Path, output: Path) -> list[object]:
+    flags = ("--model", model, "--input", source, "--output", output, "--language-col", "lang")
+    return ["-m", "histocoder", "predict", *flags, "--precision", "fp32", "--device", "cpu"]
+
+
+def told(name: str, ended: Ended) -> Ended:
+    """Print what a run took; a run that failed fails the test."""
+    assert ended.status == 0, ended.output
+    print(f"\n{name}: {ended.seconds:.0f} s, {ended.gigabytes:.1f} GB")
+    return ended
+
+
+@pytest.fixture(scope="module")
+def coded(archive: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive as one process codes it."""
+    output = tmp_path_factory.mktemp("coded") / "one.csv"
+    told("one process, a million rows", watch(predict(archive, model, output)))
+    return output
+
+
+@pytest.fixture(scope="module")
+def coded_village(village: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("coded") / "one.csv"
+    run(*predict(village, model, output))
+    return output
+
+
+def as_csv(folder: Path) -> bytes:
+    """What Spark has written, in the order of the archive, as `predict` writes CSV."""
+    path = folder.with_suffix(".csv")
+    write_csv(pq.read_table(folder).sort_by("id"), path)
+    return path.read_bytes()
+
+
+@with_ray
+def test_ray_codes_as_one_process_does(archive: Path, model: Path, coded: Path, tmp_path: Path):
+    output = tmp_path / "ray.csv"
+    told("Ray, a million rows", watch([*predict(archive, model, output), "--engine", "ray"]))
+    assert output.read_bytes() == coded.read_bytes()
+
+
+@with_spark
+def test_spark_codes_as_one_process_does(archive: Path, model: Path, coded: Path, tmp_path: Path):
+    told("Spark, a million rows", watch(["-c", SPARK, archive, model, tmp_path / "out"]))
+    assert as_csv(tmp_path / "out") == coded.read_bytes()
+
+
+@with_ray
+def test_ray_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
+    output = tmp_path / "ray.csv"
+    command = [*predict(village, model, output), "--engine", "ray"]
+    ended = watch(command, victim=lambda pid: runs(pid, "ray::MapWorker(MapBatches(ChunkActor)).submit"))
+    assert ended.was_killed and ended.status == 0, ended.output
+    assert output.read_bytes() == coded_village.read_bytes()
+
+
+@with_spark
+def test_spark_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
+    command = ["-c", SPARK, village, model, tmp_path / "out"]
+    ended = watch(command, victim=lambda pid: runs(pid, "pyspark.daemon") and has_torch(pid))
+    assert ended.was_killed and ended.status == 0, ended.output
+    assert as_csv(tmp_path / "out") == coded_village.read_bytes()
+
+
+@with_ray
+def test_ray_names_a_broken_file(village: Path, model: Path, tmp_path: Path):
+    folder = Path(shutil.copytree(village, tmp_path / "broken"))
+    path = folder / "part-2.parquet"
+    start = pq.read_metadata(path).row_group(0).column(1).data_page_offset  # of the descriptions
+    path.write_bytes(path.read_bytes()[:start] + b"\xff" * 400 + path.read_bytes()[start + 400 :])
+    ended = watch([*predict(folder, model, tmp_path / "out.csv"), "--engine", "ray"])
+    said = [line for line in ended.output.splitlines() if line.startswith("error: ")]
+    assert ended.status == 2 and len(said) == 1 and said[0].startswith("error: Ray can't read the table: ")
+    assert not list(tmp_path.glob("*out.csv*"))
+
+
+@with_spark
+def test_spark_names_a_broken_file(village: Path, model: Path, tmp_path: Path):
+    folder = Path(shutil.copytree(village, tmp_path / "broken"))
+    (folder / "part-2.parquet").write_bytes((folder / "part-2.parquet").read_bytes()[:5000])
+    ended = watch(["-c", SPARK, folder, model, tmp_path / "out"])
+    said = [line for line in ended.output.splitlines() if line.startswith("error: Spark can't read the table: ")]
+    assert ended.status == 1 and len(said) == 1 and "part-2.parquet" in said[0]
+
+
+@with_ray
+def test_ray_train_trains_as_torchrun_does(together: Path, tmp_path: Path):
+    ended = watch(["-c", TRAIN, tmp_path / "ray", *training(tmp_path / "out")[1:]])
+    assert ended.status == 0, ended.output
+    assert_same_weights(tmp_path / "out", together)
+
+
+@with_spark
+def test_torch_distributor_trains_as_torchrun_does(together: Path, tmp_path: Path):
+    ended = watch(["-c", TORCH_DISTRIBUTOR, *training(tmp_path / "out")])
+    assert ended.status == 0, ended.output
+    assert_same_weights(tmp_path / "out", together)

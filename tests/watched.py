@@ -1,0 +1,93 @@
+"""Programs that start others, as engines do: what they take together, and a process among them that is killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from conftest import ROOT, environment
+from jobs import children_of
+
+_SECONDS = 900.0
+
+
+class Ended(NamedTuple):
+    """How a program ended."""
+
+    status: int
+    output: str
+    """Standard output and error."""
+    seconds: float
+    gigabytes: float
+    """Most memory of its processes together, where shared pages count once."""
+    was_killed: bool
+    """Whether a process was found to kill."""
+
+
+def watch(args: Sequence[object], *, victim: Callable[[int], bool] | None = None, **env: str) -> Ended:
+    """Run a Python with these arguments to its end; kill the first process that it started for which `victim` holds."""
+    started, most, was_killed = time.monotonic(), 0, False
+    with tempfile.TemporaryFile("w+") as output:
+        program = subprocess.Popen(
+            [sys.executable, *map(str, args)],
+            cwd=ROOT,
+            env=environment(PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable, RAY_USAGE_STATS_ENABLED="0", **env),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            for look in itertools.count():
+                if program.poll() is not None or time.monotonic() - started > _SECONDS:
+                    break
+                family = _family(program.pid)
+                if look % 5 == 0:
+                    most = max(most, sum(map(_bytes, family)))
+                if victim is not None and not was_killed and (found := [pid for pid in family if victim(pid)]):
+                    os.kill(found[0], signal.SIGKILL)
+                    was_killed = True
+                time.sleep(0.2)
+        finally:
+            family = _family(program.pid)
+            for pid in family if program.poll() is None else ():
+                os.kill(pid, signal.SIGKILL)
+        seconds = time.monotonic() - started
+        output.seek(0)
+        return Ended(program.wait(), output.read(), seconds, most / 1e9, was_killed)
+
+
+def runs(pid: int, *words: str) -> bool:
+    """Return whether the command of a process contains all these words."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return False
+    return all(word in command for word in words)
+
+
+def has_torch(pid: int) -> bool:
+    """Return whether a process has loaded torch."""
+    try:
+        return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it has started, and these."""
+    return [pid, *(other for child in children_of(pid) for other in _family(child))]
+
+
+def _bytes(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return 1024 * int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1])
