@@ -51,7 +51,7 @@ def coded(pairs: pa.Table) -> pa.Table:
 
 def measure(rows: int, distinct: int) -> None:
     """Print seconds and memory of one size."""
-    job = Job("", {"input_col": "occ1", "language_col": "lang"}, "cpu", "fp32", [], CODES, 10_000)
+    job = Job("", {"input_col": "occ1", "language_col": "lang"}, "cpu", "fp32", CODES, 10_000)
     found, seconds = Distinct(job.chunk_rows), np.zeros(3)
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(rows // BLOCK_ROWS):

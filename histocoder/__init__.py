@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:  # so that importing a part does not import torch and transformers
+    if name == "Coder" and importlib.util.find_spec("torch") is None:  # then exported models run all the same
+        return importlib.import_module("histocoder.inference.onnx_coder").OnnxCoder
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,8 @@
 """The ways in which a run ends early on purpose, and what it says on its way."""
 
+import sys
+import warnings
+
 
 class UserError(ValueError):
     """A mistake that the user can fix: ends the program with exit code 2 and this message, without a traceback."""
@@ -15,6 +18,14 @@ class MachineError(Exception):
 
 class Notice(UserWarning):
     """Something about the user's data or machine that changes what comes out; scripts say it without where it arose."""
+
+
+def warn_user(notice: Notice) -> None:
+    """Issue a notice as from the line outside the package that has led to it."""
+    package, level = __name__.partition(".")[0], 1
+    while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == package:
+        level += 1
+    warnings.warn(notice, stacklevel=level + 1)
 
 
 def shown(text: str) -> str:

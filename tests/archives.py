@@ -1,4 +1,4 @@
-"""Files of descriptions that are to be coded."""
+"""Tables, and files of descriptions that are to be coded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import Any
 import pandas as pd
 
 from histocoder.checkpoints.model_files import load_model
+from histocoder.data.table import Table, open_table
 from histocoder.inference.coder import Coder
-from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.file_options import PredictConfig
+from histocoder.inference.predict_file import predict_file
 
 TEXTS = ["farmer", "baker, retired", 'the "old" smith', "", "væver\nog husmand", "shoe maker", "nan"]
+
+
+def read_table(path: Path, columns: list[str]) -> Table:
+    """Some columns of a table, at once."""
+    return open_table(path, columns).read(columns)
 
 
 def write_archive(path: Path, rows: int) -> pd.DataFrame:

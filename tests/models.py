@@ -13,7 +13,7 @@ from histocoder.data.examples import Examples
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, load_encoder
-from histocoder.model.precision import has_bf16
+from histocoder.model.devices import has_bf16
 
 CODES = ("-1", "01110", "41025", "61110", "61115", "77610", "80110", "95410")
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "histocoder"
 PARTS = (
-    *("errors", "files", "config", "distributed", "formatters", "ops", "model"),
+    *("errors", "files", "config", "tokenizers", "distributed", "formatters", "ops", "model"),
     *("data", "checkpoints", "inference", "ray", "spark", "evaluation", "training", "desk", "cli"),
 )
 """From the lowest to the highest."""

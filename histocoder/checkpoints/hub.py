@@ -46,11 +46,6 @@ def model_card(
     )
 
 
-def with_remark(card: str, remark: str) -> str:
-    """Return a model card with a sentence added to what it says of accuracy."""
-    return card.replace("\n## What it is", f"\n{remark}\n\n## What it is", 1)
-
-
 def write_card(folder: Path, card: str) -> None:
     """Write a model's README.md."""
     with replacing(folder / CARD_FILE) as temporary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -64,14 +65,19 @@ class TrainState:
     results: dict[str, float] | None = None
     """The validation results at this step, if it was validated."""
 
-    def improves(self, results: dict[str, float]) -> bool:
-        """Record a validation; return whether its model is the best so far, by accuracy, then by loss."""
+    def improves(self, results: dict[str, float], *, num_rows: int) -> bool:
+        """Record a validation on so many rows; return whether its model is the best so far.
+
+        It is unless an earlier one was more often right by more than a standard error: of models that validation can't
+        tell apart the last was trained at the lowest learning rate.
+        """
         accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
         if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
             self.best_accuracy, self.best_val_loss, self.num_worse = accuracy, loss, 0
-            return True
-        self.num_worse += 1
-        return False
+        else:
+            self.num_worse += 1
+        share = self.best_accuracy / 100
+        return accuracy >= self.best_accuracy - 100 * math.sqrt(share * (1 - share) / num_rows)
 
 
 @dataclass

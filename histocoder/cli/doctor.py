@@ -24,9 +24,8 @@ from histocoder import distributed
 from histocoder.cli.model_flags import add_command
 from histocoder.errors import UserError
 from histocoder.files import make_folder
-from histocoder.model.devices import check_compiler, device_name
+from histocoder.model.devices import check_compiler, device_name, has_bf16
 from histocoder.model.encoder import hub_answers
-from histocoder.model.precision import has_bf16
 from histocoder.ops import kernels
 from histocoder.ops.memory import total_bytes
 from histocoder.training.console import say

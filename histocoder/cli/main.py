@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from histocoder.cli import convert, doctor, evaluate, predict, review, serve
+from histocoder.cli import convert, doctor, evaluate, export, predict, review, serve
 from histocoder.cli.parser import Parser
 from histocoder.cli.script import run_script
 
@@ -31,7 +31,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text in _SCRIPTS.items():
         commands.add_parser(name, help=text, description=text, config=False)
-    for command in (predict, evaluate, review, serve, convert, doctor):
+    for command in (predict, evaluate, review, serve, export, convert, doctor):
         command.add(commands)
     return parser
 

@@ -69,7 +69,13 @@ def add_command(
 
 
 def training_files(
-    path: Path, coder: Coder, rules: LabelRules, *, input_col: str, language_col: str | None
+    path: Path,
+    coder: Coder,
+    rules: LabelRules,
+    *,
+    input_col: str,
+    language_col: str | None,
+    sheet: str | None = None,
 ) -> tuple[ExampleFiles, bool]:
     """Return a file of training data, and whether it has a column of languages.
 
@@ -79,7 +85,7 @@ def training_files(
     from histocoder.data.table import open_table
 
     languages = (language_col or LANG_COL, LANG_COL)
-    header = open_table(path, (), optional=(input_col, TEXT_COL, *languages)).header
+    header = open_table(path, (), optional=(input_col, TEXT_COL, *languages), sheet=sheet).header
     text_col = TEXT_COL if TEXT_COL in header and input_col not in header else input_col
     lang_col = next((name for name in languages if name in header), None)
     files = ExampleFiles(
@@ -90,6 +96,7 @@ def training_files(
         language_col=lang_col or LANG_COL,
         language=None if lang_col else "unk",
         rules=rules,
+        sheet=sheet,
     )
     return files, lang_col is not None
 

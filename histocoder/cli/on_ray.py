@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from histocoder.data.table import TableFile, is_parquet
 from histocoder.errors import UserError
-from histocoder.inference.predict_file import PredictConfig
+from histocoder.inference.file_options import PredictConfig
 from histocoder.ray import code, in_order, tables
 
 _SECONDS = 10.0

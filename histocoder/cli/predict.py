@@ -26,7 +26,7 @@ from histocoder.cli.model_flags import (
     run_of,
     training_files,
 )
-from histocoder.config.settings import free
+from histocoder.config.settings import free, require
 from histocoder.data import languages
 from histocoder.errors import Interrupted, UserError
 from histocoder.training.console import say
@@ -63,9 +63,10 @@ class PredictFlags(BatchFlags, ModelFlags):
     constrain: bool = free(False, "greedy: only codes of the model's key")
     known: str | None = free(
         None,
-        "hand-coded descriptions, which get those codes instead of the model's; auto: the run's data_train.csv",
+        "hand-coded descriptions, which get those codes instead of the model's; auto: those of the run",
         metavar="FILE|auto",
     )
+    known_sheet: str | None = free(None, f"--known: {SHEET_HELP}", metavar="NAME")
     known_exact: bool = free(False, "--known: compare descriptions letter by letter, case and blanks included")
     zero_pad_codes: bool = free(False, "--known: give codes of digits their leading zeros back")
     allow_codes_shorter_than_block_size: bool = free(
@@ -80,6 +81,7 @@ class PredictFlags(BatchFlags, ModelFlags):
     address: str | None = free(
         None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
     )
+    join_sheet: str | None = free(None, f"--join: {SHEET_HELP}", metavar="NAME")
     compile: bool = free(False, "let torch compile the encoder's layers first")
     columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
     excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
@@ -97,7 +99,8 @@ class PredictFlags(BatchFlags, ModelFlags):
             if getattr(self, name):
                 said = f"--{name} is" if name != "texts" else "Descriptions in the command are"
                 raise UserError(f"{said} for one process; omit that, or --engine {self.engine}.")
-        of_known = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
+        require(not self.join_sheet or bool(self.join), "--join-sheet is for --join; add that, or omit it.")
+        of_known = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
         for name in of_known if self.known is None else ():
             if getattr(self, name):
                 raise UserError(f"--{name.replace('_', '-')} is for --known; add that, or omit it.")
@@ -119,7 +122,11 @@ def run(config: PredictFlags) -> None:
 
     from histocoder.checkpoints.hub import local_folder
     from histocoder.inference.coder import Coder
+    from histocoder.inference.options import PredictOptions
+    from histocoder.inference.parts import check_free
 
+    if config.output not in (None, "-"):
+        check_free(Path(config.output), overwrite=config.overwrite)  # before the model is read, which takes a while
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None
     coder = Coder.from_pretrained(
@@ -130,14 +137,15 @@ def run(config: PredictFlags) -> None:
         with _standard_streams(config.input, config.output) as (source, output, say):
             _code_file(coder, folder, replace(config, input=source, output=output), known, say)
         return
-    options = {name: getattr(config, name) for name in ("mode", "k", "threshold", "min_confidence", "batch_size")}
-    options["constrain"] = config.constrain or None
-    texts = list(config.texts)
-    if known is not None:
-        table = known.predict(coder, texts, [config.language] * len(texts), **options)
-    else:
-        table = coder.predict(texts, config.language, **options)
-    _print_table(texts, table)
+    code = coder.code if known is None else partial(known.code, coder)
+    texts, langs = list(config.texts), [config.language] * len(config.texts)
+    _print_table(texts, code(texts, langs, PredictOptions(**_options(config, PredictOptions))))
+
+
+def _options(config: PredictFlags, of: type) -> dict[str, Any]:
+    """Return the fields of a class of options as the flags give them."""
+    options = {field.name: getattr(config, field.name) for field in fields(of)}
+    return {**options, "constrain": config.constrain or None}  # a flag that is not given is no wish
 
 
 def _code_file(
@@ -145,13 +153,16 @@ def _code_file(
 ) -> None:
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
+    from histocoder.inference.file_options import PredictConfig
     from histocoder.inference.join import Join
-    from histocoder.inference.predict_file import PredictConfig, predict_file
+    from histocoder.inference.predict_file import predict_file
 
-    join = Join(Path(config.join), system=coder.system, codes=coder.codes) if config.join else None
-    own = {field.name: getattr(config, field.name) for field in fields(PredictConfig)}
-    how = PredictConfig(**{**own, "mode": config.mode or coder.mode})
-    say(f"Coding in mode {how.mode}.")
+    join = None
+    if config.join:
+        with _naming_sheets("--join-sheet"):
+            join = Join(Path(config.join), system=coder.system, codes=coder.codes, sheet=config.join_sheet)
+    how = PredictConfig(**_options(config, PredictConfig))
+    say(f"Coding in mode {how.mode or coder.mode}.")
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
     engine = None
     if config.engine is not None:
@@ -194,17 +205,27 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
 def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
     """Read hand-coded descriptions, and say what there is to know of them."""
     from histocoder.data.labels import LabelRules
+    from histocoder.data.prepare import held_out
     from histocoder.data.table import fingerprint
     from histocoder.inference.known import Known, coded
 
     short = config.allow_codes_shorter_than_block_size or config.known == "auto"
     rules = LabelRules(config.zero_pad_codes, short, True)
-    files, has_languages = training_files(
-        path, coder, rules, input_col=config.input_col, language_col=config.language_col
-    )
+    with _naming_sheets("--known-sheet"):
+        files, has_languages = training_files(
+            path,
+            coder,
+            rules,
+            input_col=config.input_col,
+            language_col=config.language_col,
+            sheet=config.known_sheet,
+        )
+    if config.known == "auto":
+        files = replace(files, paths=(path, *held_out(path.parent)))
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     read = f"{files.input_col} {files.language_col} {rules} {settings}"
-    known = Known(f"{fingerprint(path)} {read}", languages=coder.model.config.languages, **settings)
+    sources = " ".join(map(fingerprint, files.paths))
+    known = Known(f"{sources} {read}", languages=coder.model.config.languages, **settings)
     for examples in files.chunks(say=say):
         known.add(coded(examples))
     if number := known.num_contradictory:
@@ -213,6 +234,15 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
             "frequent ones the first in the file."
         )
     return known
+
+
+@contextmanager
+def _naming_sheets(flag: str) -> Iterator[None]:
+    """Name the flag that chooses a sheet, in what is said of workbooks other than --input."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("--sheet", flag)) from error
 
 
 @contextmanager

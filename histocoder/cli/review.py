@@ -42,21 +42,24 @@ def run(config: ReviewFlags) -> None:
     from histocoder.checkpoints.hub import local_folder
     from histocoder.checkpoints.model_files import read_model_config
     from histocoder.checkpoints.run_folder import ARGS_FILE
-    from histocoder.evaluation.review import next_step, review
+    from histocoder.evaluation.review import Columns, next_step, review
 
     folder = local_folder(config.model)
     run = run_of(folder)
     has_run = (run / ARGS_FILE).is_file()
     settings = yaml.safe_load((run / ARGS_FILE).read_text(encoding="utf-8")) if has_run else {}
-    columns = ((config.input_col, settings.get("input_col")), (config.language_col, settings.get("language_col")))
+    names = ((config.input_col, settings.get("input_col")), (config.language_col, settings.get("language_col")))
+    columns = Columns(
+        config.input_col,
+        config.language_col,
+        target_cols=read_model_config(folder).target_cols,
+        renamed={here: there for here, there in names if here and there},
+    )
     review(
         Path(config.predictions),
         Path(config.output),
         budget=config.budget,
-        input_col=config.input_col,
-        language_col=config.language_col,
-        target_cols=read_model_config(folder).target_cols,
-        renamed={here: there for here, there in columns if here and there},
+        columns=columns,
         overwrite=config.overwrite,
         sheet=config.sheet,
         raw=config.raw,

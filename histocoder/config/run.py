@@ -181,8 +181,8 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
         scale = self.step_size(num_processes) / self.base_batch_size if self.scale_lr else growth**0.5
         names = ("learning_rate", "encoder_learning_rate", "table_learning_rate")
         rates = {name: getattr(self, name) and getattr(self, name) * scale for name in names}
-        batch_size = self.batch_size * growth
-        return replace(self, **rates, batch_size=batch_size, max_epoch_steps=0, scale_lr=False)
+        size, stride = self.batch_size * growth, self.decoder_stride * growth
+        return replace(self, **rates, batch_size=size, decoder_stride=stride, max_epoch_steps=0, scale_lr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

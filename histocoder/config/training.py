@@ -12,7 +12,7 @@ MAX_SEED = 2**32 - 1
 NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")
 """See `data.normalize`."""
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-"""See `model.precision`."""
+"""See `model.devices`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +99,12 @@ class FitConfig(Settings):
         "grow with its square root; 0: never (default: by the recipe; 0 with --batch-size or --learning-rate)",
         metavar="N",
         at_least=0,
+    )
+    decoder_stride: int = fixed(
+        1,
+        "the decoder learns from every N-th row of a batch; N doubles whenever --max-epoch-steps doubles the batch",
+        metavar="N",
+        at_least=1,
     )
     gradient_accumulation_steps: int = free(
         1, "batches of a step, on each process: as one batch N times as large, in less memory", metavar="N", at_least=1

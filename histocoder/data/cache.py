@@ -21,7 +21,7 @@ from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
 from histocoder.data.tokens import join_language, ragged, tokenize
 from histocoder.files import make_folder, temporary_folder
-from histocoder.model.tokenizer import CHARACTERS, Tokenizer
+from histocoder.tokenizers import CHARACTERS, Tokenizer
 
 CACHE_FILE, CACHE_VERSION = "cache.json", 5
 _ARRAYS = ("characters", "offsets", "lengths", "langs", "codes", "num_codes")

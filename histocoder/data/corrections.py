@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,6 +19,9 @@ from histocoder.formatters import MISSING, Formatter
 CHECKED_COL = "checked"
 """The column that a person fills in."""
 _NOT_CHECKED = {"", "0", "no", "n", "false"}
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
+_FEWEST = 20
+"""Corrections from which some are held out: of fewer, a fifth shows nothing."""
 
 
 class Corrections:
@@ -32,6 +36,7 @@ class Corrections:
         self._codes: dict[tuple[str, str | None], list[str | None]] = {}
         self._texts: dict[tuple[str, str | None], str] = {}
         self._used: set[tuple[str, str | None]] = set()
+        self._held_out: tuple[tuple[str, str | None], ...] = ()
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -46,38 +51,62 @@ class Corrections:
         self._codes[fold(text), lang] = codes
         self._texts[fold(text), lang] = text
 
-    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Prepared rows with the codes corrected, and which of them are, of shape (n,)."""
-        rows: dict[int, list[str | None]] = {}
+    def hold_out(self, seed: int) -> int:
+        """Set a fifth aside, 200 at most, to compare models on; return how many.
+
+        Which ones depends on the hashes of seed and description alone: a later run with more corrections never trains
+        on what is held out here, or the other way round, except that those beyond 200 are trained on then.
+        """
+        if len(self) < _FEWEST:
+            return 0
+        units = {key: _unit(key[0], seed) for key in self._codes}
+        chosen = sorted((key for key, unit in units.items() if unit < _HELD_OUT_SHARE), key=lambda key: units[key])
+        self._held_out = tuple(chosen[:_MOST_HELD_OUT])
+        return len(self._held_out)
+
+    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray]:
+        """Return prepared rows with the codes corrected; which of them are, and which are held out, of shape (n,)."""
+        found: dict[int, tuple[str, str | None]] = {}
         for row, (text, lang) in enumerate(
             zip(*(batch[name].to_pylist() for name in (TEXT_COL, LANG_COL)), strict=True)
         ):
-            folded = fold(text)
-            for key in ((folded, lang), (folded, None)):
-                if key in self._codes:
-                    rows[row] = self._codes[key]
-                    self._used.add(key)
-                    break
-        is_corrected = np.zeros(len(batch), dtype=bool)
-        is_corrected[list(rows)] = True
-        if not rows:
-            return batch, is_corrected
+            keys = ((fold(text), lang), (fold(text), None))
+            if key := next((key for key in keys if key in self._codes), None):
+                found[row] = key
+        is_corrected, is_held_out = np.zeros((2, len(batch)), dtype=bool)
+        if not found:
+            return batch, is_corrected, is_held_out
+        self._used.update(found.values())
+        is_corrected[list(found)] = True
+        is_held_out[[row for row, key in found.items() if key in self._held_out]] = True
         for i, name in enumerate(self._target_cols):
             column = batch[name].to_pylist()
-            for row, codes in rows.items():
-                column[row] = codes[i]
+            for row, key in found.items():
+                column[row] = self._codes[key][i]
             batch = batch.set_column(batch.schema.get_field_index(name), name, pa.array(column, pa.string()))
-        return batch, is_corrected
+        return batch, is_corrected & ~is_held_out, is_held_out
 
     def others(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return those whose description was in none of the rows, as prepared rows."""
-        keys = [key for key in self._codes if key not in self._used]
+        """Return those whose description was in none of the rows, without those held out, as prepared rows."""
+        passed = {*self._used, *self._held_out}
+        return self._rows([key for key in self._codes if key not in passed], schema)
+
+    def held_out(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return those held out, a prepared row of each."""
+        return self._rows(self._held_out, schema)
+
+    def _rows(self, keys: Sequence[tuple[str, str | None]], schema: pa.Schema) -> pa.RecordBatch:
         columns = {
             TEXT_COL: [self._texts[key] for key in keys],
             LANG_COL: [key[1] or self._default_language for key in keys],
             **{name: [self._codes[key][i] for key in keys] for i, name in enumerate(self._target_cols)},
         }
         return pa.RecordBatch.from_pydict(columns, schema=schema)
+
+
+def _unit(text: str, seed: int) -> float:
+    """Hash a description to a number from 0 to 1."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:8], "big") / 2**64
 
 
 def read_corrections(config: PrepareConfig, formatter: Formatter, *, say: Callable[[str], None]) -> Corrections:

@@ -108,6 +108,7 @@ class OccupationDataset(Dataset):
 
     Attributes
     ----------
+    arrays, augmenter
     encodings : Encodings or None
         The encoder's outputs of all rows, which then stand in each batch; none unless they are set.
 
@@ -132,7 +133,7 @@ class OccupationDataset(Dataset):
         self._blocks = _block_table(arrays.code_table, formatter)
         self._class_ids = _class_table(arrays.code_table, classes)
         self._max_len, self._pad_to = max_len, pad_to
-        self._augmenter = augmenter
+        self.augmenter = augmenter
         self.encodings: Encodings | None = None
         self._lang_lengths = np.array([len(lang) for lang in arrays.languages])
 
@@ -144,11 +145,6 @@ class OccupationDataset(Dataset):
         form: dict[str, Any] = {"formatter": self._formatter, "classes": self._classes}
         return OccupationDataset(arrays, **form, max_len=self._max_len, augmenter=augmenter, pad_to=self._pad_to)
 
-    @property
-    def is_noisy(self) -> bool:
-        """Whether texts are altered, differently in each epoch."""
-        return self._augmenter is not None
-
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Tokens of each row as it stands in an epoch, of shape (n,).
 
@@ -157,14 +153,14 @@ class OccupationDataset(Dataset):
         make batches of like lengths. Batches are padded to what their rows have.
         """
         plain = self.arrays.lengths
-        if self._augmenter is None or not self.arrays.tokenizer.reads_characters:
+        if self.augmenter is None or not self.arrays.tokenizer.reads_characters:
             return plain
         found = np.empty(len(plain), dtype=np.min_scalar_type(self._max_len))
         for start in range(0, len(plain), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(plain)))
-            noise = self._augmenter.noise(rows, epoch)
+            noise = self.augmenter.noise(rows, epoch)
             lang = np.where(noise.withheld, len(UNKNOWN), self._lang_lengths[self.arrays.langs[rows]])
-            text = self._augmenter.lengths(noise, self.arrays.offsets[rows + 1] - self.arrays.offsets[rows])
+            text = self.augmenter.lengths(noise, self.arrays.offsets[rows + 1] - self.arrays.offsets[rows])
             found[rows] = np.minimum(lang + len(LANG_SEP) + 2 + text, self._max_len)
         return found
 
@@ -181,7 +177,7 @@ class OccupationDataset(Dataset):
 
     def __getitem__(self, share: Share) -> Batch:
         rows, tokenizer = share.rows, self.arrays.tokenizer
-        texts = self.arrays.texts(rows) if self._augmenter is None else self._augment(self._augmenter, share)
+        texts = self.arrays.texts(rows) if self.augmenter is None else self._augment(self.augmenter, share)
         tokens = tokenize(texts, max_len=self._max_len, tokenizer=tokenizer)
         input_ids = tokens.pad(np.arange(len(rows)), max_len=self._max_len, num_positions=self._pad_to)
         num_encoded = tokenizer.num_encoded(input_ids.shape[1], self._max_len)
@@ -209,9 +205,7 @@ class OccupationDataset(Dataset):
 
 def _block_table(codes: Sequence[str], formatter: Formatter) -> np.ndarray:
     """Return the tokens of an unused block and of each code, an array of int64 of shape (1 + n, block_size)."""
-    targets = formatter.encode_columns([np.array(codes, dtype=object)])
-    blocks = targets[:, 1 : 1 + formatter.block_size].astype(np.int64)
-    return np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)
+    return np.pad(formatter.blocks(codes).astype(np.int64), ((1, 0), (0, 0)), constant_values=PAD)
 
 
 def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:

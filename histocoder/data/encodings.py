@@ -77,11 +77,6 @@ class DistinctTexts(NamedTuple):
     offsets: np.ndarray
     """Where each begins among the tokens of all, of shape (m + 1,)."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Of all of them."""
-        return int(self.offsets[-1])
-
 
 def distinct_texts(arrays: ExampleArrays) -> DistinctTexts:
     """Find equal texts, by a hash of 128 bits."""
@@ -97,11 +92,6 @@ def distinct_texts(arrays: ExampleArrays) -> DistinctTexts:
     new_place = np.empty(len(order), dtype=np.min_scalar_type(len(order)))
     new_place[order] = np.arange(len(order))
     return DistinctTexts(first[order], new_place[place], np.concatenate([[0], np.cumsum(lengths[order])]))
-
-
-def encodings_folder(arrays: ExampleArrays, encoder_id: str) -> Path:
-    """Return the folder of some rows' encodings by an encoder; it is deleted together with the rows."""
-    return arrays.folder / f"encodings-{encoder_id}"
 
 
 def has_encodings(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from histocoder.data.cells import MISSING_MARKS
-from histocoder.data.table import Table, open_table, write_csv
+from histocoder.data.table import Table, csv_writer, open_table
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -126,5 +126,6 @@ def write_key(path: Path, key: Key) -> None:
     columns: dict[str, list[str | None] | range] = {"system_code": list(key.codes), "code": range(len(key.codes))}
     if key.descriptions:
         columns["desc"] = [key.descriptions.get(code) for code in key.codes]
-    with replacing(path) as temporary:
-        write_csv(pa.table({name: pa.array(values) for name, values in columns.items()}), temporary)
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    with replacing(path) as temporary, csv_writer(temporary, table.schema) as writer:
+        writer.write_table(table)

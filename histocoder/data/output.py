@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +28,8 @@ class Output:
     """Whether CSV is marked as UTF-8, as Excel expects it."""
     raw: bool = False
     """Whether texts that a spreadsheet would run as formulas are written as they are."""
-    codes: Collection[str] = ()
-    """The columns of codes."""
+    codes: Mapping[str, str] = field(default_factory=dict)
+    """The columns of codes, and what each is called without what was put before its name."""
     titles: Mapping[str, str] = field(default_factory=dict)
     """What codes mean: in files of Stata and SPSS their labels."""
 

@@ -24,7 +24,9 @@ from histocoder.formatters import Formatter, build_formatter
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
-PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE)
+HELD_OUT_FILE = "data_held_out.csv"
+"""Corrections that are not trained on, but serve to compare the model with the one before."""
+PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, HELD_OUT_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_VERSION = 2
 """Since 2, variants of a text are on one side of the split, and rows without any code are dropped."""
@@ -56,7 +58,8 @@ def prepare(
     """Prepare data in a folder, or use those prepared there before.
 
     Writes `data_train.csv`, `data_val.csv`, `key.csv`, `rejected.csv` (each row that was dropped, with its line in
-    the source and why) and, last, `prepared.json` (the settings and the source's SHA-256).
+    the source and why), `data_held_out.csv` (of corrections, some to compare models on) and, last, `prepared.json` (the
+    settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -86,7 +89,18 @@ def prepare(
         _refuse_other(existing, record, folder)
         say(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
+    _prepare(config, folder, record, known, say)
+    _write_record(folder, record)
+    if rejected := record["rows"]["rejected"]:
+        say(f"{rejected:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
+    say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
+    return record
 
+
+def _prepare(
+    config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None, say: Callable[[str], None]
+) -> None:
+    """Write the tables, all or none of them, and add to the record what they hold."""
     _refuse_to_replace(config, folder)
     key = read_key(config.key) if config.key else None
     corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
@@ -100,12 +114,16 @@ def prepare(
         found.write_rejected(scratch / REJECTED_FILE, say=say)
         _write_record(folder, {"format_version": PREPARED_VERSION})  # until it is whole, nothing is prepared
         for name in PREPARED_TABLES:
-            os.replace(scratch / name, folder / name)
-    _write_record(folder, record)
-    if found.num_dropped:
-        say(f"{found.num_dropped:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
-    say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
-    return record
+            if (scratch / name).exists():
+                os.replace(scratch / name, folder / name)
+            else:
+                (folder / name).unlink(missing_ok=True)  # of other data, which are replaced
+
+
+def held_out(folder: Path) -> tuple[Path, ...]:
+    """Return the file of held-out corrections in a folder of prepared data, if there is one."""
+    path = folder / HELD_OUT_FILE
+    return (path,) if path.is_file() else ()
 
 
 def _check_codes(config: PrepareConfig, codes: set[str]) -> None:
@@ -197,28 +215,45 @@ def _describe(record: dict[str, Any]) -> str:
 def _write_split(
     folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Write the data to train on, all that is corrected among them, and to validate on; how many rows each has."""
+    """Write the data to train on, all that is corrected among them, and to validate on; how many rows each has.
+
+    Corrections that are held out are in neither, but in a file of their own.
+    """
     last = _last_of_validation(found.units(), config)
-    num_val = num_corrected = num_added = 0
+    num_held_out = corrections.hold_out(config.seed) if corrections else 0
+    num_train = num_val = num_corrected = num_passed = 0
     with ExitStack() as stack:
         train, val = (stack.enter_context(csv_writer(folder / name, found.schema)) for name in (TRAIN_FILE, VAL_FILE))
         for kept, units in found.kept():
             batch, is_val = kept, units <= last
+            is_train = ~is_val
             if corrections is not None:
-                batch, is_corrected = corrections.apply(kept)
-                is_val &= ~is_corrected
+                batch, is_corrected, is_held_out = corrections.apply(kept)
+                is_val &= ~(is_corrected | is_held_out)
+                is_train = ~(is_val | is_held_out)
                 num_corrected += int(is_corrected.sum())
-            train.write_batch(batch.filter(pa.array(~is_val)))
+                num_passed += int(is_held_out.sum())
+            train.write_batch(batch.filter(pa.array(is_train)))
             val.write_batch(batch.filter(pa.array(is_val)))
+            num_train += int(is_train.sum())
             num_val += int(is_val.sum())
         if corrections is not None:
             others = corrections.others(found.schema)
             train.write_batch(others)
-            num_added = len(others)
-            say(f"{num_corrected:,} rows have corrected codes, {num_added:,} descriptions are added, all to train on.")
+            num_train += len(others)
+            added = f"{len(others):,} descriptions are added"
+            say(f"{num_corrected:,} rows have corrected codes, {added}, all to train on.")
     if num_val == 0:
         raise UserError("All that is set aside to validate on is corrected; set aside more with --share-val.")
-    return {"train": found.num_kept - num_val + num_added, "val": num_val}
+    if not (corrections and num_held_out):
+        return {"train": num_train, "val": num_val}
+    with csv_writer(folder / HELD_OUT_FILE, found.schema) as file:
+        file.write_batch(corrections.held_out(found.schema))
+    say(
+        f"{num_held_out:,} of {len(corrections):,} corrections are held out, chosen at random, to compare the model on "
+        f"with the one before ({HELD_OUT_FILE}); {num_passed:,} rows of these descriptions are not trained on."
+    )
+    return {"train": num_train, "val": num_val, "held_out": num_held_out}
 
 
 def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:

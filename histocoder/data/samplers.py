@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from histocoder.model.tokenizer import CHARACTERS, Tokenizer
+from histocoder.tokenizers import CHARACTERS, Tokenizer
 
 
 class Share(NamedTuple):

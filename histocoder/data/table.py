@@ -95,16 +95,19 @@ class TableFile:
                 )
 
     def read(self, columns: Sequence[str]) -> Table:
-        """Return some columns as text, at once; raises UserError as `read_table` does."""
+        """Return some columns as text, at once; see `tables`."""
         parts = list(self.tables(columns))
         joined = {c: pa.concat_arrays([part.columns[c] for part in parts]) for c in columns}
         return Table(self, joined, np.concatenate([part.rows for part in parts]))
 
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all columns in chunks, CSV as text; raises UserError, as far as a chunk tells, as `read_table` does.
+        """Yield all columns in chunks of `chunk_rows` rows, CSV as text; of Parquet, `columns` alone if they are given.
 
-        A chunk has `chunk_rows` rows, the last one may have fewer. Of Parquet, `columns` alone are read where they are
-        given.
+        Raises
+        ------
+        UserError
+            Where the file has no rows, or a row of another length than its header, or can't be read as text. The
+            message names the line.
         """
         if self.dialect is not None:
             batches = csv_batches(self.path, self.header, self.dialect)
@@ -129,7 +132,7 @@ class TableFile:
             raise UserError(f"{self.path} has {'columns' if self.dialect is None else 'a header'} but no rows.")
 
     def tables(self, columns: Sequence[str]) -> Iterator[Table]:
-        """Yield some columns in chunks, as text; raises UserError, as far as a chunk tells, as `read_table` does."""
+        """Yield some columns in chunks, as text; raises UserError as `check` and `chunks` do."""
         self.check(columns)
         whole = _whole_numbers(self.source, columns) if self.source is not None else set()
         position = 0
@@ -190,24 +193,6 @@ def open_table(
     return file
 
 
-def read_table(path: str | Path, columns: Sequence[str]) -> Table:
-    """Read some columns of a CSV or Parquet file as text, at once.
-
-    Parameters
-    ----------
-    path : path
-    columns : sequence of str
-        The columns to read; others are only checked for form.
-
-    Raises
-    ------
-    UserError
-        As `open_table`; and where the file has no rows, or a row of another length than its header, or can't be read
-        as text. The message names the line.
-    """
-    return open_table(path, columns).read(columns)
-
-
 def fingerprint(path: str | Path) -> str:
     """Return the SHA-256 of a user's file; raises UserError where there is none that can be read."""
     path = Path(path)
@@ -234,12 +219,6 @@ def strings(array: Arrays) -> Arrays:
     if pa.types.is_floating(array.type):
         array = _without_nan(array)
     return array.cast(pa.string())
-
-
-def write_csv(table: pa.Table, path: Path) -> None:
-    """Write a table as CSV, with quotation marks where they are needed."""
-    with csv_writer(path, table.schema) as writer:
-        writer.write_table(table)
 
 
 def csv_writer(path: Path | pa.NativeFile, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:

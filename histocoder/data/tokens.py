@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from histocoder.model.tokenizer import CHARACTERS, LANG_SEP, Tokenizer
+from histocoder.config import LANG_SEP
+from histocoder.tokenizers import CHARACTERS, Tokenizer
 
 UNKNOWN = "unk"
 """The language that is not known, or withheld."""

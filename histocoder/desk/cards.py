@@ -10,7 +10,7 @@ import pandas as pd
 
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
-from histocoder.evaluation.review import review
+from histocoder.evaluation.review import Columns, review
 from histocoder.files import sha256
 
 
@@ -38,9 +38,7 @@ def add_cards(
             say(text)
 
     try:
-        cards = review(
-            path, chosen, budget=1 << 62, input_col=input_col, language_col=language_col, target_cols=targets, say=tell
-        )
+        cards = review(path, chosen, budget=1 << 62, columns=Columns(input_col, language_col, targets), say=tell)
     finally:
         chosen.unlink(missing_ok=True)
     lang_col = language_col or next((column for column in cards.columns[1:2] if column.endswith("lang")), None)

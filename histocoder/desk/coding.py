@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.data.examples import ExampleFiles
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import NAMES, iso_code, same_language
 from histocoder.data.normalize import fold
+from histocoder.data.prepare import held_out
 from histocoder.data.table import fingerprint
+from histocoder.desk.neighbours import Neighbours
 from histocoder.desk.turns import Turns
 from histocoder.errors import UserError
-from histocoder.files import replacing
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, coded
 
 NO_OCCUPATION = "-1"
 """HISCO's code."""
-_NEIGHBOURS, _ALTERNATIVES = 5, 9
-_MOST_NEIGHBOURS = 200_000
-"""Distinct descriptions that are compared, the most frequent ones: 200 MB of the n-gram encoder's, read in 0.1 s."""
-_EMBEDDED_AT_ONCE = 256
+_ALTERNATIVES = 9
 
 
 class Code(BaseModel):
@@ -62,7 +57,7 @@ class Answer(BaseModel):
     known_share: float | None = None
     """Share of its rows that have these codes."""
     alternatives: list[Code] = []
-    """The most probable other codes."""
+    """Other codes that decoder, flat head and linear expert together find most probable as the first."""
     neighbours: list[Neighbour] = []
 
 
@@ -95,10 +90,11 @@ class CodingDesk:
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
         if training_data is not None and training_data.is_file():
+            paths = (training_data, *held_out(training_data.parent))
             files = ExampleFiles(
-                (training_data,), coder.model.config.target_cols, coder.formatter, rules=LabelRules(False, True, True)
+                paths, coder.model.config.target_cols, coder.formatter, rules=LabelRules(False, True, True)
             )
-            source = fingerprint(training_data)
+            source = " ".join(map(fingerprint, paths))
             examples = coded(files.read())
             self.known = Known(f"{source} desk", languages=coder.model.config.languages)
             self.known.add(examples)
@@ -161,11 +157,10 @@ class CodingDesk:
         known_langs = (*self.coder.model.config.languages, "unk")
         langs = [same_language(lang, known_langs) or "unk" for lang in langs]
         with self.turns.one():
-            coded = self.coder.predict(texts, list(langs), progress=False)
-            ranked = self.coder.predict(texts, list(langs), mode="topk", k=_ALTERNATIVES + 1, progress=False)
+            coded, ranked, encodings = self.coder.predict_ranked(texts, langs)
             near = None
             if evidence and self.neighbours is not None and self.neighbours.is_ready:
-                near = self.neighbours.find(self.coder.embed(texts, list(langs)))
+                near = self.neighbours.find(encodings)
         answers = []
         for row, (text, lang) in enumerate(zip(texts, langs, strict=True)):
             codes = self._codes(coded.iloc[row])
@@ -200,76 +195,3 @@ class CodingDesk:
             own = [self.code(code) for code in codes]
             neighbours.append(Neighbour(text=text, lang=lang, codes=own, similarity=similarity))
         return neighbours
-
-
-class Neighbours:
-    """The distinct descriptions of the training data, found by their encodings: exact search, by cosine.
-
-    Parameters
-    ----------
-    examples : Examples
-    cache : Path
-        File that the encodings are kept in, so that they are computed once.
-    source : str
-        Tells data and model from others.
-    """
-
-    def __init__(self, examples: Examples, *, cache: Path, source: str) -> None:
-        codes = [tuple(code for code in row if code is not None) for row in examples.codes.to_numpy(dtype=object)]
-        written = {
-            (fold(text), lang, own): text for text, lang, own in zip(examples.texts, examples.langs, codes, strict=True)
-        }
-        times = Counter(zip(map(fold, examples.texts), examples.langs, codes, strict=True))
-        self.total = len(times)
-        self.rows = [(written[key], *key[1:]) for key, _ in times.most_common(_MOST_NEIGHBOURS)]
-        self._cache, self._source = cache, source
-        self._encodings: np.ndarray | None = None
-        self.num_done = 0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all are encoded."""
-        return self._encodings is not None
-
-    def encode(self, coder: Coder, turns: Turns, stop: threading.Event) -> None:
-        """Encode the descriptions, a batch in each turn, or read them from the cache."""
-        if self._cache.is_file():
-            with np.load(self._cache) as kept:
-                if str(kept["source"]) == self._source and len(kept["encodings"]) == len(self.rows):
-                    self._encodings = kept["encodings"]
-                    self.num_done = len(self.rows)
-                    return
-        parts = []
-        for start in range(0, len(self.rows), _EMBEDDED_AT_ONCE):
-            some = self.rows[start : start + _EMBEDDED_AT_ONCE]
-            ticket = turns.enter()
-            try:
-                if stop.is_set():
-                    return
-                parts.append(_unit(coder.embed([row[0] for row in some], [row[1] for row in some])))
-            finally:
-                turns.leave(ticket)
-            self.num_done += len(some)
-        encodings = np.concatenate(parts)
-        with replacing(self._cache) as temporary, temporary.open("wb") as file:
-            np.savez(file, source=np.array(self._source), encodings=encodings)
-        self._encodings = encodings
-
-    def find(self, encodings: np.ndarray) -> list[list[tuple[int, float]]]:
-        """Return place and similarity of the nearest descriptions of each encoding; NaN has none.
-
-        Parameters
-        ----------
-        encodings : ndarray of shape (n, hidden)
-        """
-        assert self._encodings is not None
-        found = []
-        for similar in _unit(encodings) @ self._encodings.T:
-            best = np.argsort(-similar, kind="stable")[:_NEIGHBOURS] if not np.isnan(similar).any() else ()
-            found.append([(int(place), float(similar[place])) for place in best])
-        return found
-
-
-def _unit(encodings: np.ndarray) -> np.ndarray:
-    """Return encodings of length 1."""
-    return encodings / np.maximum(np.linalg.norm(encodings, axis=1, keepdims=True), 1e-12)

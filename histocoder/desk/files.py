@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +22,9 @@ from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
-from histocoder.inference.known import SOURCE_COL
-from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.file_options import PredictConfig
+from histocoder.inference.options import SOURCE_COL
+from histocoder.inference.predict_file import predict_file
 
 SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"),
@@ -104,10 +104,11 @@ class Files:
         for file in store.files():  # what a server that ended has left goes on
             if file["state"] == "running":
                 store.put_file(file["id"], state="queued")
-        self._worker = threading.Thread(target=self._work, name="files", daemon=True)
+        self._worker: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to code what waits."""
+        self._worker = threading.Thread(target=self._work, name="files", daemon=True)
         self._worker.start()
 
     def stop(self) -> None:
@@ -115,7 +116,7 @@ class Files:
         with self._changed:
             self._stop = True
             self._changed.notify_all()
-        if self._worker.is_alive():
+        if self._worker is not None:
             self._worker.join(timeout=30)
 
     def new(self, name: str, sheet: str | None = None) -> tuple[str, Path]:
@@ -275,9 +276,14 @@ class Files:
                     continue
                 record = waiting[-1]
                 self._store.put_file(record["id"], state="running")
-            state, message = self._code(record)
+            try:
+                state, message = self._code(record)
+            except Exception as error:
+                message = f"The program failed: {error}. Where histocoder serve runs there is more."
+                self._store.put_file(record["id"], state="failed", message=message)
+                self.start()  # for the other files; this thread ends, and Python prints the traceback
+                raise
             self._store.put_file(record["id"], state=state, message=message)
-            self._bar = None
 
     def _code(self, record: dict[str, Any]) -> tuple[State, str]:
         """Code a file; return how that ended."""
@@ -309,9 +315,8 @@ class Files:
             return ("queued", "") if self._stop else ("cancelled", "")
         except UserError as error:
             return "failed", str(error)
-        except Exception as error:
-            traceback.print_exc()
-            return "failed", f"The program failed: {error}. Where histocoder serve runs there is more."
+        finally:
+            self._bar = None
         return "done", "\n".join(said[:-1])  # the last one says that it is coded
 
 

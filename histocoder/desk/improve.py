@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from histocoder.checkpoints.run_folder import ARGS_FILE, METRICS_FILE
+from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.formulas import harmless
 from histocoder.desk.store import Store
@@ -25,11 +26,16 @@ from histocoder.files import replacing
 _LOG_LINES = 12
 
 
-class Score(BaseModel):
-    """How right a model is on its run's validation data."""
+class Gain(BaseModel):
+    """How right the models before and after training on corrections are on the same descriptions, as shares."""
 
-    accuracy: float
+    what: str
     rows: int
+    before: float
+    after: float
+    low: float
+    high: float
+    """Of the difference, the ends of a 95 % interval."""
 
 
 class Improvement(BaseModel):
@@ -39,11 +45,13 @@ class Improvement(BaseModel):
     command: str
     is_complete: bool
     """Whether the command can be run as it stands."""
+    serve: str | None
+    """The command that serves the model that training gives."""
     may_train: bool
     state: Literal["idle", "running", "done", "failed"]
     log: str
-    before: Score | None
-    after: Score | None
+    gains: list[Gain]
+    """What training has brought."""
 
 
 class Improve:
@@ -119,18 +127,17 @@ class Improve:
         if self._process is not None:
             state = "running" if ended is None else "failed" if ended else "done"
         lines = self._log.read_text(encoding="utf-8", errors="replace") if self._process is not None else ""
-        after = None
-        if state == "done":
-            after = _score(Path(self._words[self._words.index("--save-path") + 1]))
+        trained = _new_run(self._words) if state == "done" else None
+        new = trained or (_new_run(shlex.split(command)) if command else None)
         return Improvement(
             corrections=number,
             command=command or sentence,
             is_complete=bool(command),
+            serve=shlex.join(["histocoder", "serve", "--model", str(new / BEST_FOLDER)]) if new else None,
             may_train=self.may_train,
             state=state,
             log="\n".join(lines.replace("\r", "\n").splitlines()[-_LOG_LINES:]),
-            before=_score(self._run),
-            after=after,
+            gains=_gains(trained) if trained else [],
         )
 
     def keep(self) -> None:
@@ -172,10 +179,22 @@ class Improve:
                 self._process.kill()
 
 
-def _score(run: Path) -> Score | None:
-    """Return how right a run's model was in its report; None where there is none."""
+def _new_run(command: list[str]) -> Path:
+    """Return the folder that a training command names."""
+    return Path(command[command.index("--save-path") + 1])
+
+
+def _gains(run: Path) -> list[Gain]:
+    """Return what a run's report says of the model before; nothing where there is no report."""
     try:
-        metrics = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))
-        return Score(accuracy=metrics["answer"]["overall"]["accuracy"], rows=metrics["num_rows"])
-    except (OSError, ValueError, KeyError):
-        return None
+        found = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["corrections"]
+    except (OSError, KeyError):
+        return []
+    gains = []
+    for part, what in {"validation": "rows of validation data", "held_out": "corrections that were held out"}.items():
+        if part in found:
+            rights = {when: found[part][when]["rows"] for when in ("before", "after")}
+            interval = found[part]["difference"]["rows"]
+            ends = {end: interval[end] for end in ("low", "high")}
+            gains.append(Gain(what=what, rows=found[part]["num_rows"], **rights, **ends))
+    return gains

@@ -71,3 +71,5 @@ class About(BaseModel):
     neighbours: str
     """What the nearest descriptions are searched in."""
     may_train: bool
+    upload_bytes: int
+    """Of a file at most."""

@@ -18,6 +18,7 @@ from histocoder.desk.coding import Answer, Code, CodingDesk
 from histocoder.desk.files import File, Files, Options, Preview
 from histocoder.desk.improve import Improve, Improvement
 from histocoder.desk.messages import About, Changes, Decision, Descriptions, Evidence, Reviewer, Who
+from histocoder.desk.security import UPLOAD_BYTES
 from histocoder.desk.store import Card, Source, Store
 from histocoder.desk.trust import Trust
 from histocoder.errors import UserError
@@ -47,12 +48,6 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
     def about() -> About:
         """Say what the model is."""
         none, near = coding.no_occupation, coding.neighbours
-        searched = "there are no training data beside the model"
-        if near is not None:
-            cut = f" of {near.total:,}, the most frequent," if near.total > len(near.rows) else ""
-            searched = f"exact search among {len(near.rows):,}{cut} descriptions of the training data"
-            if not near.is_ready:
-                searched += f"; {near.num_done / len(near.rows):.0%} are read"
         return About(
             version=__version__,
             model=desk.model,
@@ -62,8 +57,9 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
             no_occupation=coding.code(none) if none else None,
             languages=coding.languages,
             has_known=coding.known is not None,
-            neighbours=searched,
+            neighbours=near.describe() if near else "there are no training data beside the model",
             may_train=desk.improve.may_train,
+            upload_bytes=UPLOAD_BYTES,
         )
 
     @app.post("/api/code", tags=["code"])

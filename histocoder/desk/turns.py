@@ -78,8 +78,8 @@ class CoderInTurns(Coder):
         self.__dict__.update(coder.__dict__)
         self._turns, self._check = turns, check
 
-    def predict(self, *args: Any, progress: Any = None, **options: Any) -> pd.DataFrame:
-        """Code descriptions; see `Coder.predict`."""
+    def code(self, *args: Any, progress: Any = None, **options: Any) -> pd.DataFrame:
+        """Code descriptions; see `Coder.code`."""
         ticket = self._turns.enter()
 
         def after_batch(count: int) -> None:
@@ -94,6 +94,6 @@ class CoderInTurns(Coder):
                 ticket = self._turns.enter()
 
         try:
-            return super().predict(*args, progress=after_batch, **options)
+            return super().code(*args, progress=after_batch, **options)
         finally:
             self._turns.leave(ticket)

@@ -10,20 +10,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from histocoder.config import RANK_TIMEOUT
 from histocoder.distributed.launch import Launch, attempt_of, launcher, read_launch
 from histocoder.distributed.rendezvous import connect, fault_of_nccl, meet
 from histocoder.distributed.watchdog import HEARING_SECONDS, Watch
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import UserError
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
@@ -32,7 +30,9 @@ _GRACE_SECONDS = 8.0
 
 
 @dataclass
-class _Group:
+class Group:
+    """What the processes of a run share."""
+
     store: dist.Store
     control: dist.ProcessGroup
     """CPU collectives beside the gradients' ones."""
@@ -43,7 +43,7 @@ class _Group:
 
 
 _launch = Launch()
-_group: _Group | None = None
+_group: Group | None = None
 _watch: Watch | None = None
 
 
@@ -89,7 +89,7 @@ def start(
     if is_there:
         if _group is None:
             theirs = dist.PrefixStore("histocoder", dist.distributed_c10d._get_default_store())
-            _group = _Group(theirs, connect(theirs, chosen, _launch), is_adopted=True)
+            _group = Group(theirs, connect(theirs, chosen, _launch), is_adopted=True)
         return chosen
     store: dist.Store | None = None
     of_watch: dist.Store | None = None
@@ -103,7 +103,7 @@ def start(
         _watch = Watch(rank=rank(), world_size=world_size(), store=of_watch, launcher=launcher(), patience=rank_timeout)
         _watch.start()
     if store is not None:
-        _group = _Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
+        _group = Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
     return chosen
 
 
@@ -187,11 +187,6 @@ def nccl_version() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
-def local_world_size() -> int:
-    """Return how many processes there are on this machine."""
-    return _launch.local_world_size
-
-
 def is_primary() -> bool:
     """Return whether this is the process that writes, prints and logs."""
     return _launch.is_primary
@@ -202,143 +197,14 @@ def is_first_here() -> bool:
     return _launch.local_rank == 0
 
 
+def shared_group() -> Group | None:
+    """Return what the processes share; None where there is no process group."""
+    return _group
+
+
 def control_group() -> Any:
     """Return the processes, for collectives of what is in their CPUs' memory; None where there is no process group."""
     return None if _group is None else _group.control
-
-
-def reduce_sum(values: Tensor) -> Tensor:
-    """Return the sum of `values` over all processes, on each of them."""
-    if _group is not None:
-        values = values.clone()
-        dist.all_reduce(values, group=_group.control if values.device.type == "cpu" else None)
-    return values
-
-
-def gather(values: Tensor) -> list[Tensor]:
-    """Every process's CPU `values`, which all have one shape, in order of rank."""
-    if _group is None:
-        return [values]
-    gathered = [torch.empty_like(values) for _ in range(world_size())]
-    dist.all_gather(gathered, values, group=_group.control)
-    return gathered
-
-
-def mean_of_rows(gradient: Tensor) -> Tensor:
-    """Average sparse tensors, each with its own rows, over all ranks; a collective call."""
-    if _group is None:
-        return gradient
-    gradient = gradient.coalesce()
-    rows, values = gradient.indices()[0], gradient.values() / world_size()
-    counts = [torch.zeros_like(rows[:1]) for _ in range(world_size())]
-    dist.all_gather(counts, torch.full_like(counts[0], len(rows)))
-    sizes = torch.cat(counts).tolist()
-    parts = []
-    for part in (rows, values):
-        padded = part.new_zeros(max(sizes), *part.shape[1:])
-        padded[: len(part)] = part
-        found = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(found, padded)
-        parts.append(torch.cat([x[:size] for x, size in zip(found, sizes, strict=True)]))
-    return torch.sparse_coo_tensor(parts[0][None], parts[1], gradient.shape, check_invariants=False).coalesce()
-
-
-def gather_texts(text: str) -> list[str]:
-    """Every process's `text`, in order of rank."""
-    texts = [text]
-    if _group is not None:
-        texts *= world_size()
-        dist.all_gather_object(texts, text, group=_group.control)
-    return texts
-
-
-def wait_for_all(*, doing: str) -> None:
-    """Wait until every process has come here, outside any collective and without a deadline."""
-    if _group is None:
-        return
-    _group.calls += 1
-    key = f"all/{_group.calls}"
-    if _group.store.add(f"{key}/count", 1) == world_size():
-        _group.store.set(key, "done")
-    _wait_for(key, doing)
-    _acknowledge(key)
-
-
-class Ballot:
-    """Asks in every step whether any process wants to stop, without waiting for the answer in that step.
-
-    Each call hands in this process's vote and returns the outcome of the votes before, which is the same on all. The
-    outcome of the last ones comes of `close`.
-    """
-
-    def __init__(self) -> None:
-        self._votes: Tensor | None = None
-        self._work: Any = None
-
-    def cast(self, vote: int) -> int:
-        """Hand in `vote` (0: go on); return the largest vote of the step before."""
-        if _group is None:
-            return vote
-        outcome = self.close()
-        self._votes = torch.tensor(vote)
-        self._work = dist.all_reduce(self._votes, op=dist.ReduceOp.MAX, group=_group.control, async_op=True)
-        return outcome
-
-    def close(self) -> int:
-        """Return the largest of the last votes, if any is out; no collective is left open."""
-        if self._votes is None:
-            return 0
-        self._work.wait()
-        outcome, self._votes = int(self._votes), None
-        return outcome
-
-
-def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
-    """Let rank 0 work while the others wait for it, outside any collective and without a deadline.
-
-    Parameters
-    ----------
-    work : callable
-    doing : str
-        What the waiting processes wait for.
-
-    Returns
-    -------
-    The result on rank 0; None on the others.
-
-    Raises
-    ------
-    UserError
-        On every process, with rank 0's message, where rank 0 failed.
-    Interrupted
-        On every process, where rank 0 was asked to stop.
-    """
-    if _group is None:
-        return work()
-    _group.calls += 1
-    key = f"primary/{_group.calls}"
-    if is_primary():
-        try:
-            result = work()
-        except UserError as error:
-            _answer(key, f"!{error}")
-            raise
-        except Interrupted as error:
-            _answer(key, f"~{error.signum} {error}")
-            raise
-        except BaseException as error:
-            _answer(key, f"!rank 0 failed while {doing} ({type(error).__name__}); its own output says more.")
-            raise
-        _answer(key, "done")
-        return result
-    answer = _wait_for(key, doing)
-    _acknowledge(key)
-    if answer.startswith("!"):
-        raise UserError(answer[1:])
-    if answer.startswith("~"):
-        signum, message = answer[1:].split(" ", 1)
-        raise Interrupted(message, int(signum))
-    return None
 
 
 def expect_end() -> None:
@@ -350,51 +216,6 @@ def expect_end() -> None:
 def is_lost_contact(error: RuntimeError) -> bool:
     """Return whether an error means that another process has ended or can't be reached."""
     return (isinstance(error, dist.DistError) and fault_of_nccl(error) is None) or "gloo/transport" in str(error)
-
-
-def from_primary(work: Callable[[], T], *, doing: str) -> T:
-    """Let rank 0 work as in `run_on_primary`; return the result, which is not None, on every process."""
-    values = [run_on_primary(work, doing=doing)]
-    if _group is not None:
-        dist.broadcast_object_list(values, group=_group.control)
-    assert values[0] is not None
-    return values[0]
-
-
-def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
-    """Return what fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
-    # without it the other ranks, under NCCL, would split its communicator, which waits for these (pytorch#145376)
-    group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
-    return lambda values: dist.broadcast(values, src=0, group=group)
-
-
-def _answer(key: str, answer: str) -> None:
-    """Say how it went, and give the others time to hear it: rank 0 may hold the store, and end right after this."""
-    assert _group is not None
-    _group.store.set(key, answer)
-    _acknowledge(key)
-
-
-def _acknowledge(key: str) -> None:
-    """Rank 0 waits, for some seconds at most, until all others have called this too."""
-    assert _group is not None
-    heard = _group.store.add(f"{key}/heard", 1)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while is_primary() and heard < world_size() and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS / 10)
-        heard = _group.store.add(f"{key}/heard", 0)
-
-
-def _wait_for(key: str, doing: str) -> str:
-    assert _group is not None
-    started = noticed = time.monotonic()
-    while not _group.store.check([key]):
-        time.sleep(_POLL_SECONDS)
-        now = time.monotonic()
-        if now - noticed > _NOTICE_SECONDS:
-            noticed = now
-            print(f"rank {rank()} waits for rank 0 ({doing}), {now - started:.0f} s", file=sys.stderr, flush=True)
-    return _group.store.get(key).decode()
 
 
 def leave(message: str, status: int) -> None:

@@ -91,7 +91,7 @@ class Baselines:
         answers = [self._known.find(text, lang) for text, lang in zip(examples.texts, examples.langs, strict=True)]
         answered = np.array([answer is not None for answer in answers])
         exact = answered & self._is_right(truth, [answer.codes if answer else () for answer in answers])
-        found: dict[str, Any] = {"model": self._shares(right)}
+        found: dict[str, Any] = {"model": shares(right, self._examples.texts)}
         found["exact_match"] = {
             **self._compared(right, exact),
             "answered": float(answered.mean()),
@@ -123,13 +123,9 @@ class Baselines:
             codes[row, : len(given)] = given
         return score_sets(truth, code_sets(codes), len(predicted))["accuracy"].to_numpy()
 
-    def _shares(self, right: np.ndarray) -> dict[str, float]:
-        by_text = pd.Series(right.astype(float)).groupby(np.array(self._examples.texts, dtype=object)).mean()
-        return {"rows": float(right.mean()), "texts": float(by_text.mean())}
-
     def _compared(self, right: np.ndarray, method: np.ndarray) -> dict[str, Any]:
         difference = difference_interval(right, method, self._examples.texts)
-        return {**self._shares(method), "difference": difference}
+        return {**shares(method, self._examples.texts), "difference": difference}
 
 
 def linear_codes(train: Examples, asked: Examples, *, progress: bool = True) -> list[tuple[str, ...]]:
@@ -185,6 +181,12 @@ def _inputs(examples: Examples, with_language: bool) -> list[str]:
     if not with_language:
         return examples.texts
     return [f"{lang} {text}" for text, lang in zip(examples.texts, examples.langs, strict=True)]
+
+
+def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
+    """Return the shares of `rows` and of distinct `texts` that are right."""
+    by_text = pd.Series(right.astype(float)).groupby(np.array(texts, dtype=object)).mean()
+    return {"rows": float(right.mean()), "texts": float(by_text.mean())}
 
 
 def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> dict[str, dict[str, float]]:

@@ -39,7 +39,7 @@ from histocoder.formatters import CODE_SEP
 from histocoder.formatters.formatter import CodeSystem
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
 from histocoder.inference.coder import Coder
-from histocoder.inference.flat import threshold_of
+from histocoder.inference.options import threshold_of
 
 _MAX_DIGITS = 5
 _FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once
@@ -122,6 +122,13 @@ def evaluate(
     right = score_sets(truth, answer, len(examples))["accuracy"]
     joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(range(len(examples)))
     return Evaluation(metrics, _rows(examples, decoded).assign(right=right, conf=conf, flat=joined))
+
+
+def right_rows(coder: Coder, examples: Examples) -> np.ndarray:
+    """Return where a model gives exactly the true set of codes, of shape (n,)."""
+    decoded = coder.predict(examples.texts, examples.langs, mode=coder.mode)
+    truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
+    return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
 
 
 def _counts(coder: Coder, examples: Examples, truth: pd.DataFrame, answer: pd.DataFrame) -> dict[str, int]:

@@ -6,6 +6,7 @@ import itertools
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,26 @@ from histocoder.files import replacing
 _CHUNK_ROWS = 200_000
 
 
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a coded file are called, and what those of the file to correct are to be called."""
+
+    input_col: str = "occ1"
+    """Of descriptions."""
+    language_col: str | None = None
+    """Of languages, if there is one; by default that which `predict --language` added."""
+    target_cols: Sequence[str] = ()
+    """Of codes, those that are not predicted being blank; by default as predicted."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Of descriptions and languages, where it is not as in the coded file."""
+
+
 def review(
     predictions: Path,
     output: Path,
     *,
     budget: int,
-    input_col: str = "occ1",
-    language_col: str | None = None,
-    target_cols: Sequence[str] = (),
-    renamed: Mapping[str, str] | None = None,
+    columns: Columns = Columns(),
     overwrite: bool = False,
     sheet: str | None = None,
     raw: bool = False,
@@ -38,29 +50,23 @@ def review(
 ) -> pd.DataFrame:
     """Write the descriptions whose check is worth most, as a CSV to correct.
 
-    A description is worth checking by the number of rows that are likely wrong with it: how often it occurs, times
-    1 - `conf`. Where the codes are right, or made so, a mark in the column `checked` says it, and
-    `finetune.py --corrections` takes the file.
+    A description is worth checking by how many rows are likely wrong with it: how often it occurs, times 1 - `conf`.
+    `finetune.py --corrections` takes the file, once the column `checked` marks the rows that are right.
 
     Parameters
     ----------
     predictions : Path
         What `histocoder predict` wrote, in a mode that gives `conf`.
     output : Path
-        With the columns of description and language; `checked`, which is blank; codes as predicted, with what they
-        mean if the predictions say so; alternatives, if there are; and `conf`, `times`.
+        Gets columns of descriptions, languages, `checked` (blank), codes as predicted, what these mean and alternatives
+        where the predictions have them, `conf`, and `times`.
     budget : int
         Maximum number of descriptions.
-    input_col, language_col : str
-        Columns of descriptions and, if there is one, of languages; by default that which `predict --language` added.
-    target_cols : sequence of str
-        What the columns of codes are called, those that are not predicted being blank; by default as predicted.
-    renamed : mapping, optional
-        What the columns of descriptions and languages are called, where it is not as in the predictions.
+    columns : Columns
     overwrite : bool
-        Whether to replace an existing output.
+        Replace an existing output.
     sheet : str, optional
-        Of the predictions, if they are an Excel workbook with several.
+        Of an Excel workbook with several.
     raw : bool
         Whether texts that a spreadsheet would run as formulas are written as they are.
     say : callable
@@ -76,21 +82,13 @@ def review(
     UserError
         Where a column is missing, or the output exists already.
     """
-    if budget < 1:
-        raise UserError(f"--budget is {budget}; it must be 1 or more.")
     Output(output).check(budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
-    table = _read(
-        predictions, input_col, language_col, target_cols=target_cols, renamed=renamed or {}, sheet=sheet, say=say
-    )
+    table = _read(predictions, columns, sheet=sheet, say=say)
     worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
     chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
-    with replacing(output) as temporary:
-        rows_to_check = pa.Table.from_pandas(chosen, preserve_index=False)
-        notices = Output(output, raw=raw).write(temporary, rows_to_check.schema, [rows_to_check])
-    for notice in notices:
-        say(notice)
+    _write(chosen, Output(output, raw=raw), say)
     rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
     say(
         f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
@@ -100,34 +98,34 @@ def review(
     return chosen
 
 
-def _read(
-    predictions: Path,
-    input_col: str,
-    language_col: str | None,
-    *,
-    target_cols: Sequence[str],
-    renamed: Mapping[str, str],
-    sheet: str | None,
-    say: Callable[[str], None],
-) -> pd.DataFrame:
+def _write(chosen: pd.DataFrame, output: Output, say: Callable[[str], None]) -> None:
+    table = pa.Table.from_pandas(chosen, preserve_index=False)
+    with replacing(output.path) as temporary:
+        notices = output.write(temporary, table.schema, [table])
+    for notice in notices:
+        say(notice)
+
+
+def _read(predictions: Path, columns: Columns, *, sheet: str | None, say: Callable[[str], None]) -> pd.DataFrame:
     """Return the distinct descriptions of a coded file, in the columns that `review` writes."""
     file = open_table(
         predictions,
-        [c for c in (input_col, language_col) if c],
+        [c for c in (columns.input_col, columns.language_col) if c],
         optional=("conf", "pred_conf", "lang", "pred_lang"),
         sheet=sheet,
     )
     for notice in file.notices:
         say(notice)
     prefix = _prefix(file.header)
-    language_col = language_col or next((name for name in (f"{prefix}lang", "lang") if name in file.header), None)
-    by = [input_col, *([language_col] if language_col else [])]
-    predicted = _predicted_columns(file.header, prefix, target_cols)
-    columns = [*by, *predicted, f"{prefix}conf"]
-    file.check(columns)
+    added = (name for name in (f"{prefix}lang", "lang") if name in file.header)
+    language_col = columns.language_col or next(added, None)
+    by = [columns.input_col, *([language_col] if language_col else [])]
+    predicted = _predicted_columns(file.header, prefix, columns.target_cols)
+    needed = [*by, *predicted, f"{prefix}conf"]
+    file.check(needed)
     parts, passed = [], 0
-    for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=columns):
-        frame = chunk.select(columns).to_pandas()
+    for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=needed):
+        frame = chunk.select(needed).to_pandas()
         cells = frame.pop(f"{prefix}conf")
         frame["conf"] = pd.to_numeric(cells, errors="coerce")
         if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
@@ -135,10 +133,10 @@ def _read(
             raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
-    names = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **renamed}
+    names = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **columns.renamed}
     table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=names)
     own = [name for name in predicted.values() if not name.startswith("alt_")]
-    blank = [name for name in target_cols if name not in own]
+    blank = [name for name in columns.target_cols if name not in own]
     order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
     return table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
 

@@ -17,6 +17,8 @@ from histocoder.formatters import MISSING
 
 THRESHOLDS = np.arange(1, 100) / 100
 """Of the flat head's probabilities, to choose from."""
+_NUM_BINS = 10
+"""Of confidence, of equal width."""
 SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
@@ -134,15 +136,13 @@ def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
     return {str(i): float((ranks <= i).mean()) if len(ranks) else 0.0 for i in range(1, k + 1)}
 
 
-def calibration(conf: np.ndarray, right: np.ndarray, *, num_bins: int = 10) -> dict[str, Any]:
+def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """Return how far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern Neural Networks.
 
     Parameters
     ----------
     conf : ndarray of shape (n,), from 0 to 1
     right : ndarray of bool, of shape (n,)
-    num_bins : int
-        Bins of equal width.
 
     Returns
     -------
@@ -150,12 +150,12 @@ def calibration(conf: np.ndarray, right: np.ndarray, *, num_bins: int = 10) -> d
         `ece`, the mean distance of confidence and accuracy over bins weighted by their rows; `bins`, each with its
         edges `low` and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
     """
-    edges = np.arange(num_bins + 1) / num_bins
+    edges = np.arange(_NUM_BINS + 1) / _NUM_BINS
     places = np.searchsorted(edges[1:-1], conf)
     found = pd.DataFrame({"count": 1, "conf": conf, "accuracy": right}).astype(float).groupby(places).sum()
     means = found.div(found["count"], axis=0).assign(count=found["count"].astype(int)).to_dict("index")
     empty = {"count": 0, "conf": None, "accuracy": None}
-    bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(num_bins)]
+    bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)]
     return {"ece": float((found["conf"] - found["accuracy"]).abs().sum() / len(conf)), "bins": bins}
 
 

@@ -68,7 +68,7 @@ def summary(metrics: Metrics) -> list[str]:
             )
     if "baselines" in metrics:
         lines += [*comparison(metrics), would_answer(metrics)]
-    return lines
+    return [*lines, *gain_in_words(metrics)]
 
 
 def comparison(metrics: Metrics) -> list[str]:
@@ -88,6 +88,26 @@ def comparison(metrics: Metrics) -> list[str]:
             "A simple method does better than this model. Try more epochs (--num-epochs), another encoder (--encoder), "
             "or more training data."
         )
+    return lines
+
+
+def gain_in_words(metrics: Metrics) -> list[str]:
+    """Say what `gain` found; nothing where no codes were corrected."""
+    if "corrections" not in metrics:
+        return []
+    found, lines = metrics["corrections"], []
+    for part, name in {"validation": "rows of validation data", "held_out": "held-out corrections"}.items():
+        if part not in found:
+            continue
+        before, after = (percent(found[part][when]["rows"]) for when in ("before", "after"))
+        mean, low, high = (100 * found[part]["difference"]["rows"][end] for end in ("mean", "low", "high"))
+        lines.append(
+            f"Of the same {found[part]['num_rows']:,} {name}, {before} were exactly right before training on the "
+            f"corrections, and {after} are now (95\u00a0% interval of the difference of {mean:+.1f} percentage points: "
+            f"{low:+.1f} to {high:+.1f})."
+        )
+    if found["before_has_seen"]:
+        lines.append("The model before was trained on that validation data, too, and looks better there than it is.")
     return lines
 
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 
 from histocoder.formatters.general import CHARACTERS, GeneralCodes
-from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, PAD, UNK
+from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD, UNK
 
 
 class CodeSystem(Protocol):
@@ -91,36 +90,22 @@ class Formatter:
         ValueError
             Where a code does not fit, or a description has more than `num_blocks` codes.
         """
-        split = pd.Series(list(codes), dtype=object).str.split(CODE_SEP, expand=True)
-        if split.shape[1] > self.num_blocks:
-            raise ValueError(f"a description has {split.shape[1]} codes, more than the {self.num_blocks} blocks")
-        return self.encode_columns([split[column] for column in split.columns])
-
-    def encode_columns(self, columns: Sequence[pd.Series | np.ndarray]) -> np.ndarray:
-        """Encode descriptions' codes, given as one column for each code; see `encode`.
-
-        Reading of a row stops at its first missing code.
-        """
-        num_rows = len(columns[0])
-        blocks = np.full((num_rows, self.num_blocks, self.block_size), PAD, dtype=np.int16)
-        reading = np.ones(num_rows, dtype=bool)
-        for i, column in enumerate(columns):
-            index, codes = pd.factorize(np.asarray(column, dtype=object))
-            if i == 0 and self.system.missing_block is not None:
-                blocks[index < 0, 0] = self.system.missing_block
-            reading &= (index >= 0) | (i == 0 and self.system.missing_block is not None)
-            table = np.array([self._block(str(code)) for code in codes], dtype=np.int16).reshape(-1, self.block_size)
-            rows = reading & (index >= 0)
-            blocks[rows, i] = table[index[rows]]
-        targets = np.empty((num_rows, self.target_len), dtype=np.int16)
+        targets = np.full((len(codes), self.target_len), PAD, dtype=np.int16)
         targets[:, 0], targets[:, -1] = BOS, EOS
-        targets[:, 1:-1] = blocks.reshape(num_rows, -1)
+        nothing = [] if self.system.missing_block is None else [MISSING]
+        for row, text in enumerate(codes):
+            blocks = self.blocks(nothing if text is None else text.split(CODE_SEP))
+            if len(blocks) > self.num_blocks:
+                raise ValueError(f"a description has {len(blocks)} codes, more than the {self.num_blocks} blocks")
+            targets[row, 1 : 1 + blocks.size] = blocks.ravel()
         return targets
 
-    def _block(self, code: str) -> list[int]:
-        if (problem := self.system.problem(code)) is not None:
-            raise ValueError(f"the code {code!r} {problem}")
-        return self.system.to_block(code)
+    def blocks(self, codes: Sequence[str]) -> np.ndarray:
+        """Return the tokens of some codes, of shape (n, block_size); raises ValueError for one that does not fit."""
+        for code in codes:
+            if (problem := self.system.problem(code)) is not None:
+                raise ValueError(f"the code {code!r} {problem}")
+        return np.array([self.system.to_block(code) for code in codes], dtype=np.int16).reshape(-1, self.block_size)
 
     def decode(self, targets: np.ndarray) -> np.ndarray:
         """Decode target sequences into codes.

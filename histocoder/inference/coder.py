@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
-from histocoder.data.normalize import normalize
-from histocoder.data.tokens import join_language, lower_characters, tokenize
-from histocoder.errors import Notice, UserError
-from histocoder.formatters import formatter_from_config
-from histocoder.inference.combined import Belief, CombinedSearch
-from histocoder.inference.confidence import set_probability
+from histocoder.inference.batches import Batch, batches, encode, encoded_at_once
+from histocoder.inference.decoding import Decoding
 from histocoder.inference.descriptions import Descriptions
-from histocoder.inference.flat import chosen_classes, threshold_of
-from histocoder.inference.greedy import greedy
+from histocoder.inference.flat import thresholds_of
+from histocoder.inference.onnx_coder import OnnxCoder
+from histocoder.inference.options import PredictOptions
 from histocoder.inference.predictions import Part, Prediction
-from histocoder.inference.search import TrieSearch
-from histocoder.inference.trie import CodeTrie
 from histocoder.model import MixerModel
-from histocoder.model.devices import check_compiler
-from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
 
-MODES = ("combined", "greedy", "flat", "topk", "full")
-_ENCODED_AT_ONCE = {"cpu": 64}
-"""Descriptions at most: what fits a CPU's caches. Decoding reads all weights at each step, and likes more."""
-_ENCODED_AT_ONCE_ELSEWHERE = 4096
-_LIKE = 1.25
-"""Of a batch the longest description is at most so many times as long as the shortest, where there are enough."""
 
+class Ranked(NamedTuple):
+    """What `Coder.predict_ranked` finds, for each description."""
 
-class TextCutWarning(Notice):
-    """Some descriptions are longer than the model reads."""
-
-    def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
-        super().__init__(f"{count:,} descriptions are cut: with the language they are longer than {max_len} {unit}.")
-        self.count, self.max_len, self.unit = count, max_len, unit
+    codes: pd.DataFrame
+    """What `Coder.predict` gives."""
+    ranked: pd.DataFrame
+    """With the same columns, codes of the key that decoder, flat head and linear expert propose as the first, those
+    first that all together find most probable."""
+    encodings: np.ndarray
+    """What `Coder.embed` gives."""
 
 
 class Coder:
@@ -96,13 +87,11 @@ class Coder:
             check_compiler(self.device)
             self._computing.compile_layers()
         self.precision = str(dtype).removeprefix("torch.")
-        self.formatter = formatter_from_config(model.config.formatter)
-        self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
+        self._decoding = Decoding(self.model, self._computing)
+        self.formatter, self.codes = self._decoding.formatter, self._decoding.codes
         self.system = model.config.system
         self.card = model_card(model.config)
-        self._trie: CodeTrie | None = None
-        self._search: TrieSearch | None = None
-        self._encoded_at_once = _ENCODED_AT_ONCE.get(self.device.type, _ENCODED_AT_ONCE_ELSEWHERE)
+        self._encoded_at_once = encoded_at_once(self.device)
 
     @classmethod
     def from_pretrained(
@@ -136,6 +125,11 @@ class Coder:
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder
+
+    @staticmethod
+    def from_onnx(folder: str | Path, *, num_threads: int | None = None) -> OnnxCoder:
+        """Open a model that `histocoder export` wrote; see `OnnxCoder`, which runs without torch."""
+        return OnnxCoder(folder, num_threads=num_threads)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
@@ -175,7 +169,6 @@ class Coder:
         min_confidence: float = 0.0,
         batch_size: int = 256,
         progress: bool | Callable[[int], object] = True,
-        parts: list[Part] | None = None,
     ) -> pd.DataFrame:
         """Code descriptions.
 
@@ -186,10 +179,9 @@ class Coder:
         lang : str, or sequence or Series of n
             Language of all, or of each.
         mode : {"combined", "greedy", "flat", "topk", "full"}, optional
-            By default the one that validated best. combined: decoder, flat head and, where the model has one, its
-            linear expert together, codes of the key only. greedy: the sequence decoder, all its blocks. flat: the
-            linear head. topk: the `k` most probable codes of the decoder's first block, exactly. full: the probability
-            there of every code of the key.
+            By default the one that validated best. combined: decoder, flat head and linear expert together, codes of
+            the key only. greedy: the sequence decoder, all its blocks. flat: the linear head. topk: the `k` most
+            probable codes of the decoder's first block, exactly. full: the probability there of every code.
         k : int
             Codes of topk.
         threshold : float, optional
@@ -203,60 +195,132 @@ class Coder:
         progress : bool or callable
             Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
             of distinct descriptions.
-        parts : list, optional
-            Results of an interrupted call with the same arguments, which are not computed again; this call appends to
-            them.
 
         Returns
         -------
         DataFrame
             With the input's index and order. For each code `{system}_1`, `prob_1`, and `desc_1` where the key has
-            descriptions; a missing code is None. `conf` is the probability of the set of codes, in combined, and in
-            greedy in whatever order they are written; elsewhere the best code's. Of full, a column for each code of the
-            key instead.
+            descriptions; a missing code is None. `conf` is the probability of the set of codes in combined and greedy,
+            of the best code elsewhere. For full, a column for each code of the key.
 
         Raises
         ------
         UserError
             For a mode that there is not, or that the arguments do not fit.
         """
-        mode = mode or self.mode
-        if mode not in MODES:
-            raise UserError(f"Unknown mode {mode!r}; choose one of {', '.join(MODES)}.")
-        if constrain is False and mode in ("combined", "topk", "full"):
-            raise UserError(f"The mode {mode!r} gives codes of the key only; omit constrain.")
-        if k < 1:
-            raise UserError(f"k is {k}; it must be 1 or more.")
-        check_threshold(threshold)
+        options = PredictOptions(
+            mode=mode,
+            k=k,
+            threshold=threshold,
+            constrain=constrain,
+            min_confidence=min_confidence,
+            batch_size=batch_size,
+        )
+        return self.code(texts, lang, options, progress=progress)
+
+    def code(
+        self,
+        texts: str | Sequence[str | None] | pd.Series,
+        lang: str | Sequence[str] | pd.Series,
+        options: PredictOptions,
+        *,
+        progress: bool | Callable[[int], object] = True,
+        parts: list[Part] | None = None,
+    ) -> pd.DataFrame:
+        """Code descriptions as `predict` does, in a call that can be interrupted and resumed.
+
+        Parameters
+        ----------
+        texts, lang, progress
+            See `predict`.
+        options : PredictOptions
+        parts : list, optional
+            Results of an interrupted call with the same arguments, which are not computed again; this call appends to
+            them.
+        """
+        mode = options.mode or self.mode
+        options = replace(options, mode=mode)  # which is checked with it
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
-        table = rows.distinct
-        self._search = None
         parts = [] if parts is None else parts
-        coded = {place for places, _ in parts for place in places.tolist()}
-        code = partial(self.predict_batch, mode=mode, k=k, constrain=bool(constrain))
-        at_once = RowsAtOnce(self.device)
-        hidden = None if progress is True and len(table) > batch_size else True  # None: where there is no terminal
-        with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
-            tell = progress if callable(progress) else bar.update
-            for places, ids, characters in self._batches(table, batch_size):
-                if coded.issuperset(places.tolist()):
-                    tell(len(places))
-                    continue
-                limits = self._thresholds(table["lang"].to_numpy()[places], threshold) if mode == "flat" else None
-                for some, part in at_once.each(code, ids, limits, characters):
-                    parts.append((places[some], part))
-                    tell(some.stop - some.start)
-        prediction = Prediction.join(parts, len(table), width=self._width(mode, k))
+        self._code_distinct(rows.distinct, mode, options, progress, parts)
+        prediction = Prediction.join(parts, len(rows.distinct), width=self._width(mode, options.k))
         if mode == "full":
             frame = pd.DataFrame(prediction.probs, columns=list(self.codes))
         else:
-            if min_confidence:
-                unsure = prediction.conf < min_confidence
-                prediction.codes[unsure], prediction.probs[unsure] = None, np.nan
+            prediction.drop_unsure(options.min_confidence)
             frame = prediction.frame(self.system, self.model.config.descriptions)
-        frame = frame.iloc[rows.place]
-        frame.index = rows.index
-        return frame
+        return frame.iloc[rows.place].set_axis(rows.index)
+
+    def predict_ranked(
+        self,
+        texts: str | Sequence[str | None] | pd.Series,
+        lang: str | Sequence[str] | pd.Series = "unk",
+    ) -> Ranked:
+        """Code descriptions in the model's own mode, with what else they may be, encoding each once.
+
+        Parameters
+        ----------
+        texts, lang
+            See `predict`.
+        """
+        rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
+        self._decoding.forget_weights()
+        thresholds = thresholds_of(self.model.config, rows.distinct["lang"], None)
+        at_once, width = RowsAtOnce(self.device), self.formatter.num_blocks
+        codes: list[Part] = []
+        ranked: list[Part] = []
+        encodings = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
+        for places, ids, characters in self._batches(rows.distinct, PredictOptions()):
+            limits = thresholds[places].to(self.device)
+            for some, (chosen, others, pooled) in at_once.each(self._rank_batch, ids, limits, characters):
+                codes.append((places[some], chosen))
+                ranked.append((places[some], others))
+                encodings[places[some]] = pooled
+        of_codes, of_ranked = (
+            Prediction.join(parts, len(rows.distinct), width=width)
+            .frame(self.system, self.model.config.descriptions)
+            .iloc[rows.place]
+            .set_axis(rows.index)
+            for parts in (codes, ranked)
+        )
+        return Ranked(of_codes, of_ranked, encodings[rows.place])
+
+    @torch.inference_mode()
+    def _rank_batch(
+        self, input_ids: Tensor, thresholds: Tensor, characters: Tensor | None
+    ) -> tuple[Prediction, Prediction, np.ndarray]:
+        memory, pooled, mask = self._encode(input_ids)
+        flat_logits = self._computing.classify(pooled)
+        chosen, others = self._decoding.ranked(memory, mask, flat_logits, characters=characters)
+        if self.mode != "combined":
+            decode = self._decoding.of(self.mode, thresholds=thresholds, characters=characters, k=1, constrain=False)
+            chosen = decode(memory, mask, flat_logits)
+        return chosen, others, pooled.float().cpu().numpy()
+
+    def _code_distinct(
+        self,
+        table: pd.DataFrame,
+        mode: str,
+        options: PredictOptions,
+        progress: bool | Callable[[int], object],
+        parts: list[Part],
+    ) -> None:
+        """Append to `parts` what they lack of a table's descriptions, batch by batch."""
+        self._decoding.forget_weights()
+        coded = {place for places, _ in parts for place in places.tolist()}
+        code = partial(self.predict_batch, mode=mode, k=options.k, constrain=bool(options.constrain))
+        thresholds = thresholds_of(self.model.config, table["lang"], options.threshold)
+        at_once = RowsAtOnce(self.device)
+        hidden = None if progress is True and len(table) > options.batch_size else True  # None: without a terminal
+        with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
+            tell = progress if callable(progress) else bar.update
+            for rows, ids, characters in self._batches(table, options):
+                if coded.issuperset(rows.tolist()):
+                    tell(len(rows))
+                    continue
+                for some, part in at_once.each(code, ids, thresholds[rows].to(self.device), characters):
+                    parts.append((rows[some], part))
+                    tell(some.stop - some.start)
 
     @torch.inference_mode()
     def predict_batch(
@@ -281,36 +345,8 @@ class Coder:
             See `LinearExpert`; for combined, where the model has one.
         """
         memory, pooled, memory_mask = self._encode(input_ids)
-        decoder, flat_logits = self._computing.decoder, self._computing.classify(pooled)
-        if mode == "flat":
-            return self._flat(flat_logits, thresholds)
-        if mode == "combined":
-            found = self._combined_search(memory, memory_mask, flat_logits, characters).decode(self._weights())
-            codes = np.array([*self.codes, None], dtype=object)[found.codes.cpu().numpy()]
-            return Prediction(codes, _numpy(found.probabilities), _numpy(found.conf))
-        prior = self._computing.prior(flat_logits)
-        if mode == "topk":
-            places, best = self._trie_search().top_k(memory, memory_mask, prior, k=k)
-            codes = np.array(self.codes, dtype=object)[places.cpu().numpy()]
-            return Prediction(codes, _numpy(best), _numpy(best[:, 0]))
-        if mode == "full":
-            full = _numpy(self._trie_search().full(memory, memory_mask, prior))
-            return Prediction(np.empty((len(full), 0), dtype=object), full, full.max(1))
-        num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
-        tokens, token_probs = greedy(
-            decoder,
-            memory,
-            memory_mask,
-            prior,
-            num_tokens=num_blocks * block_size,
-            block_size=block_size,
-            trie=self._code_trie() if constrain else None,
-        )
-        codes = self.formatter.decode(tokens.cpu().numpy())
-        probs = _numpy(token_probs.unflatten(1, (num_blocks, -1)).prod(-1))
-        is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
-        conf = set_probability(decoder, memory, memory_mask, tokens[:, 1:], token_probs, prior, is_code=is_code)
-        return Prediction(codes, np.where(pd.isna(codes), np.nan, probs), _numpy(conf))
+        decode = self._decoding.of(mode, thresholds=thresholds, characters=characters, k=k, constrain=constrain)
+        return decode(memory, memory_mask, self._computing.classify(pooled))
 
     @torch.inference_mode()
     def embed(
@@ -321,115 +357,41 @@ class Coder:
         batch_size: int = 256,
     ) -> np.ndarray:
         """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
+        options = PredictOptions(batch_size=batch_size)
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
         at_once = RowsAtOnce(self.device)
-        for places, ids, _ in self._batches(rows.distinct, batch_size):
-            for some, found in at_once.each(self._pooled, ids):
+        for places, ids, _ in self._batches(rows.distinct, options):
+            for some, found in at_once.each(lambda some: self._encode(some)[1].float().cpu().numpy(), ids):
                 pooled[places[some]] = found
         return pooled[rows.place]
 
-    def _pooled(self, input_ids: Tensor) -> np.ndarray:
-        return self._encode(input_ids)[1].float().cpu().numpy()
-
-    def _real_classes(self, probabilities: Tensor) -> Tensor:
-        """Return the classes that are codes, out of all: the key of a published model may have a blank one."""
-        if len(self.codes) == self.model.config.num_classes:
-            return probabilities
-        return probabilities[:, [place for place, code in enumerate(self.model.config.codes) if code]]
-
-    def _flat(self, flat_logits: Tensor, thresholds: Tensor | None) -> Prediction:
-        probabilities = self._real_classes(self._computing.class_probabilities(flat_logits))
-        if thresholds is None:
-            thresholds = probabilities.new_full((len(probabilities),), self.model.config.default_threshold)
-        chosen = chosen_classes(probabilities, thresholds[:, None], most=self.formatter.num_blocks)
-        best = probabilities.topk(int(chosen.sum(1).max()))
-        codes, probs = np.array(self.codes, dtype=object)[best.indices.cpu().numpy()], _numpy(best.values)
-        conf = probs[:, 0].copy()
-        left_out = ~chosen.gather(1, best.indices).cpu().numpy()
-        codes[left_out], probs[left_out] = None, np.nan
-        return Prediction(codes, probs, conf)
-
-    def _thresholds(self, langs: np.ndarray, threshold: float | None) -> Tensor:
-        """Return each row's threshold of the flat head."""
-        values = [threshold_of(self.model.config, lang) if threshold is None else threshold for lang in langs]
-        return torch.tensor(values, device=self.device)
-
-    def _weights(self) -> dict[str, float]:
-        """Return the weights of the experts, all equal if none were fitted."""
-        names = ["decoder", "flat", *(["linear"] if self.model.linear_expert is not None else [])]
-        return self.model.config.experts or dict.fromkeys(names, 1 / len(names))
-
-    def _combined_search(
-        self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, characters: Tensor | None
-    ) -> CombinedSearch:
-        beliefs = {"flat": Belief(self._real_classes(self._computing.class_probabilities(flat_logits)))}
-        if self.model.linear_expert is not None:
-            log_odds = self._real_classes(self.model.linear_expert(characters))
-            beliefs["linear"] = Belief(log_odds.softmax(-1), log_odds.sigmoid())
-        trie, prior, num_blocks = self._code_trie(), self._computing.prior(flat_logits), self.formatter.num_blocks
-        return CombinedSearch(self._computing.decoder, trie, memory, memory_mask, prior, beliefs, num_blocks=num_blocks)
-
     @torch.inference_mode()
     def votes(
-        self, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame, *, batch_size: int = 256
+        self, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Yield what the experts think of each description's first code, and of its second one, batch by batch.
+        """Yield `CombinedSearch.votes_and_truth` of descriptions, batch by batch.
 
         Parameters
         ----------
         texts, langs : sequence of str, of n
         codes : DataFrame of str, of shape (n, k)
             The true ones.
-
-        Yields
-        ------
-        votes : dict of str to Tensor of shape (B, K + 1)
-            By expert, the logarithms of the candidates' probabilities; the last candidate is that there is no further
-            code.
-        is_true : Tensor of bool, of shape (B, K + 1)
-            Which candidates are true. Of second codes, only those of rows whose first one is among the candidates.
         """
         place = {code: i for i, code in enumerate(self.codes)}
         true = np.array([[place.get(code, -1) for code in column] for column in codes.to_numpy(dtype=object)])
-        table = pd.DataFrame({"text": list(texts), "lang": _known_langs(langs, self.model.config.languages)})
-        for rows, ids, characters in self._batches(table, batch_size):
-            memory, pooled, memory_mask = self._encode(ids)
-            search = self._combined_search(memory, memory_mask, self._computing.classify(pooled), characters)
-            votes = search.votes(0)
-            of_rows = torch.from_numpy(true[rows]).to(votes.candidates.device)
-            is_true = (votes.candidates[:, :, None] == of_rows[:, None]).any(-1)
-            names = list(votes.by_expert)
-            yield (
-                {name: F.pad(votes.by_expert[name], (0, 1), value=-torch.inf) for name in names},
-                F.pad(is_true, (0, 1)),
-            )
-            if self.formatter.num_blocks == 1:
-                continue
-            first, has_true = is_true.int().argmax(1), is_true.any(1)
-            search.choose(first, has_true)
-            votes = search.votes(1)
-            rest = (is_true & votes.by_expert[names[0]].isfinite()).masked_fill(~has_true[:, None], value=False)
-            is_last = has_true & (of_rows >= 0).sum(1).eq(1)
-            stop = {name: votes.stop[name][:, None] for name in names}
-            yield (
-                {name: torch.cat([votes.by_expert[name], stop[name]], 1) for name in names},
-                torch.cat([rest, is_last[:, None]], 1),
-            )
+        known = self.model.config.languages
+        langs = [lang if not known or lang in known else "unk" for lang in langs]
+        table = pd.DataFrame({"text": list(texts), "lang": langs})
+        for rows, ids, characters in self._batches(table, PredictOptions()):
+            memory, pooled, mask = self._encode(ids)
+            flat_logits = self._computing.classify(pooled)
+            search = self._decoding.combined_search(memory, mask, flat_logits, characters=characters)
+            yield from search.votes_and_truth(torch.from_numpy(true[rows]).to(memory.device))
 
-    def _code_trie(self) -> CodeTrie:
-        if self._trie is None:
-            self._trie = CodeTrie(self.codes, self.formatter).to(self.device)
-        return self._trie
-
-    def _trie_search(self) -> TrieSearch:
-        """Return the search; each table gets a new one, since its cached results depend on the current weights."""
-        if self._search is None:
-            self._search = TrieSearch(self._computing.decoder, self._code_trie())
-        return self._search
-
-    def column_names(self, mode: str, *, k: int = 5) -> list[str]:
+    def column_names(self, mode: str | None = None, *, k: int = 5) -> list[str]:
         """Return the columns of `predict`."""
+        mode = mode or self.mode
         if mode == "full":
             return list(self.codes)
         stems = [self.system, "prob", *(["desc"] if self.model.config.descriptions else [])]
@@ -437,68 +399,12 @@ class Coder:
 
     def _width(self, mode: str, k: int) -> int:
         """Codes of a row at least, where there is no row to tell."""
-        num_blocks = self.formatter.num_blocks
-        widths = {"combined": num_blocks, "greedy": num_blocks, "flat": num_blocks, "full": len(self.codes)}
-        return widths.get(mode, min(k, len(self.codes)))
+        if mode == "full":
+            return len(self.codes)
+        return min(k, len(self.codes)) if mode == "topk" else self.formatter.num_blocks
 
     def _encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Encode as `MixerModel.encode` does, so many descriptions at a time as the device is fast with."""
-        if len(input_ids) <= self._encoded_at_once:
-            return self._computing.encode(input_ids)
-        config, tokenizer, num_positions = self.model.config, self.model.tokenizer, input_ids.shape[1]
-        parts = []
-        for ids in input_ids.split(self._encoded_at_once):
-            # what is cut off is padding that nobody looks at; where the decoder does, it stays
-            longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
-            needed = tokenizer.num_positions(longest, config.max_len) if config.mask_memory else num_positions
-            needed = min(num_positions, needed)
-            parts.append(self._computing.encode(ids[:, :needed]))
-        memories, pooled, masks = zip(*parts, strict=True)
-        width = max(memory.shape[1] for memory in memories)
-        memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
-        if not config.mask_memory:
-            return memory, torch.cat(pooled), None
-        return memory, torch.cat(pooled), torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
+        return encode(self._computing, input_ids, at_once=self._encoded_at_once)
 
-    def _batches(self, distinct: pd.DataFrame, batch_size: int) -> Iterator[tuple[np.ndarray, Tensor, Tensor | None]]:
-        """Batches of like lengths: their places, token ids of shape (B, S), and characters for the linear expert."""
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be 1 or more.")
-        config = self.model.config
-        normal = normalize(distinct["text"].tolist(), config.text_normalization)
-        joined = join_language(normal, distinct["lang"].tolist())
-        texts = tokenize(joined, max_len=config.max_len, tokenizer=self.model.tokenizer)
-        if texts.num_cut:
-            warnings.warn(TextCutWarning(texts.num_cut, config.max_len, self.model.tokenizer.unit), stacklevel=3)
-        order = np.argsort(texts.lengths, kind="stable")
-        for start, end in _runs(texts.lengths[order], at_least=self._encoded_at_once, at_most=batch_size):
-            rows = order[start:end]
-            ids = texts.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
-            characters = None
-            if self.model.linear_expert is not None:
-                characters = torch.from_numpy(lower_characters([joined[row] for row in rows])).to(self.device)
-            yield rows, torch.from_numpy(ids).to(self.device), characters
-
-
-def check_threshold(threshold: float | None) -> None:
-    """Raise a UserError where no probability, or none but 1, could be above a threshold of the flat head."""
-    if threshold is not None and not 0 <= threshold < 1:
-        raise UserError(f"The threshold is {threshold:g}; it must be 0 or more and less than 1.")
-
-
-def _runs(lengths: np.ndarray, *, at_least: int, at_most: int) -> Iterator[tuple[int, int]]:
-    """Runs of like lengths, from the first to behind the last, in sorted lengths; of so many, where there are."""
-    start = 0
-    while start < len(lengths):
-        alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
-        end = min(max(alike, start + at_least), start + at_most, len(lengths))
-        yield start, end
-        start = end
-
-
-def _known_langs(langs: Sequence[str], known: tuple[str, ...]) -> list[str]:
-    return [lang if not known or lang in known else "unk" for lang in langs]
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.cpu().double().numpy()  # GPUs of Macs have no doubles
+    def _batches(self, table: pd.DataFrame, options: PredictOptions) -> Iterator[Batch]:
+        return batches(table, self.model, self.device, at_least=self._encoded_at_once, at_most=options.batch_size)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
@@ -58,6 +59,10 @@ class Combined(NamedTuple):
     """Of each code, of shape (B, num_blocks)."""
     conf: Tensor
     """Of the set of codes, of shape (B,)."""
+    ranked: Tensor
+    """Places in the key of the candidates for the first code, best first, of shape (B, K); -1 behind the last."""
+    shares: Tensor
+    """Their probabilities, of shape (B, K)."""
 
 
 class CombinedSearch:
@@ -94,6 +99,7 @@ class CombinedSearch:
         num_blocks: int,
     ) -> None:
         self._beliefs, self._num_blocks = beliefs, num_blocks
+        self.experts = ("decoder", *beliefs)
         self._blocks = trie.blocks  # (num_codes, block_size)
         size = self._blocks.shape[1]
         length = num_blocks * size
@@ -139,12 +145,47 @@ class CombinedSearch:
         chosen = self._candidates.gather(1, place[:, None])
         self._taken = self._taken | (self._candidates == chosen)
 
+    def votes_and_truth(self, true: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """Yield the votes on first codes and, where a row may have several, on second ones, with what is true.
+
+        Parameters
+        ----------
+        true : Tensor of int, of shape (B, k)
+            The rows' codes by their places in the key; -1 where there is none.
+
+        Yields
+        ------
+        votes : dict of str to Tensor of shape (B, K + 1)
+            By expert, the logarithms of the candidates' probabilities; the last candidate is that there is no further
+            code.
+        is_true : Tensor of bool, of shape (B, K + 1)
+            Which candidates are true. Of second codes, only those of rows whose first one is among the candidates.
+        """
+        by_expert = self.votes(0).by_expert
+        is_true = (self._candidates[:, :, None] == true[:, None]).any(-1)
+        yield (
+            {name: F.pad(vote, (0, 1), value=-torch.inf) for name, vote in by_expert.items()},
+            F.pad(is_true, (0, 1)),
+        )
+        if self._num_blocks == 1:
+            return
+        has_true = is_true.any(1)
+        self.choose(is_true.int().argmax(1), has_true)
+        _, by_expert, stop = self.votes(1)
+        rest = (is_true & ~self._taken).masked_fill(~has_true[:, None], value=False)
+        is_last = has_true & (true >= 0).sum(1).eq(1)
+        yield (
+            {name: torch.cat([vote, stop[name][:, None]], 1) for name, vote in by_expert.items()},
+            torch.cat([rest, is_last[:, None]], 1),
+        )
+
     def decode(self, weights: Mapping[str, float]) -> Combined:
         """Return the best set of codes by the experts' weights."""
         batch, width = len(self._candidates), self._num_blocks
         codes = torch.full((batch, width), -1, device=self._candidates.device)
         probabilities = torch.full((batch, width), torch.nan, device=self._candidates.device)
         conf = torch.ones(batch, device=self._candidates.device)
+        ranked = of_ranked = codes  # until the first code is voted on
         for number in range(width):
             votes = self.votes(number)
             scores = torch.stack([weights[name] * votes.by_expert[name] for name in votes.by_expert]).sum(0)
@@ -152,6 +193,9 @@ class CombinedSearch:
             if number == 0:  # each row has a code
                 stop = torch.full_like(stop, -torch.inf)
             shares = torch.cat([scores.masked_fill(self._taken, -torch.inf), stop], dim=1).softmax(-1)
+            if number == 0:
+                of_ranked, order = shares[:, :-1].sort(1, descending=True)
+                ranked = self._candidates.gather(1, order).masked_fill(self._taken.gather(1, order), -1)
             best = shares.max(1)
             conf = torch.where(self._going_on, conf * best.values, conf)
             goes_on = self._going_on & (best.indices < scores.shape[1])
@@ -161,4 +205,4 @@ class CombinedSearch:
             self.choose(place, goes_on)
             if not bool(self._going_on.any()) or self._blocks.shape[0] <= number + 1:
                 break
-        return Combined(codes, probabilities, conf)
+        return Combined(codes, probabilities, conf, ranked, of_ranked)

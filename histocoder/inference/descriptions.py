@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.languages import is_language, language_code, same_language
-from histocoder.errors import Notice, UserError
+from histocoder.errors import Notice, UserError, warn_user
 
 
 class UnknownLanguageWarning(Notice):
@@ -95,5 +94,5 @@ def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
         codes = {lang: language_code(lang) for lang in distinct}
         strange = sorted(lang for lang in distinct if not is_language(language_code(lang)))
     if strange:
-        warnings.warn(UnknownLanguageWarning(strange, languages), stacklevel=4)  # at whoever called `Coder`
+        warn_user(UnknownLanguageWarning(strange, languages))
     return np.array([codes[lang] or "unk" for lang in langs.tolist()], dtype=object)

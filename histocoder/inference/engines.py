@@ -40,8 +40,6 @@ class Job:
     """Fields of `PredictConfig`."""
     device: str
     precision: str
-    names: list[str]
-    """The columns of `Coder.predict`."""
     new: dict[str, pa.DataType]
     """The columns of codes, as they are called in the output."""
     chunk_rows: int
@@ -57,8 +55,10 @@ class Job:
             If there is no model, or the columns lack one that is read, or have one that is added.
         """
         from histocoder.checkpoints.hub import local_folder
+        from histocoder.inference.chunks import ChunkCoder
         from histocoder.inference.coder import Coder
-        from histocoder.inference.predict_file import Memory, PredictConfig, names_of_output, rows_of_chunk
+        from histocoder.inference.file_options import PredictConfig
+        from histocoder.inference.predict_file import rows_of_chunk
 
         folder = str(Path(local_folder(model)).resolve())
         coder = Coder.from_pretrained(folder, "cpu")
@@ -67,11 +67,11 @@ class Job:
         for column in config.input_cols:
             if column not in header:
                 raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
-        names = coder.column_names(config.mode, k=config.k)
-        names_of_output(names, coder.system, config, taken=header)
+        chunks = ChunkCoder(coder, config, known=None)
+        config.output_names(chunks.names, coder.system, taken=header)
         none = pa.table({TEXT: pa.array([], pa.string()), LANG: pa.array([], pa.string())})
-        new = {name: column.type for name, column in Memory(coder, config, names=names).columns(none).items()}
-        return cls(folder, options, device, precision, names, new, rows_of_chunk(names))
+        new = {name: column.type for name, column in chunks.columns(none).items()}
+        return cls(folder, options, device, precision, new, rows_of_chunk(chunks.names))
 
     @property
     def input_cols(self) -> list[str]:
@@ -95,10 +95,11 @@ class Job:
 
     def code(self, pairs: pa.Table) -> pa.Table:
         """Return distinct descriptions of one chunk, in their order, with the columns of their codes."""
-        from histocoder.inference.predict_file import Memory, PredictConfig
+        from histocoder.inference.chunks import ChunkCoder
+        from histocoder.inference.file_options import PredictConfig
 
         coder = _open(self.model, self.device, self.precision)
-        columns = Memory(coder, PredictConfig(**self.options), names=self.names).columns(pairs)
+        columns = ChunkCoder(coder, PredictConfig(**self.options), known=None).columns(pairs)
         return pa.table({TEXT: pairs[TEXT], LANG: pairs[LANG], **columns})
 
     def add(self, table: pa.Table, coded: pa.Table) -> pa.Table:
@@ -187,7 +188,7 @@ def in_a_row(chunk: pa.Table) -> pa.Table:
     return pa.table({name: [chunk[name].to_pylist()] for name in (TEXT, LANG)})
 
 
-class ChunkCoder:
+class Actor:
     """Codes what `in_a_row` has returned; a class, since Ray's actors are made of one."""
 
     def __init__(self, job: Job) -> None:

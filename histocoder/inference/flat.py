@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from histocoder.config import ALL_LANGUAGES, ModelConfig
-from histocoder.data.languages import same_language
+from histocoder.config import ModelConfig
+from histocoder.inference.options import threshold_of
 
 
-def threshold_of(config: ModelConfig, lang: str) -> float:
-    """Return the flat head's threshold for a language; languages that the model does not know are "unk"."""
-    known = lang if not config.languages or same_language(lang, config.languages) else "unk"
-    own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
-    return config.default_threshold if own is None else own
+def thresholds_of(config: ModelConfig, langs: pd.Series, given: float | None) -> Tensor:
+    """Return the threshold of each description, of shape (n,): the given one, or its language's."""
+    own = {lang: threshold_of(config, lang) if given is None else given for lang in langs.unique()}
+    return torch.tensor(langs.map(own).to_numpy(np.float32))
 
 
 def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:

@@ -31,15 +31,18 @@ class Join:
     codes : collection of str
         Those of the model, by which zeros that the table has lost are restored.
 
+    sheet : str, optional
+        Of an Excel workbook; None: the only one that holds anything.
+
     Raises
     ------
     UserError
         If the table can't be read, has no column beside the codes', or has two different rows of one code.
     """
 
-    def __init__(self, path: Path, *, system: str, codes: Collection[str]) -> None:
+    def __init__(self, path: Path, *, system: str, codes: Collection[str], sheet: str | None = None) -> None:
         names = (system, f"{system}_1", *_CODE_COLUMNS)
-        file = open_table(path, (), optional=names, codes=names)
+        file = open_table(path, (), optional=names, codes=names, sheet=sheet)
         lower = {name.lower(): name for name in reversed(file.header)}
         code_col = next((lower[name.lower()] for name in names if name.lower() in lower), file.header[0])
         self._path, self._names = path, [name for name in file.header if name != code_col]

@@ -14,11 +14,11 @@ from histocoder.data.examples import Examples
 from histocoder.data.normalize import fold
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
+from histocoder.inference.options import SOURCE_COL, PredictOptions
 from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"
 """What the column `source` holds."""
-SOURCE_COL = "source"
 
 
 class Answer(NamedTuple):
@@ -107,30 +107,34 @@ class Known:
         best = counts.sort_values("size", ascending=False, kind="stable").drop_duplicates("place").sort_values("place")
         return [Answer(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
 
-    def column_names(self, coder: Coder, mode: str, *, k: int) -> list[str]:
+    def column_names(self, coder: Coder, mode: str | None, *, k: int) -> list[str]:
         """Return the columns of `predict`."""
         return [*coder.column_names(mode, k=max(k, self.width)), SOURCE_COL]
 
-    def predict(self, coder: Coder, texts: Sequence[str], langs: Sequence[str], **options: Any) -> pd.DataFrame:
+    def code(
+        self, coder: Coder, texts: Sequence[str], langs: Sequence[str], options: PredictOptions, **how: Any
+    ) -> pd.DataFrame:
         """Code descriptions: the known ones as people did, the others with the model.
 
         Parameters
         ----------
         coder : Coder
         texts, langs : sequence of str, of shape (n,)
-        **options
-            See `Coder.predict`; the mode can't be "full".
+        options : PredictOptions
+            The mode can't be "full".
+        **how
+            See `Coder.code`.
 
         Returns
         -------
         DataFrame
-            What `Coder.predict` returns, and `source`: "known", "model", or None where there is no description. The
+            What `Coder.code` returns, and `source`: "known", "model", or None where there is no description. The
             probability of a known answer is its share.
         """
         answers = [self.find(text, lang) for text, lang in zip(texts, langs, strict=True)]
         known = [row for row, answer in enumerate(answers) if answer is not None]
         other = [row for row, answer in enumerate(answers) if answer is None]
-        coded = coder.predict([texts[row] for row in other], [langs[row] for row in other], **options).set_axis(other)
+        coded = coder.code([texts[row] for row in other], [langs[row] for row in other], options, **how).set_axis(other)
         coded[SOURCE_COL] = np.array([MODEL if texts[row].strip() else None for row in other], dtype=object)
         if not known:
             return coded

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from histocoder import distributed
-from histocoder.inference.coder import TextCutWarning
 from histocoder.inference.descriptions import UnknownLanguageWarning
+from histocoder.inference.reading import TextCutWarning
 
 
 class FileNotices:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from histocoder.checkpoints.model_files import load_model
 from histocoder.checkpoints.occcanine import read_published, save_published
 from histocoder.config import NUM_CODES, ModelConfig
@@ -53,7 +55,36 @@ def load_occcanine(
     UserError
         Where the file holds no such model, or key or formatter and model do not fit.
     """
-    path = Path(path)
+    config, weights = _read(
+        Path(path),
+        formatter=formatter,
+        key=key,
+        target_cols=tuple(target_cols or ()),
+        block_size=block_size or 5,
+        encoder_config=encoder_config or {},
+        text_normalization=text_normalization,
+    )
+    try:
+        model = MixerModel.of_weights(config, weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"The weights in {path} are of other sizes ({misfit(error)}); give the sizes of its encoder, "
+            "with --encoder-config JSON."
+        ) from error
+    return Coder(model)
+
+
+def _read(
+    path: Path,
+    *,
+    formatter: str,
+    key: str | Path | None,
+    target_cols: tuple[str, ...],
+    block_size: int,
+    encoder_config: dict[str, Any],
+    text_normalization: str,
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return what a published model is, and its weights."""
     if formatter not in NUM_CODES and not target_cols:
         raise UserError(f"A model of the formatter {formatter!r} needs the columns of codes that it was trained on.")
     weights, own_codes, chars = read_published(path)
@@ -61,15 +92,15 @@ def load_occcanine(
         raise UserError(
             f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
         )
-    num_blocks, num_tokens = len(target_cols or ()) or NUM_CODES[formatter], len(weights["decoder.head.weight"])
-    system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size or 5, symbols=chars)
+    num_blocks, num_tokens = len(target_cols) or NUM_CODES[formatter], len(weights["decoder.head.weight"])
+    system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size, symbols=chars)
     _check_tokens(path, num_tokens, system)
     config = ModelConfig(
-        encoder=(encoder_config or {}).get("encoder", encoder_config or {}),  # a model's own config.json has it within
+        encoder=encoder_config.get("encoder", encoder_config),  # a model's own config.json has it within
         formatter=system.to_config(),
         vocab_size=num_tokens,
         codes=(found := _key_of(path, key, own_codes)).codes,
-        target_cols=tuple(target_cols or (f"{formatter}_{i + 1}" for i in range(num_blocks))),
+        target_cols=target_cols or tuple(f"{formatter}_{i + 1}" for i in range(num_blocks)),
         descriptions=found.descriptions,
         decoder_num_layers=1 + max(int(name.split(".")[3]) for name in weights if name.startswith("decoder.decoder.")),
         decoder_dim_feedforward=len(weights["decoder.decoder.layers.0.linear1.weight"]),
@@ -80,14 +111,7 @@ def load_occcanine(
     num_classes = len(weights["linear_decoder.weight"])
     if num_classes != config.num_classes:
         raise UserError(f"{path} has {num_classes:,} classes, but its key has {config.num_classes:,} codes.")
-    try:
-        model = MixerModel.of_weights(config, weights)
-    except RuntimeError as error:
-        raise UserError(
-            f"The weights in {path} are of other sizes ({misfit(error)}); give the sizes of its encoder, "
-            "with --encoder-config JSON."
-        ) from error
-    return Coder(model)
+    return config, weights
 
 
 def _check_tokens(path: Path, num_tokens: int, system: Formatter) -> None:

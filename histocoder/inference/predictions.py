@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
-import pandas as pd
 
 from histocoder.files import replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Prediction(NamedTuple):
@@ -39,6 +41,11 @@ class Prediction(NamedTuple):
             conf[places] = part.conf
         return cls(codes, probs, conf)
 
+    def drop_unsure(self, min_confidence: float) -> None:
+        """Make the codes of rows with less `conf` missing, in place."""
+        unsure = self.conf < min_confidence
+        self.codes[unsure], self.probs[unsure] = None, np.nan
+
     def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
         """Return a row for each of the descriptions; the last is the one that `join` has added, if it has.
 
@@ -49,6 +56,8 @@ class Prediction(NamedTuple):
         descriptions : mapping of str to str
             Of codes. Where there are none, there are no columns of them.
         """
+        import pandas as pd
+
         columns: dict[str, np.ndarray] = {}
         for i in range(self.codes.shape[1]):
             codes = self.codes[:, i]
@@ -68,7 +77,7 @@ def save_parts(path: Path, parts: Sequence[Part]) -> None:
     """Write batches into a file, whole or not at all; `load_parts` reads them back as they were."""
     arrays: dict[str, np.ndarray] = {}
     for i, (places, part) in enumerate(parts):
-        codes = np.where(pd.isna(part.codes), "", part.codes).astype(str)
+        codes = np.where(part.codes.astype(bool), part.codes, "").astype(str)
         arrays |= {f"{i:06d}.{j}": array for j, array in enumerate((places, codes, part.probs, part.conf))}
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its one other argument is not among these names

@@ -9,12 +9,12 @@ from histocoder.model.encoder import (
     is_ngram,
     load_encoder,
     reads_characters,
-    trimmed_length,
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.prior import Prior
-from histocoder.model.tokenizer import CHARACTERS, PretrainedTokenizer, Tokenizer, check_vocabulary, load_tokenizer
+from histocoder.model.tokenizer import check_vocabulary, load_tokenizer
+from histocoder.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length
 
 __all__ = [
     "CHARACTERS",

@@ -279,7 +279,7 @@ class _CharsToMolecules(_Convolution):
         weight, bias = self.weights(chars.dtype)
         windows = chars.unflatten(1, (-1, weight.shape[2])).flatten(2)  # (B, L / rate, rate * dim)
         molecules = self.config.activation(affine(windows, weight.permute(0, 2, 1).flatten(1), bias))
-        molecules = molecules[:, : molecules.shape[1] - drop_last]
+        molecules = molecules[:, :-1] if drop_last else molecules
         return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.LayerNorm)
 
 

@@ -7,7 +7,6 @@ What an encoder is to the rest of the program: a module, `Canine`, `NgramEncoder
 
 from __future__ import annotations
 
-import math
 import socket
 import urllib.parse
 import urllib.request
@@ -61,32 +60,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "attention_probs_dropout_prob": 0.0,
     },
 }
-
-
-def trimmed_length(length: int, max_len: int) -> int:
-    """Return the number of positions that a batch needs whose longest row has `length` tokens, CLS and SEP included.
-
-    CANINE reads characters in molecules of 4, drops the last molecule when it samples down, and looks two characters
-    ahead when it samples up: with one molecule to spare behind that, the encoding of real characters and the pooled
-    output are those of a row padded to any length.
-
-    Examples
-    --------
-    >>> [trimmed_length(n, 128) for n in (2, 3, 6, 7, 128)]
-    [8, 12, 12, 16, 128]
-    """
-    return min(max_len, 4 * (math.ceil((length + 2) / 4) + 1))
-
-
-def encoded_length(num_positions: int, max_len: int) -> int:
-    """Return how many of a batch's positions, `trimmed_length` or more, are encoded; the rest is context.
-
-    Examples
-    --------
-    >>> encoded_length(28, 128), encoded_length(128, 128)
-    (22, 128)
-    """
-    return num_positions if num_positions == max_len else num_positions - 6
 
 
 def is_canine(config: dict[str, Any]) -> bool:

@@ -71,8 +71,13 @@ class LinearExpert(nn.Module):
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
     """Return the n-grams of texts (B, S): for each, its text and its hash, both of shape (n,), text after text."""
-    ids = characters.long()
-    within, crossing = hashed_ngrams(ids, LINEAR_NGRAMS).buckets, crossing_ngrams(ids, LINEAR_NGRAMS)
-    buckets = torch.cat([within, crossing], dim=-1).flatten(1)
+    buckets = linear_ngrams(characters).flatten(1)
     row, at = (buckets >= 0).nonzero(as_tuple=True)
     return row, buckets[row, at]
+
+
+def linear_ngrams(characters: Tensor) -> Tensor:
+    """Return the n-grams that end at each character of texts (B, S), of shape (B, S, K); -1 where there are fewer."""
+    ids = characters.long()
+    within, crossing = hashed_ngrams(ids, LINEAR_NGRAMS).buckets, crossing_ngrams(ids, LINEAR_NGRAMS)
+    return torch.cat([within, crossing], dim=-1)

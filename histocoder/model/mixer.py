@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
@@ -20,7 +21,7 @@ from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained, transformer_layers
 from histocoder.model.prior import Prior, class_blocks
-from histocoder.model.tokenizer import CHARACTERS, Tokenizer
+from histocoder.tokenizers import CHARACTERS, Tokenizer
 
 _MAX_GRAPHS = 32
 """Of a layer: with and without gradients, of one row and more, in each precision."""
@@ -30,7 +31,8 @@ class MixerOutput(NamedTuple):
     """What `MixerModel.forward` returns."""
 
     seq2seq_logits: Tensor
-    """Of shape (B, L, vocab_size): logits of the token that follows each target position."""
+    """Of shape (B, L, vocab_size): logits of the token that follows each target position; of fewer rows with a
+    `decoder_stride`."""
     flat_logits: Tensor
     """Of shape (B, num_classes): one logit for each code of the key."""
 
@@ -212,7 +214,7 @@ class MixerModel(nn.Module):
         if isinstance(self.encoder, NgramEncoder):
             return self.encoder(input_ids, dtype=self.dtype)
         if isinstance(self.encoder, Canine):
-            trimmed = self.config.mask_memory and input_ids.shape[1] < self.config.max_len
+            trimmed = self.config.mask_memory and not is_exporting() and input_ids.shape[1] < self.config.max_len
             return *self.encoder(input_ids, dtype=self.dtype, trimmed=trimmed), mask
         pooling = "cls" if self.config.pooling == "auto" and self.tokenizer.begins_with_cls else self.config.pooling
         return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
@@ -235,7 +237,12 @@ class MixerModel(nn.Module):
         return Prior.of(flat_logits.detach(), self.class_blocks, self.config.vocab_size)
 
     def forward(
-        self, input_ids: Tensor, target_tokens: Tensor, encoded: tuple[Tensor, Tensor] | None = None
+        self,
+        input_ids: Tensor,
+        target_tokens: Tensor,
+        encoded: tuple[Tensor, Tensor] | None = None,
+        *,
+        decoder_stride: int = 1,
     ) -> MixerOutput:
         """Encode, then predict both ways.
 
@@ -243,10 +250,14 @@ class MixerModel(nn.Module):
         ----------
         input_ids : Tensor of int, of shape (B, S)
             See `encode`, also for `encoded`.
-        target_tokens : Tensor of int, of shape (B, L)
+        target_tokens : Tensor of int, of shape (ceil(B / decoder_stride), L)
             Target sequences, BOS first, without EOS.
+        decoder_stride : int
+            The decoder is given every N-th row, from the first on.
         """
         memory, pooled, memory_mask = self.encode(input_ids, encoded)
         flat_logits = self.classify(pooled)
-        seq2seq_logits = self.decoder(target_tokens, memory, memory_mask, self.prior(flat_logits))
+        rows = slice(None, None, decoder_stride)
+        memory_mask = None if memory_mask is None else memory_mask[rows]
+        seq2seq_logits = self.decoder(target_tokens, memory[rows], memory_mask, self.prior(flat_logits[rows]))
         return MixerOutput(seq2seq_logits, flat_logits)

@@ -23,16 +23,14 @@ _FNV_PRIME, _MASK = 16777619, 0xFFFFFFFF
 """Of FNV-1a in 32 bits; a product with 32 bits fits into int64, so that every device computes the same hashes."""
 _MIX = 0x5BD1E995
 """Of MurmurHash2's last steps: FNV-1a leaves its lowest bits poorly mixed."""
-_BREAKS = (
-    0,
-    0xE000,
-    0xE001,
-    *map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"),
-    *range(0x2000, 0x200B),
-)
-"""Characters between words: padding, CLS, SEP and white space."""
+_ENDS = (0, 0xE000, 0xE001)
+"""Around a description: padding, CLS, SEP."""
+_BREAKS = (*map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"), *range(0x2000, 0x200B))
+"""White space, between words."""
 _PUNCTUATION = tuple(ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«·»¿‘’“”„–—…")
 """Characters that are words by themselves."""
+_LETTER, _MARK, _BREAK, _END = range(4)
+"""Kinds of characters."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,8 @@ class NgramEncoder(nn.Module):
         ngrams = hashed_ngrams(input_ids.long(), self.config)
         # reading the number of words makes a GPU wait, and a few more positions cost it nothing
         bound = min(input_ids.shape[1], self.config.max_words + 1)
-        num_words = int(ngrams.words.max()) + 1 if input_ids.device.type == "cpu" else bound
+        # not int(…), which torch.export can't follow
+        num_words: Any = ngrams.words.max().item() + 1 if input_ids.device.type == "cpu" else bound
         x, mask = self._words(ngrams, num_words)
         x = (layer_norm(x, self.word_norm) + self.position_embeddings.weight[:num_words]).to(dtype)
         seen = attention_mask(mask[:, None, None], x)
@@ -188,16 +187,17 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     Hashes are FNV-1a over Unicode code points, mixed by MurmurHash2's last steps; they are the same on each device and
     platform. The language is one n-gram, of a kind of its own.
     """
-    spelling = _code_points(ids.device)
     place = torch.arange(ids.shape[1], device=ids.device)
     start = _description_start(ids)
     is_lang = (place < start - len(LANG_SEP)) & (place > 0)
-    is_char = ~torch.isin(ids, spelling.breaks) & ((place >= start) | is_lang)
-    punctuation = torch.isin(ids, spelling.punctuation) & is_char & ~is_lang
+    kinds = _kinds_of(ids)
+    is_char = (kinds != _BREAK) & (kinds != _END) & ((place >= start) | is_lang)
+    punctuation = (kinds == _MARK) & is_char & ~is_lang
     begins = is_char & (~_shifted(is_char, 1) | punctuation | _shifted(punctuation, 1))
     ends = is_char & (~_shifted(is_char, -1) | punctuation | _shifted(punctuation, -1))
-    words = (begins.cumsum(1) - is_lang.any(1, keepdim=True).long()).clamp(0, config.max_words)
-    first = torch.where(begins, place, 0).cummax(1).values  # of the word that each character is in
+    number = begins.cumsum(1)  # of the word that each character is in, from 1; 0 in front of the first
+    words = (number - is_lang.any(1, keepdim=True).long()).clamp(0, config.max_words)
+    first = torch.zeros_like(ids).scatter(1, number * begins, place * begins).gather(1, number)  # of each one's word
     position = place - first
 
     hashes, found = torch.full_like(ids, 0x811C9DC5), []
@@ -211,7 +211,7 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     letters = ((ids + 0x9E3779B1 * (position + 1)) & _MASK ^ 0x811C9DC5) * _FNV_PRIME & _MASK
     letters = torch.where(is_char, (letters ^ (letters >> 15)) * _MIX & _MASK, 0)
     total = letters.cumsum(1)
-    before = torch.where(begins, total - letters, 0).cummax(1).values
+    before = (total - letters).gather(1, first)
     found += [_bucket((total - before) & _MASK, is_lang.long(), ends, config)]
     return Ngrams(torch.stack(found, dim=-1), words)
 
@@ -231,8 +231,9 @@ def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
         As `Ngrams.buckets`.
     """
     place = torch.arange(ids.shape[1], device=ids.device)
-    is_break = torch.isin(ids, _code_points(ids.device).breaks)
-    is_text = (place >= _description_start(ids)) & ~torch.isin(ids, _code_points(ids.device).ends)
+    kinds = _kinds_of(ids)
+    is_break = (kinds == _BREAK) | (kinds == _END)
+    is_text = (place >= _description_start(ids)) & (kinds != _END)
     hashes, inside, crosses = torch.full_like(ids, 0x811C9DC5), is_text, torch.zeros_like(is_text)
     found = []
     for n in range(1, config.max_n + 1):
@@ -245,8 +246,7 @@ def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
 
 def _description_start(ids: Tensor) -> Tensor:
     """Return where each description begins, behind the language, of shape (B, 1)."""
-    lang_sep = _code_points(ids.device).lang_sep.tolist()
-    starts_sep = torch.stack([_shifted(ids, -i) == c for i, c in enumerate(lang_sep)]).all(0)
+    starts_sep = torch.stack([_shifted(ids, -i) == ord(c) for i, c in enumerate(LANG_SEP)]).all(0)
     return torch.where(starts_sep.any(1), starts_sep.int().argmax(1) + len(LANG_SEP), 0)[:, None]
 
 
@@ -265,16 +265,19 @@ def _shifted(x: Tensor, by: int) -> Tensor:
     return F.pad(x, (0, -by))[:, -by:]
 
 
-class _CodePoints(NamedTuple):
-    breaks: Tensor
-    ends: Tensor
-    punctuation: Tensor
-    lang_sep: Tensor
+def _kinds_of(ids: Tensor) -> Tensor:
+    """Return `_LETTER`, `_MARK`, `_BREAK` or `_END` for each character."""
+    kinds = _kinds(ids.device)
+    return kinds[ids.clamp(max=len(kinds) - 1)]
 
 
 @cache
-def _code_points(device: torch.device) -> _CodePoints:
+def _kinds(device: torch.device) -> Tensor:
     """On a device, once: numbers on their way to a GPU would keep each batch waiting."""
     with torch.inference_mode(mode=False):
-        parts = (_BREAKS, _BREAKS[:3], _PUNCTUATION, tuple(map(ord, LANG_SEP)))
-        return _CodePoints(*(torch.tensor(part, device=device) for part in parts))
+        kinds = torch.full(
+            (max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8
+        )  # those of all characters behind are the last's
+        for kind, code_points in ((_MARK, _PUNCTUATION), (_BREAK, _BREAKS), (_END, _ENDS)):
+            kinds[list(code_points)] = kind
+        return kinds.to(device)

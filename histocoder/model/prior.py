@@ -74,7 +74,7 @@ class Prior(NamedTuple):
         masses = self.shares.new_zeros(len(self.shares), num_nodes * self.vocab_size)
         places = nodes[self.classes] * self.vocab_size + self.blocks  # (B, K, block_size)
         masses.scatter_add_(1, places.flatten(1), self.shares.repeat_interleave(places.shape[2], dim=1))
-        return _log_shares(masses.unflatten(1, (num_nodes, self.vocab_size)))
+        return log_shares(masses.unflatten(1, (num_nodes, self.vocab_size)))
 
 
 class PriorSteps:
@@ -119,7 +119,7 @@ class PriorSteps:
             masses[..., PAD] += (self._shares * ~self._left).sum(-1)
         masses[..., PAD] = masses[..., PAD].masked_fill(self._ended, 1.0)
         self._depth += 1
-        return _log_shares(masses)
+        return log_shares(masses)
 
     def keep(self, rows: Tensor) -> None:
         """Continue with some rows of the batch only, by their places."""
@@ -133,5 +133,6 @@ def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
     return torch.tensor([system.to_block(code) if code else [PAD] * system.block_size for code in codes])
 
 
-def _log_shares(masses: Tensor) -> Tensor:
+def log_shares(masses: Tensor) -> Tensor:
+    """Return the logarithms of shares from the masses of tokens (…, vocab_size)."""
     return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()

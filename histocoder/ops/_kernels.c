@@ -22,7 +22,7 @@ static int omp_get_thread_num(void) { return 0; }
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 4; }
+int version(void) { return 5; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 enum { LINE = 32 };       /* bf16 numbers in a line of the cache */
@@ -167,6 +167,23 @@ void adamw(const struct part *parts, int64_t num_parts, float beta1, float beta2
 #pragma omp parallel for schedule(static) if (part->count > PIECE)
         for (int64_t start = 0; start < part->count; start += PIECE)
             step_piece(part, start, least(start + PIECE, part->count), settings);
+    }
+}
+
+/* A step for some rows of a table, each named once, which do not decay: `part` is that of the whole table, but its
+   gradient has these rows alone, and its count is the length of one. */
+void adamw_rows(const struct part *part, const int64_t *rows, int64_t num_rows, float beta1, float beta2, float eps,
+                float scale) {
+    const struct settings settings = {beta1, beta2, eps, 1, scale};
+    const int64_t dim = part->count;
+#pragma omp parallel for schedule(static) if (num_rows * dim > PIECE)
+    for (int64_t k = 0; k < num_rows; k++) {
+        struct part row = *part;
+        row.weight += rows[k] * dim;
+        row.mean += rows[k] * dim;
+        row.square += rows[k] * dim;
+        row.gradient = at(part->gradient, k * dim, part->wide);
+        step_piece(&row, 0, dim, settings);
     }
 }
 

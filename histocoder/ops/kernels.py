@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = 4
+_VERSION = 5
 """`version` of _kernels.c, which may have been compiled before this file was changed."""
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """The library for each kind of processor, as torch names it, the best first; setup.py has the same."""
@@ -39,6 +39,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "sum_of_squares": [c_void_p, c_int64],
     "attention": [c_void_p, c_int],
     "adamw": [c_void_p, c_int64, *[c_float] * 5],
+    "adamw_rows": [c_void_p, c_void_p, c_int64, *[c_float] * 4],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "transpose": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
     "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double, c_int],
@@ -138,10 +139,30 @@ class Parts:
         scale: float,
     ) -> None:
         """Take a step, each parameter's the `steps`-th, with gradients times `scale`."""
+        self._set_step(steps, lr, betas)
+        _library().adamw(self._parts.ctypes.data, len(self._parts), *betas, eps, 1 - lr * weight_decay, scale)
+
+    def adamw_rows(
+        self, rows: Tensor, step: float, *, lr: float, betas: tuple[float, float], eps: float, scale: float
+    ) -> None:
+        """Take a step for some rows, each named once, of the one parameter that this is of; none decays.
+
+        Parameters
+        ----------
+        rows : Tensor of int64, of shape (R,)
+            The gradient is of shape (R, dim), that of these rows.
+        step, lr, betas, eps, scale
+            See `adamw`.
+        """
+        self._set_step([step], lr, betas)
+        self._parts["count"] = self._held[0].shape[1]
+        rows = rows.contiguous()
+        _library().adamw_rows(self._parts.ctypes.data, rows.data_ptr(), len(rows), *betas, eps, scale)
+
+    def _set_step(self, steps: Sequence[float], lr: float, betas: tuple[float, float]) -> None:
         counts = np.asarray(steps, np.float64)
         self._parts["step_size"] = lr / (1 - betas[0] ** counts)
         self._parts["correction"] = np.sqrt(1 - betas[1] ** counts)
-        _library().adamw(self._parts.ctypes.data, len(self._parts), *betas, eps, 1 - lr * weight_decay, scale)
 
 
 def can_do(x: Tensor) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from histocoder.distributed import gather
-from histocoder.errors import Notice, UserError
+from histocoder.errors import Notice, UserError, warn_user
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
 _MADV_HUGEPAGE = 14  # see madvise(2)
@@ -132,5 +131,4 @@ class RowsAtOnce:
                 + ("." if self._device.type == "cpu" else ", or compute on the CPU, with --device cpu.")
             )
         self._limit = num_rows // 2
-        notice = Notice(f"Memory ran out with {num_rows:,} descriptions at once; going on with {self._limit:,}.")
-        warnings.warn(notice, stacklevel=4)
+        warn_user(Notice(f"Memory ran out with {num_rows:,} descriptions at once; going on with {self._limit:,}."))

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from histocoder import distributed
 from histocoder.distributed.launch import node_name
-from histocoder.model.devices import device_name
-from histocoder.model.precision import computing_dtype, precision_name
+from histocoder.model.devices import computing_dtype, device_name, precision_name
 from histocoder.training.trainer import Trainer
 
 

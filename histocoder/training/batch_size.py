@@ -131,7 +131,9 @@ class _Trial:
             with self._learner.accumulating(more=more):
                 batch = self._longest(num_rows).to(self._device)
                 output = self._learner.forward(batch)
-                self._learner.backward(mixed_loss(output, batch, self._model.config, self._config.seq2seq_weight))
+                config = self._config
+                weights = config.seq2seq_weight, config.decoder_stride
+                self._learner.backward(mixed_loss(output, batch, self._model.config, *weights))
         self._learner.step()
 
     def _longest(self, num_rows: int) -> Batch:

@@ -19,7 +19,7 @@ from histocoder.data.key import Key, read_key
 from histocoder.data.labels import rules_of
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
-from histocoder.data.table import read_table
+from histocoder.data.table import open_table
 from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
 from histocoder.formatters import build_formatter
@@ -139,7 +139,7 @@ def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
 
 def read_word_list(path: str, text_normalization: str) -> WordList:
     """Read words, as they are to be read, and their frequencies from a CSV file with the columns `word` and `freq`."""
-    table = read_table(path, ("word", "freq"))
+    table = open_table(path, ("word", "freq")).read(("word", "freq"))
     words = normalize([word or "" for word in table.columns["word"].to_pylist()], text_normalization)
     counts = pd.to_numeric(table.columns["freq"].to_pandas().fillna(""), errors="coerce").to_numpy(float)
     if len(bad := np.flatnonzero(~np.isfinite(counts))):

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from histocoder.checkpoints.hub import CARD_FILE, with_remark, write_card
+from histocoder.checkpoints.hub import CARD_FILE, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
@@ -238,7 +238,8 @@ def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert
     model.load_state_dict(weights)
     _set_linear_expert(model, expert)
     model.config = replace(model.config, fitted_to_validation=True)
-    _save(folder, model, remark="After it was measured, it was trained on the validation data as well.")
+    remark = "After it was measured, it was trained on the validation data as well."
+    _save(folder, model, remark=f"\n{remark}\n")
 
 
 def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
@@ -247,9 +248,8 @@ def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
 
 
 def _save(folder: Path, model: MixerModel, *, remark: str = "") -> None:
-    """Write a model again, with the card that it has, to which a remark is added."""
-    path = folder / CARD_FILE
-    card = path.read_text(encoding="utf-8") if path.is_file() else None
+    """Write a model again, and its card, with a remark behind what that says of accuracy."""
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
-    if card is not None:
-        write_card(folder, with_remark(card, remark) if remark else card)
+    path, behind = folder / CARD_FILE, "\n## What it is"
+    if remark and path.is_file():
+        write_card(folder, path.read_text(encoding="utf-8").replace(behind, remark + behind, 1))

@@ -20,7 +20,6 @@ from histocoder.data.encodings import (
     Encoded,
     Encodings,
     distinct_texts,
-    encodings_folder,
     has_encodings,
     write_encodings,
 )
@@ -53,7 +52,7 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
     """
     if not (model.encoder_is_frozen and model.config.mask_memory) or isinstance(model.encoder, NgramEncoder):
         return  # of an n-gram encoder, outputs take longer to read than to compute
-    fixed = [data for data in datasets if not data.is_noisy]
+    fixed = [data for data in datasets if data.augmenter is None]
 
     def build() -> list[str]:
         encoder_id = _encoder_id(model)
@@ -80,12 +79,12 @@ def _encoder_id(model: MixerModel) -> str:
 
 def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
     """Return the folder of a dataset's encodings, computed if needed; None if there is no room for them."""
-    path = encodings_folder(data.arrays, encoder_id)
+    path = data.arrays.folder / f"encodings-{encoder_id}"  # which is deleted together with the rows
     _delete_others(path, folder)
     if has_encodings(path):
         return path
     distinct = distinct_texts(data.arrays)
-    num_vectors = distinct.num_tokens + len(distinct.rows)
+    num_vectors = int(distinct.offsets[-1]) + len(distinct.rows)  # of tokens, and of texts
     num_bytes = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     free = shutil.disk_usage(path.parent).free
     what = f"The frozen encoder's outputs of {len(distinct.rows):,} distinct descriptions"

@@ -17,7 +17,7 @@ from histocoder.checkpoints.training_state import LearnerState
 from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
-from histocoder.model.precision import choose_tf32, computing_dtype
+from histocoder.model.devices import choose_tf32, computing_dtype
 from histocoder.ops.memory import keep_freed_memory
 from histocoder.training.optimizer import collect
 from histocoder.training.strategies import Strategy, strategy_of
@@ -47,7 +47,7 @@ class Learner:
         total_steps: int,
         strategy: Strategy | None = None,
     ) -> None:
-        self.model, self.device = model, device
+        self.model, self.config, self.device = model, config, device
         self.strategy = strategy or strategy_of(config)
         _place(model, config, device)
         self.wrapped = self.strategy.wrap(model, device)
@@ -65,7 +65,8 @@ class Learner:
 
     def forward(self, batch: Batch) -> MixerOutput:
         """Outputs for a batch, with which `backward` can do."""
-        return self.wrapped(batch.input_ids, batch.targets[:, :-2], batch.encoded)
+        stride = self.config.decoder_stride
+        return self.wrapped(batch.input_ids, batch.targets[::stride, :-2], batch.encoded, decoder_stride=stride)
 
     @contextmanager
     def accumulating(self, *, more: bool) -> Iterator[None]:

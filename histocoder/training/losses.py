@@ -159,15 +159,21 @@ def flat_loss(
     return counts @ rows / ((num_rows or int(counts.sum())) * num_terms)
 
 
-def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float) -> Tensor:
-    """This rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`."""
+def mixed_loss(
+    output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float, decoder_stride: int = 1
+) -> Tensor:
+    """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`.
+
+    With a `decoder_stride`, the rows that the decoder is given stand for all of them.
+    """
+    counts = batch.counts[::decoder_stride]
     block = block_order_invariant(
         output.seq2seq_logits,
-        batch.targets,
+        batch.targets[::decoder_stride],
         num_blocks=config.formatter["num_blocks"],
         num_rows=batch.num_rows,
         num_target_blocks=batch.num_target_blocks,
-        counts=batch.counts,
+        counts=counts if decoder_stride == 1 else counts * (batch.counts.sum() / counts.sum()),
     )
     flat = flat_loss(
         output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts

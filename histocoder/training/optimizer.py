@@ -136,7 +136,13 @@ class AdamW(torch.optim.AdamW):
                 state = self._state_of(table)
                 state["step"] += 1
                 step = float(state["step"])
-                rows, gradient = tables[table].indices()[0], tables[table].values() * scale
+                rows, gradient = tables[table].indices()[0], tables[table].values()
+                if kernels.can_do(table):
+                    parts = kernels.Parts([table], [state["exp_avg"]], [state["exp_avg_sq"]], [gradient], [None])
+                    parts.adamw_rows(rows, step, lr=lr, betas=group["betas"], eps=eps, scale=float(scale))
+                    torch.autograd.graph.increment_version(table)
+                    continue
+                gradient = gradient * scale
                 mean = state["exp_avg"][rows].lerp_(gradient, 1 - beta1)
                 square = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
                 state["exp_avg"][rows], state["exp_avg_sq"][rows] = mean, square

@@ -15,8 +15,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
-from histocoder.model.devices import check_compiler
-from histocoder.model.precision import computing_dtype
+from histocoder.model.devices import check_compiler, computing_dtype
 from histocoder.training.console import say
 from histocoder.training.strategies import check_strategy
 

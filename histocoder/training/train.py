@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, read_model_config
-from histocoder.checkpoints.occcanine import initial_weights
+from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, read_model_config
 from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER, Checkpoint, checkpoint_bytes
@@ -23,8 +22,7 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
-from histocoder.data.prepare import KEY_FILE
-from histocoder.distributed.launch import node_name
+from histocoder.data.prepare import KEY_FILE, held_out
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, formatter_from_config
@@ -39,11 +37,10 @@ from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.recipes import fill_in
+from histocoder.training.refit import refit, refits
 from histocoder.training.settings import check_batch_size, check_machine, what_to_agree_on
 from histocoder.training.trainer import Trainer
 
-REFIT_ROWS = 100_000
-"""Rows up to which a model is fitted to its validation data as well, in the end."""
 REPORT_ROWS = 5_000
 """Validation rows that the report at the end of a run is about, at most."""
 
@@ -178,8 +175,9 @@ def _finish(
         distributed.run_on_primary(lambda: experts(trainer, val_files), doing="fitting the experts")
     if not config.no_report:
         say("Writing the report: coding the validation data, and comparing with a linear model.")
-        distributed.run_on_primary(lambda: report(trainer, train_files, val_files), doing="writing the report")
-    if isinstance(config, FinetuneConfig) and _refits(config, trainer):
+        before = model_before(config)
+        distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
+    if isinstance(config, FinetuneConfig) and refits(config, trainer):
         with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
             refit(config, trainer, train_files, val_files)
     say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
@@ -256,57 +254,37 @@ def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
         say(f"{BEST_FOLDER}/: {fit_experts(run.best, expert, examples, **settings)}")
 
 
-def _refits(config: FinetuneConfig, trainer: Trainer) -> bool:
-    """Return whether the best model is to learn from the validation data as well: where rows are few, each tells."""
-    num_rows = len(trainer.train_data) + len(trainer.val_data)
-    if config.no_refit or num_rows > REFIT_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
-        return False
-    return not read_model_config(trainer.run.best).fitted_to_validation
+def model_before(config: RunConfig) -> Path | None:
+    """Return the model that a run's corrections correct; None without any, or where its form is another program's."""
+    path = Path(config.initial_checkpoint or "")
+    corrects = isinstance(config, FinetuneConfig) and config.corrections and not config.only_encoder
+    return path if corrects and config.initial_checkpoint and is_own_model(path) else None
 
 
-def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
-    """Fit the best model to the validation data as well, now that these have served; all processes call this."""
-    run = trainer.run
-    files = replace(train_files, paths=train_files.paths + val_files.paths)
-    say(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
-    arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
-    data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
-    weights, _ = initial_weights(run.best)
-    trainer.refit(data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
-    weights = trainer.learner.weights()
-
-    def save() -> None:
-        from histocoder.training.experts import fit_linear_expert, save_refitted
-
-        num_classes = trainer.model.config.num_classes
-        expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)
-        save_refitted(run.best, weights, expert)
-
-    distributed.run_on_primary(save, doing="saving the model")
-    say(
-        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {len(trainer.val_data):,} of "
-        f"validation; the model in {run.path} itself has not seen those."
-    )
-
-
-def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
+def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, before: Path | None = None) -> None:
     """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
     from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
     from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.evaluation.gain import gain
     from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import comparison, summary
+    from histocoder.evaluation.summary import comparison, gain_in_words, summary
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
     run = trainer.run
-    coder = Coder.from_pretrained(run.path, str(trainer.device), precision=trainer.config.precision)
+    load = partial(Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision)
+    coder = load(run.path)
     examples = val_files.sample(REPORT_ROWS, of=len(trainer.val_data), seed=0)
     baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
     texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
     found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
+    if before is not None:
+        corrections = replace(val_files, paths=paths).read() if (paths := held_out(run.path)) else None
+        right = found.rows[RIGHT_COL].to_numpy(dtype=bool)
+        found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
-    for line in [*summary(found.metrics)[:2], *comparison(found.metrics)]:
+    for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
         say(line)
     say(f"The report is {path}.")
 

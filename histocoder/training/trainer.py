@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,6 @@ from histocoder.training.meter import Meter
 from histocoder.training.profiling import profiling
 from histocoder.training.tracking import NullRun, Tracker
 from histocoder.training.validation import validate
-
-_REFIT_STEPS = 50, 200
-"""At least so many, and two epochs unless they are more; but one epoch."""
-_REFIT_RATE = 0.3
-"""Of the peak learning rate, at which refitting begins."""
 
 
 class Trainer:
@@ -88,9 +82,7 @@ class Trainer:
     ) -> None:
         self.model, self.config, self.device = model, config, device
         self.train_data, self.val_data = train_data, val_data
-        self.run, self.settings = run, settings
-        self.num_blocks = model.config.formatter["num_blocks"]
-        self.loader = loader
+        self.loader, self.run, self.settings = loader, run, settings
         self.sampler, self.train_loader = self.batches_of(train_data)
         epoch_steps = list(map(self.sampler.num_batches, range(config.num_epochs)))
         self.total_steps = config.max_steps or max(sum(epoch_steps), config.min_steps)
@@ -191,12 +183,13 @@ class Trainer:
 
         Returns this rank's part of the loss, and the norm of all gradients.
         """
-        loss = torch.zeros((), device=self.device)
+        loss, config = torch.zeros((), device=self.device), self.config
         for i, part in enumerate(parts, 1):
             batch = part.to(self.device)
             with self.learner.accumulating(more=i < len(parts)):
                 output = self.learner.forward(batch)
-                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, self.config.seq2seq_weight)
+                weights = config.seq2seq_weight, config.decoder_stride
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, *weights)
                 self.learner.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.learner.step()
@@ -242,7 +235,6 @@ class Trainer:
             results = validate(
                 model,
                 self.val_data,
-                num_blocks=self.num_blocks,
                 batch_size=self.config.batch_size,
                 seq2seq_weight=self.config.seq2seq_weight,
                 device=self.device,
@@ -256,7 +248,7 @@ class Trainer:
         )
         if not math.isfinite(results["val_loss"]):
             raise self.not_finite(f"The validation loss of step {self.state.step} is not finite")
-        if self.state.improves(results):
+        if self.state.improves(results, num_rows=len(self.val_data)):
             self.save_model(self.run.best, doing="saving the best model")
         self.pause(started)
         return results
@@ -316,36 +308,6 @@ class Trainer:
                 lambda: save_last_bin(self.run.path, model.config, learner, step=self.state.step, trained=trained),
                 doing="saving last.bin",
             )
-
-    def refit(self, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
-        """Train for one or two more epochs, at a low learning rate, on data that there are no others to validate on.
-
-        Parameters
-        ----------
-        data : OccupationDataset
-            Those of training and of validation.
-        weights : dict
-            State dict of the model to begin with.
-        """
-        with self.learner.whole() as model:
-            use_encodings(model, [data], folder=self.run.path)
-        sampler, loader = self.batches_of(data)
-        least, most = _REFIT_STEPS
-        total_steps = max(least, min(2 * sampler.num_batches(0), most), sampler.num_batches(0))
-        self.learner.begin_again(weights, share=_REFIT_RATE, total_steps=total_steps)
-        self.model.train()
-        progress = Progress(total_steps, show=distributed.is_primary())
-
-        def steps() -> Iterator[tuple[Batch, ...]]:
-            for epoch in itertools.count():
-                sampler.set_position(epoch, 0)
-                yield from zip(*[iter(loader)] * self.config.gradient_accumulation_steps, strict=True)
-
-        with loader.naming_workers():
-            for parts in itertools.islice(steps(), total_steps):
-                self.train_step(parts)
-                progress.advance()
-        progress.close()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to where a checkpoint was saved, right before `fit`; what was read of it may be let go then."""

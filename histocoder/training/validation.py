@@ -23,7 +23,6 @@ def validate(
     model: MixerModel,
     data: OccupationDataset,
     *,
-    num_blocks: int,
     batch_size: int,
     seq2seq_weight: float,
     device: torch.device,
@@ -35,7 +34,7 @@ def validate(
     model : MixerModel
         Unwrapped.
     data : OccupationDataset
-    num_blocks, batch_size : int
+    batch_size : int
     seq2seq_weight : float
     device : torch.device
 
@@ -49,6 +48,7 @@ def validate(
         of rows with k codes; k = 3 stands for 3 or more.
     """
     model.eval()
+    num_blocks = model.config.formatter["num_blocks"]
     rank, world_size = distributed.rank(), distributed.world_size()
     sampler = SequentialSampler(data.lengths(), batch_size=batch_size, num_replicas=world_size, rank=rank)
     in_sample = np.zeros(len(data), dtype=bool)

@@ -29,7 +29,7 @@ from histocoder.cli.main import build_parser, main
 from histocoder.config import FinetuneConfig
 from histocoder.errors import UserError
 from histocoder.evaluation import review as reviewing
-from histocoder.evaluation.review import review
+from histocoder.evaluation.review import Columns, review
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel
 
@@ -333,7 +333,7 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
     with pytest.raises(UserError, match="exists already"):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
     with pytest.raises(UserError, match="no column 'occ'"):
-        review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, input_col="occ")
+        review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, columns=Columns("occ"))
     with pytest.raises(UserError, match=r"other\.csv\.zip would not be compressed"):
         review(tmp_path / "out.csv", tmp_path / "other.csv.zip", budget=2)
 
@@ -351,8 +351,8 @@ def test_review_tells_codes_from_alternatives(tmp_path: Path):
     coding = {"hisco_1": "61110", "prob_1": 0.7, "desc_1": "Farmer", "alt_hisco_2": "77610", "alt_prob_2": 0.2}
     row = {"occupation": "farmer", **{f"pred_{name}": value for name, value in coding.items()}, "pred_conf": 0.7}
     pd.DataFrame([row]).to_csv(tmp_path / "out.csv", index=False)
-    named = {"target_cols": ("code_a", "code_b"), "renamed": {"occupation": "occ1"}}
-    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, input_col="occupation", **named)
+    named = Columns("occupation", target_cols=("code_a", "code_b"), renamed={"occupation": "occ1"})
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, columns=named)
     alternatives = ["alt_hisco_2", "alt_prob_2"]
     assert list(chosen) == ["occ1", "checked", "code_a", "desc_1", "code_b", *alternatives, "conf", "times"]
     assert chosen.iloc[0].tolist()[:6] == ["farmer", "", "61110", "Farmer", "", "77610"]
@@ -370,8 +370,8 @@ def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.Monke
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "coded.parquet")
     monkeypatch.setattr(reviewing, "_CHUNK_ROWS", 1)
     by_text, by_both = (
-        review(tmp_path / "coded.parquet", tmp_path / f"{col}.csv", budget=5, language_col=col, say=lambda _: None)
-        for col in (None, "tongue")
+        review(tmp_path / "coded.parquet", tmp_path / f"{i}.csv", budget=5, columns=columns, say=lambda _: None)
+        for i, columns in enumerate((Columns(), Columns(language_col="tongue")))
     )
     assert by_text[["hisco_1", "hisco_2", "conf", "times"]].fillna("").to_numpy().tolist() == [["83110", "", 0.5, 4]]
     expected = [["da", "", 2], ["en", "77610", 1], ["", "", 1]]

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from archives import read_table
 
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
-from histocoder.data.table import read_table
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 

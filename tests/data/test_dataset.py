@@ -74,7 +74,8 @@ def test_labels_of_a_batch(arrays: ExampleArrays):
     batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
     assert batch.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
     assert data.num_target_blocks.tolist() == [1, 2, 1, 1, 1, 1]
-    assert np.array_equal(batch.targets, FORMATTER.encode_columns([CODES["a"], CODES["b"]]))
+    codes = ["41025", "61220&75400", "62105", None, "-1", "80110"]
+    assert np.array_equal(batch.targets, FORMATTER.encode(codes))
 
 
 def test_a_code_that_is_no_class_is_an_error(arrays: ExampleArrays):

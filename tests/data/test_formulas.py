@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-from archives import code, read
+from archives import code, read, read_table
 from hypothesis import given
 from hypothesis import strategies as st
 from models import save_tiny_model
@@ -13,7 +13,6 @@ from models import save_tiny_model
 from histocoder.config import FinetuneConfig
 from histocoder.data.formulas import as_meant, without_formulas
 from histocoder.data.prepare import prepare
-from histocoder.data.table import read_table
 from histocoder.evaluation.review import review
 
 RUN = ["=1+1", "+a", "-daughter", "@SUM(A1)", "\t=x", "\r=x", "'=1", "-1+2"]

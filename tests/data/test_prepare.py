@@ -59,6 +59,31 @@ def test_split_is_by_distinct_description_and_seeded(tmp_path: Path):
     assert len(by_row["data_val"]) == 100 and set(by_row["data_val"]["occ1"]) & set(by_row["data_train"]["occ1"])
 
 
+def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
+    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
+    table.write_text("occ1,hisco_1\n" + "".join(f"title {i % 100},{10000 + i % 3}\n" for i in range(500)))
+
+    def held_out(first: int, last: int) -> set[str]:
+        corrected = {f"title {i}" for i in range(first, last)}
+        checked.write_text("occ1,checked,hisco_1\n" + "".join(f"{text.title()},x,10002\n" for text in corrected))
+        path = tmp_path / str(last)
+        files = prepared(table, path, corrections=(str(checked),), share_val=0.3)
+        known = [frame["occ1"].str.lower() for frame in (files["data_train"], files["data_val"])]
+        found = pd.read_csv(path / "data_held_out.csv", dtype=str) if (path / "data_held_out.csv").exists() else None
+        held = set() if found is None else set(found["occ1"].str.lower())
+        assert found is None or (set(found["hisco_1"]) == {"10002"} and set(found["lang"]) == {"en"})
+        assert not held & {*known[0], *known[1]} and not corrected & {*known[1]}
+        assert corrected - held <= {*known[0]}  # the others are trained on, in the data or not
+        assert set(files["data_train"][known[0].isin(corrected)]["hisco_1"]) == {"10002"}
+        return held
+
+    few, some, more, many = held_out(0, 19), held_out(0, 60), held_out(0, 90), held_out(50, 2000)
+    assert not few and 6 <= len(some) <= 20 and some <= more and len(many) == 200
+    assert more - some <= {f"title {i}" for i in range(60, 90)}  # what was trained on is not held out later
+    prepare(config(table), tmp_path / "60", overwrite=True, say=lambda _: None)
+    assert not (tmp_path / "60" / "data_held_out.csv").exists()
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
 def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str):
@@ -233,7 +258,7 @@ def test_prepared_codes_encode_and_decode(table: Path, tmp_path: Path):
     formatter = formatter_of(config(table))
     key = read_key(tmp_path / "out" / "key.csv")
     examples = read(tmp_path / "out" / "data_train.csv", ["hisco_1"], formatter, key=key)
-    targets = formatter.encode_columns([examples.codes["hisco_1"]])
+    targets = formatter.encode(examples.codes["hisco_1"].tolist())
     assert formatter.decode(targets)[:, 0].tolist() == examples.codes["hisco_1"].tolist()
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from archives import code, read, write_archive
+from archives import code, read, read_table, write_archive
 from conftest import write_table
 from models import save_tiny_model
 
@@ -19,7 +19,7 @@ from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
 from histocoder.data.output import Output
 from histocoder.data.prepare import prepare
-from histocoder.data.table import fingerprint, open_table, read_table
+from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review import review
 
@@ -115,6 +115,30 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
     main(["evaluate", *flags, "--data", str(path), "--output", str(tmp_path / "report")])
     prepare(FinetuneConfig(str(path), ("hisco_1",), sheet="1880"), tmp_path / "out", say=lambda _: None)
     assert openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].cell(2, 4).number_format == "@"
+
+
+def test_sheets_of_other_workbooks_have_their_flags(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    known = [["occ1", "lang", "hisco_1"], ["farmer", "en", "95410"]]
+    path = workbook(tmp_path / "t.xlsx", ("rows", known), ("classes", [["hisco", "class"], ["95410", "skilled"]]))
+    (tmp_path / "in.csv").write_text("occ1\nfarmer\n")
+    files = ["--input", str(tmp_path / "in.csv"), "--output", str(tmp_path / "out.csv"), "--language", "en"]
+    flags = ["predict", "--model", str(model), *files, "--known", str(path), "--join", str(path)]
+
+    def ends(*more: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*flags, *more])
+        return capsys.readouterr().err
+
+    assert "several sheets ('rows', 'classes'). Name one with --known-sheet." in ends("--join-sheet", "classes")
+    assert "several sheets ('rows', 'classes'). Name one with --join-sheet." in ends("--known-sheet", "rows")
+    main([*flags, "--known-sheet", "rows", "--join-sheet", "classes"])
+    out = read(tmp_path / "out.csv")
+    assert (out["hisco_1"][0], out["class_1"][0], out["source"][0]) == ("95410", "skilled", "known")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*flags, "--known-sheet", "rows", "--join-sheet", "classes"])
+    said = capsys.readouterr()
+    assert "out.csv exists already" in said.err and said.out == ""
 
 
 def test_labels_of_stata_are_read_and_codes_are_codes(tmp_path: Path):

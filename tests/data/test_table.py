@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from archives import read_table
 
 from histocoder.data import dialect
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
-from histocoder.data.table import fingerprint, open_table, read_table
+from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 import sqlite3
 import threading
 import zipfile
@@ -32,7 +34,8 @@ from histocoder.desk.desk import open_desk
 from histocoder.desk.trust import estimate
 from histocoder.desk.turns import Busy, Turns
 from histocoder.inference.coder import Coder
-from histocoder.inference.predict_file import PredictConfig, predict_file
+from histocoder.inference.file_options import PredictConfig
+from histocoder.inference.predict_file import predict_file
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -282,6 +285,44 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
     assert now["corrections"] == 3 and not now["is_complete"] and "--corrections" in now["command"]
     refused = client.post("/api/improve/train")
     assert refused.status_code == 422 and "--allow-training" in refused.json()["detail"]
+
+
+def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started: list[list[str]] = []
+
+    class Training:
+        """A training that has ended well."""
+
+        def __init__(self, command: list[str], **_: Any) -> None:
+            started.append(command)
+            new = Path(command[command.index("--save-path") + 1])
+            new.mkdir()
+            found = {
+                "before": {"rows": 0.5},
+                "after": {"rows": 0.75},
+                "difference": {"rows": {"low": 0.1, "high": 0.4}},
+            }
+            parts = {"validation": {**found, "num_rows": 80}, "held_out": {**found, "num_rows": 4}}
+            (new / "metrics.json").write_text(json.dumps({"corrections": parts}))
+
+        def poll(self) -> int:
+            return 0
+
+    run = tmp_path / "run"
+    shutil.copytree(coder[1], run)
+    (run / "args.yaml").write_text("dataset: t.csv\ninput_col: occ1\nlanguage_col: lang\n")
+    (tmp_path / "coded.csv").write_text(CODED)
+    monkeypatch.setattr("histocoder.desk.improve.subprocess.Popen", Training)
+    options = {"data": tmp_path / "coded.csv", "may_train": True}
+    with served((coder[0], run), tmp_path / "desk", **options) as client:
+        assert client.post("/api/improve/train").json()["detail"].startswith("There are no corrections yet.")
+        decide(client, cards(client)[0], codes=["77610"])
+        now = client.post("/api/improve/train").json()
+    assert now["state"] == "done" and [gain["rows"] for gain in now["gains"]] == [80, 4]
+    assert (now["gains"][0]["before"], now["gains"][0]["after"], now["gains"][0]["low"]) == (0.5, 0.75, 0.1)
+    assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
+    corrections = Path(started[0][started[0].index("--corrections") + 1])
+    assert "baker,en,x,77610," in corrections.read_text()
 
 
 def test_trust_is_corrected_by_what_was_found():

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from archives import read_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
-from histocoder.data.table import read_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter

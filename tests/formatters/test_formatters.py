@@ -1,7 +1,6 @@
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import shared
 from hypothesis import given
@@ -107,15 +106,6 @@ def test_codes_that_do_not_fit(formatter: Formatter, code: str):
             formatter.encode([code])
     else:
         assert formatter.decode(formatter.encode([None])).tolist() == [[None] * formatter.num_blocks]
-
-
-def test_reading_stops_at_the_first_missing_code():
-    columns = [pd.Series(["11", None, "11"]), pd.Series([None, "22", "22"]), pd.Series(["33", "33", None])]
-    assert GENERAL.decode(GENERAL.encode_columns(columns)).tolist() == [
-        ["11", None, None],
-        [None, "22", "33"],  # a missing first code is a mark of its own, behind which reading goes on
-        ["11", "22", None],
-    ]
 
 
 def test_too_many_codes_are_refused():

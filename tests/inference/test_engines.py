@@ -90,7 +90,7 @@ def test_workers_that_differ_are_named(model: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "histocoder", None)
     assert "has no histocoder. Install histocoder 9.9" in fault()
     monkeypatch.undo()
-    assert "does not see" in Job(str(tmp_path / "gone"), {}, "cpu", "fp32", [], {}, 1).probe()()
+    assert "does not see" in Job(str(tmp_path / "gone"), {}, "cpu", "fp32", {}, 1).probe()()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from histocoder.cli.main import main
 from histocoder.data.examples import Examples
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Answer, Known, coded
+from histocoder.inference.options import PredictOptions
 from histocoder.inference.predict_file import predict_file
 
 DICTIONARY = """occ1,lang,hisco_1,hisco_2
@@ -66,15 +67,16 @@ def test_known_descriptions_among_others(model: Path, mode: str):
     known = Known(languages=coder.model.config.languages)
     known.add(rows(("farmer", "en", "61110", "77610")))
     texts, langs = ["miner", "Farmer", ""], ["en"] * 3
-    table = known.predict(coder, texts, langs, mode=mode, k=1, progress=False)
-    alone = coder.predict(texts, langs, mode=mode, k=1, progress=False)
+    options = PredictOptions(mode=mode, k=1)
+    table = known.code(coder, texts, langs, options, progress=False)
+    alone = coder.code(texts, langs, options, progress=False)
     assert table["source"].fillna("").tolist() == ["model", "known", ""]
     assert table.loc[1, ["hisco_1", "prob_1", "desc_1", "hisco_2", "prob_2", "desc_2", "conf"]].tolist() == [
         *("61110", 1.0, "Farmer", "77610", 1.0, "Baker", 1.0)
     ]
     pd.testing.assert_frame_equal(table.loc[[0, 2], alone.columns], alone.loc[[0, 2]], check_dtype=False)
     assert set(table.columns) <= set(known.column_names(coder, mode, k=2))
-    everything = known.predict(coder, ["farmer"], ["en"], mode=mode, k=1, progress=False)
+    everything = known.code(coder, ["farmer"], ["en"], options, progress=False)
     assert everything["hisco_1"].tolist() == ["61110"]
 
 
@@ -118,7 +120,7 @@ def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: P
     out, parts = tmp_path / "out.csv", tmp_path / ".out.csv.parts"
     for other in ("a", "b"):
         with monkeypatch.context() as patched:
-            patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
+            patched.setattr("histocoder.inference.parts.Parts.join", lambda *_, **__: None)
             code(out, "a")
         (parts / "000001.arrow").unlink()
         said = code(out, other)
@@ -150,6 +152,9 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys)
     header, farmer, miner = capsys.readouterr().out.splitlines()
     assert header.split()[-1] == "source" and farmer.split()[1:3] == ["80110", "1.00"]
     assert (farmer.split()[-1], miner.split()[-1]) == ("known", "model")
+    (tmp_path / "run" / "data_held_out.csv").write_text("occ1,lang,hisco_1,hisco_2\nminer,en,95410,\n")
+    predict("--model", best, "--known", "auto", "--language", "en", "FARMER", "miner")
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["source", "known", "known"]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
-from histocoder.inference.flat import threshold_of
 from histocoder.inference.occcanine import save_occcanine
+from histocoder.inference.options import threshold_of
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
@@ -190,6 +190,27 @@ def test_embeddings(coder: Coder):
     vectors = coder.embed(["farmer", None, "baker", "farmer"], "en")
     assert vectors.shape == (4, 64) and np.isnan(vectors[1]).all()
     assert np.array_equal(vectors[0], vectors[3]) and not np.allclose(vectors[0], vectors[2])
+
+
+@pytest.mark.parametrize("mode", ["combined", "greedy", "flat"])
+def test_alternatives_come_in_one_pass(mode: str, monkeypatch: pytest.MonkeyPatch):
+    model = tiny_model()
+    model.config = replace(model.config, mode=mode)
+    coder, texts = Coder(model, "cpu"), ["farmer", None, "baker", "farmer", "wine and spirit merchant"]
+    expected, pooled = coder.predict(texts, "en"), coder.embed(texts, "en")
+    combined = coder.predict(texts, "en", mode="combined")
+    encoded = []
+    encode = MixerModel.encode
+    monkeypatch.setattr(MixerModel, "encode", lambda model, ids: encoded.append(len(ids)) or encode(model, ids))
+    codes, ranked, encodings = coder.predict_ranked(texts, "en")
+    assert sum(encoded) == 3
+    pd.testing.assert_frame_equal(codes, expected)
+    np.testing.assert_allclose(encodings, pooled, rtol=1e-6)
+    assert ranked["hisco_1"].tolist() == combined["hisco_1"].tolist()
+    np.testing.assert_allclose(ranked["prob_1"], combined["prob_1"])
+    probs = ranked.filter(like="prob_").drop(index=1).to_numpy()
+    assert (np.diff(probs) <= 0).all() and np.allclose(probs.sum(1), 1)
+    assert set(ranked.filter(regex="hisco_").loc[0].dropna()) == set(CODES)  # of eight all are candidates
 
 
 def test_bf16_is_near_and_leaves_the_model_as_it_was(coder: Coder):

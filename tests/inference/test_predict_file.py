@@ -29,6 +29,7 @@ from histocoder.cli.main import main
 from histocoder.errors import Interrupted, UserError
 from histocoder.evaluation.review import review
 from histocoder.inference.coder import Coder
+from histocoder.inference.parts import Parts
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.predictions import Prediction
 
@@ -108,9 +109,9 @@ def test_excel_opens_what_is_written(model: Path, tmp_path: Path):
 def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_archive(tmp_path / "in.csv", 300)
     coded = []
-    predict = Coder.predict
+    code_texts = Coder.code
     monkeypatch.setattr(
-        Coder, "predict", lambda self, texts, *a, **k: coded.extend(texts) or predict(self, texts, *a, **k)
+        Coder, "code", lambda self, texts, *a, **k: coded.extend(texts) or code_texts(self, texts, *a, **k)
     )
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     frame = read(tmp_path / "in.csv")
@@ -122,11 +123,11 @@ def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch:
     frame = pd.concat([write_archive(tmp_path / "in.csv", 60)] * 2)
     frame.to_csv(tmp_path / "in.csv", index=False)
     code(model, tmp_path / "in.csv", tmp_path / "whole.csv", chunk_rows=120)
-    monkeypatch.setattr(f"histocoder.inference.predict_file.{limit}", 30)
+    monkeypatch.setattr(f"histocoder.inference.chunks.{limit}", 30)
     coded = []
-    predict = Coder.predict
+    code_texts = Coder.code
     monkeypatch.setattr(
-        Coder, "predict", lambda self, texts, *a, **k: coded.extend(texts) or predict(self, texts, *a, **k)
+        Coder, "code", lambda self, texts, *a, **k: coded.extend(texts) or code_texts(self, texts, *a, **k)
     )
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=30)
     found, expected = (
@@ -184,7 +185,7 @@ def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, s
         code(model, tmp_path / before, tmp_path / after, **again)
         whole = (tmp_path / after).read_bytes()
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("histocoder.inference.predict_file._join_parts", lambda *_, **__: None)
+            patched.setattr("histocoder.inference.parts.Parts.join", lambda *_, **__: None)
             code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
         assert len(list(parts.glob("0*"))) == 3
         (parts / "000001.arrow").unlink()
@@ -198,7 +199,7 @@ def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, s
 def test_a_parquet_file_of_many_chunks_has_few_row_groups(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_archive(tmp_path / "in.csv", 100)
     (tmp_path / "in.csv").write_text((tmp_path / "in.csv").read_text().replace("prob_note", "id", 1))  # a name twice
-    monkeypatch.setattr("histocoder.inference.predict_file._GROUP_ROWS", 45)
+    monkeypatch.setattr("histocoder.inference.parts._GROUP_ROWS", 45)
     code(model, tmp_path / "in.csv", tmp_path / "out.parquet", chunk_rows=10)
     file = pq.ParquetFile(tmp_path / "out.parquet")
     assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [50, 50]
@@ -281,8 +282,8 @@ def test_an_interrupted_chunk_is_resumed(model: Path, tmp_path: Path, monkeypatc
 
 def test_long_chunks_are_kept_by_time(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved: list[int] = []
-    monkeypatch.setattr("histocoder.inference.predict_file._KEEP_SECONDS", 0.0)
-    monkeypatch.setattr("histocoder.inference.predict_file.save_parts", lambda _path, parts: saved.append(len(parts)))
+    monkeypatch.setattr("histocoder.inference.parts._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("histocoder.inference.parts.save_parts", lambda _path, parts: saved.append(len(parts)))
     write_archive(tmp_path / "in.csv", 300)
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=300, batch_size=32)
     assert len(saved) > 2 and saved == sorted(set(saved))
@@ -296,14 +297,14 @@ def test_a_second_run_on_an_output_names_the_first_and_ends(
     code(model, tmp_path / "in.csv", tmp_path / "alone.csv", mode="flat")
     flags = ("--input", tmp_path / "in.csv", "--output", output, "--language-col", "lang", "--overwrite")
     seconds = []
-    predict = Coder.predict
+    code_texts = Coder.code
 
     def meanwhile(self: Coder, *args, **options) -> pd.DataFrame:
         second = run("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy", check=False)
         seconds.append((second.returncode, second.stderr.count(f"writes {output}: process {os.getpid()} on ")))
-        return predict(self, *args, **options)
+        return code_texts(self, *args, **options)
 
-    monkeypatch.setattr(Coder, "predict", meanwhile)
+    monkeypatch.setattr(Coder, "code", meanwhile)
     code(model, tmp_path / "in.csv", output, mode="flat")
     assert seconds == [(2, 1)] * 3
     assert output.read_bytes() == (tmp_path / "alone.csv").read_bytes()
@@ -384,8 +385,8 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"output": "there.csv"}, "exists already. Add --overwrite"),
         ({"output": "nowhere/out.csv"}, "no folder nowhere"),
         ({"language": "en"}, "not both"),
-        ({"k": 0}, "--k is 0; it must be 1 or more"),
-        ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
+        ({"k": 0}, "k is 0; it must be 1 or more"),
+        ({"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
         ({"output": "out.csv.zip"}, r"out\.csv\.zip would not be compressed; omit \.zip"),
         ({"output": "out.parquet.ZST"}, r"would not be compressed; omit \.ZST"),
         ({"output": "out.xls"}, r"out\.xls would not be a \.xls file; choose a name that ends in \.csv"),
@@ -413,11 +414,9 @@ def test_mistakes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_parts_of_other_settings_are_not_used(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import histocoder.inference.predict_file as module
-
     write_archive(tmp_path / "in.csv", 100)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_join_parts", lambda *_, **__: (_ for _ in ()).throw(UserError("no space")))
+        patched.setattr(Parts, "join", lambda *_, **__: (_ for _ in ()).throw(UserError("no space")))
         with pytest.raises(UserError, match="no space"):
             code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     parts = tmp_path / ".out.csv.parts"

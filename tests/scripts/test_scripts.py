@@ -177,7 +177,7 @@ def test_what_was_best_elsewhere_is_not_what_is_best_here(table: Path, tmp_path:
     extra = ("--batch-size", 8, "--save-interval", 2, "--eval-interval", 2, "--max-steps", 4)
     first = tmp_path / "first"
     run(*finetune(table, first, *extra))
-    change_state(first / "checkpoints" / "step-0000002", lambda state: state.update(best_val_loss=0))
+    change_state(first / "checkpoints" / "step-0000002", lambda state: state.update(best_accuracy=100.0))
     best = first / "best" / "model.safetensors"
     before = best.stat().st_mtime_ns
     run(*finetune(table, tmp_path / "second", *extra, "--resume", first / "checkpoints" / "step-0000002"))

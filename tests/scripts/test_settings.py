@@ -119,6 +119,7 @@ def test_large_tables_get_larger_batches(rows: int, growth: int):
     config = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram"))
     grown = config.for_rows(rows, 1)
     assert (grown.batch_size, grown.learning_rate) == (64 * growth, pytest.approx(1e-3 * growth**0.5))
+    assert grown.batch_size // grown.decoder_stride == 64
     assert grown.for_rows(rows, 1) == grown
     given = fill_in(FinetuneConfig("t.csv", ("h",), encoder="ngram", batch_size=32))
     assert given.for_rows(rows, 1).batch_size == 32

@@ -1,14 +1,18 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import shared
+from models import tiny_model
 
 from histocoder.config import FLAT_LOSSES
+from histocoder.data.dataset import Batch
+from histocoder.data.tokens import tokenize
 from histocoder.formatters import PAD, build_formatter
-from histocoder.training.losses import block_order_invariant, flat_loss, multi_hot, target_blocks
+from histocoder.training.losses import block_order_invariant, flat_loss, mixed_loss, multi_hot, target_blocks
 
 FORMATTER = build_formatter("hisco", num_blocks=4)
 ROWS = ["61110", "61110&41025", "-1&-2&-3", "99910", "12345&54321&11111&22222"]
@@ -95,6 +99,31 @@ def test_flat_losses_are_torchs_own():
     torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce"), 3 * mean)
     spread = torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0]])
     torch.testing.assert_close(flat_loss(logits, class_ids, kind="softmax"), F.cross_entropy(logits, spread))
+
+
+def test_the_decoder_learns_from_every_nth_row():
+    model, formatter = tiny_model(), build_formatter("hisco", num_blocks=2)
+    targets = torch.from_numpy(formatter.encode(["61110", "-1", "41025&77610", "61115", "80110"])).long()
+    texts = ["en[SEP]farmer", "en[SEP]none", "en[SEP]shopkeeper", "da[SEP]husmand", "da[SEP]væver"]
+    rows = tokenize(texts, max_len=64)
+    input_ids = torch.from_numpy(rows.pad(np.arange(5), max_len=64))
+    batch = Batch(
+        input_ids=input_ids,
+        targets=targets,
+        class_ids=torch.zeros(5, 2, dtype=torch.int64),
+        num_rows=5,
+        num_target_blocks=2,
+        weight=1.0,
+        rows=np.arange(5),
+        counts=torch.ones(5),
+    )
+    every, third = model(input_ids, targets[:, :-2]), model(input_ids, targets[::3, :-2], decoder_stride=3)
+    torch.testing.assert_close(third.seq2seq_logits, every.seq2seq_logits[::3])
+    expected = block_order_invariant(
+        third.seq2seq_logits, targets[::3], num_blocks=2, num_rows=2, num_target_blocks=2
+    )  # the mean over its rows, as of all
+    torch.testing.assert_close(mixed_loss(third, batch, model.config, 1.0, 3), expected)
+    assert torch.equal(mixed_loss(third, batch, model.config, 0.0, 3), mixed_loss(every, batch, model.config, 0.0))
 
 
 def test_softmax_over_one_class_is_no_loss():

@@ -55,6 +55,25 @@ def test_it_clips_and_steps_as_torch_does(max_grad_norm: float):
     mine.load_state_dict(reference.state_dict())
 
 
+def test_a_step_for_rows_is_one_for_a_smaller_table():
+    torch.manual_seed(0)
+    start, rows = torch.randn(50, 40), torch.tensor([3, 7, 8, 49])
+    table, few = nn.Parameter(start.clone()), nn.Parameter(start[rows])
+    table.is_sparse_table = True  # type: ignore[attr-defined]
+    ours = AdamW([table], lr=1e-2, weight_decay=0.1, max_grad_norm=3.0)
+    reference = AdamW([few], lr=1e-2, weight_decay=0.0, max_grad_norm=3.0)
+    for _ in range(4):
+        gradient = torch.randn(4, 40)
+        table.grad = torch.sparse_coo_tensor(rows[None], gradient, table.shape, check_invariants=True)
+        few.grad = gradient.clone()
+        for optimizer in (ours, reference):
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(table[rows], few)
+    others = torch.ones(50, dtype=torch.bool).index_fill(0, rows, False)
+    assert torch.equal(table[others], start[others])
+
+
 def test_what_has_no_gradient_stays():
     model = layers()
     before = model[1].weight.clone()

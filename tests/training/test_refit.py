@@ -61,6 +61,20 @@ def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model
 
 
 @pytest.mark.slow
+def test_a_run_on_corrections_reports_its_gain(tmp_path: Path):
+    table, checked = write_table(tmp_path / "table.csv"), tmp_path / "review.csv"
+    run(*trained(table, tmp_path / "one"))
+    checked.write_text("occ1,checked,hisco_1\n" + "".join(f"ostler no {i},x,62430\n" for i in range(40)))
+    more = [word for word in trained(table, tmp_path / "two") if word != "--no-report"]
+    said = run(*more, "--initial-checkpoint", tmp_path / "one" / "best", "--corrections", checked).stdout
+    found = json.loads((tmp_path / "two" / "metrics.json").read_text(encoding="utf-8"))["corrections"]
+    number = found["held_out"]["num_rows"]
+    assert f"{number} of 40 corrections are held out" in said and f"{number} held-out corrections" in said
+    assert found["validation"]["num_rows"] == 6 and not found["before_has_seen"]
+    assert "rows, including the 6 of validation and the held-out corrections" in said
+
+
+@pytest.mark.slow
 def test_two_ranks_refit_as_one_does(tmp_path: Path):
     table = write_table(tmp_path / "table.csv")
     extra = ("--no-experts", "--ngram-dropout", 0, "--unk-lang-prob", 0)

@@ -14,8 +14,8 @@ from histocoder.data.samplers import Share
 from histocoder.errors import UserError
 from histocoder.model import trimmed_length
 from histocoder.model.copies import kept_copy
+from histocoder.model.devices import choose_tf32, computing_dtype
 from histocoder.model.layers import knows_linear
-from histocoder.model.precision import choose_tf32, computing_dtype
 from histocoder.ops import kernels
 from histocoder.training.losses import mixed_loss
 

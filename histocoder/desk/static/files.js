@@ -1,9 +1,10 @@
 // Send tables in, choose their columns, watch them being coded.
 import { api, bar, count, doing, el, get, languageSelect, say } from "./lib.js";
 
-let timer;
+let timer, most;
 
-export function start() {
+export function start(about) {
+  most = about.upload_bytes;
   get("file").onchange = (event) => event.target.files[0] && send(event.target.files[0]);
   const drop = get("drop");
   for (const kind of ["dragover", "dragleave", "drop"])
@@ -22,6 +23,10 @@ export function hide() {
 
 // XMLHttpRequest, since fetch does not tell how much is sent.
 function send(file, sheet = "") {
+  if (file.size > most) {
+    get("file").value = "";
+    return refuse(`${file.name} is larger than ${most / 2 ** 30} GB; code it with histocoder predict instead.`);
+  }
   const request = new XMLHttpRequest();
   const stop = el("button", { onclick: () => request.abort() }, "Cancel");
   const progress = (share) =>
@@ -43,8 +48,7 @@ function send(file, sheet = "") {
       end();
       const named = body.detail?.includes("--sheet") && prompt(body.detail, sheet); // of a workbook with several
       if (named) return send(file, named);
-      get("file-form").hidden = false;
-      return get("file-form").replaceChildren(el("p", { class: "error", role: "alert" }, body.detail || `The server answered ${request.status}.`));
+      return refuse(body.detail || `The server answered ${request.status}.`);
     }
     end();
     await choose(body);
@@ -52,6 +56,11 @@ function send(file, sheet = "") {
   });
   request.open("POST", `/api/files?name=${encodeURIComponent(file.name)}${sheet && `&sheet=${encodeURIComponent(sheet)}`}`);
   request.send(file);
+}
+
+function refuse(reason) {
+  get("file-form").replaceChildren(el("p", { class: "error", role: "alert" }, reason));
+  get("file-form").hidden = false;
 }
 
 const option = (value, chosen, text = value) => el("option", { value, selected: value === chosen }, text);

@@ -21,7 +21,9 @@ async function copy(command) {
 
 function draw(now) {
   clearTimeout(timer);
-  const score = (name, one) => one && el("p", {}, el("span", { class: "figure" }, percent(one.accuracy, 1)), `right ${name}, on ${count(one.rows)} rows of validation data`);
+  const points = (share) => (100 * share).toFixed(1);
+  const gain = (one) => el("p", {}, el("span", { class: "figure" }, `${percent(one.before, 1)} → ${percent(one.after, 1)}`),
+    `right before and after, of the same ${count(one.rows)} ${one.what}; 95 % interval of the difference: ${points(one.low)} to ${points(one.high)} points`);
   const run = now.may_train ? [
     el("div", { class: "row" }, now.state === "running" ? el("button", { onclick: post("stop") }, "Stop training")
       : el("button", { class: "primary", onclick: post("train"), disabled: !now.corrections || !now.is_complete }, "Train now")),
@@ -31,10 +33,11 @@ function draw(now) {
   get("improving").replaceChildren(el("ol", { class: "steps panel" },
     el("li", {}, el("strong", {}, `${count(now.corrections)} checked descriptions`), " are settled under ", el("a", { href: "#review" }, "Review"), ". ",
       now.corrections ? el("a", { href: "/api/corrections.csv", download: true }, "Export them as CSV") : null),
-    el("li", {}, el("strong", {}, "Train on them."), " They are added to the training data, and override earlier codes of the same descriptions; the validation data get none of them.",
+    el("li", {}, el("strong", {}, "Train on them."), " They are added to the training data, and override earlier codes of the same descriptions; the validation data get none of them. Of 20 or more, a fifth is held out, to compare the models on.",
       el("pre", { tabindex: "0", "aria-label": "Command" }, now.command),
       now.is_complete ? el("button", { onclick: doing(() => copy(now.command)) }, "Copy the command") : null, run.filter(Boolean)),
-    el("li", {}, el("strong", {}, "Serve the new model"), ` with histocoder serve --model, and code the file again.`,
-      el("div", { class: "columns" }, score("before", now.before), score("after", now.after)))));
+    el("li", {}, el("strong", {}, "Serve the new model"), ", and code the file again.",
+      now.serve ? el("pre", { tabindex: "0", "aria-label": "Command to serve" }, now.serve) : null,
+      el("div", { class: "columns" }, now.gains.map(gain)))));
   if (now.state === "running" && !get("improve").hidden) timer = setTimeout(show, 2000);
 }

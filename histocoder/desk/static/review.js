@@ -24,7 +24,7 @@ export const show = doing(async () => {
   hide();
   get("who-form").hidden = Boolean(who());
   get("desk").hidden = !who();
-  if (!who()) return;
+  if (!who()) return get("who").focus();
   const sources = await api("review");
   source = sources.find((one) => one.id === Number(sessionStorage.getItem("source"))) || sources[0];
   cards = [];

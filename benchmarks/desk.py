@@ -1,0 +1,194 @@
+"""The loop of the desk in a real browser: train, code, review by keys, train on the corrections, compare.
+
+A fifth of the distinct descriptions of a table is held out, as in accuracy.py. A model is trained on the others. Then a
+script does on the page of `histocoder serve` what a person would do: it sends the held-out descriptions, reviews the
+first cards by keys with the true codes in mind, and trains on what it has settled. Both models code the held-out rows
+that were not reviewed. Needs what make test-browser installs.
+
+python benchmarks/desk.py --data english --cards 100 --folder desk-walk
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from accuracy import CODE, ROOT, TABLES, TEXT, read, split
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from histocoder import Coder
+from histocoder.evaluation.baselines import difference_interval, shares
+
+_PATIENCE = 900.0
+_CARD = """const card = document.querySelector("#card");
+    const codes = (where) => [...card.querySelectorAll(`${where} .code`)].map((one) => one.textContent);
+    return {text: card.querySelector("h2.text")?.textContent, number: card.querySelector(".quiet")?.textContent,
+            chosen: codes(".chosen"), others: codes(".columns > div:first-child")};"""
+
+
+class Hands:
+    """What a person does at the page: keys and clicks, which are counted."""
+
+    def __init__(self, address: str, downloads: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which("chromium") or ""
+        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+            options.add_argument(flag)
+        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        self.driver.implicitly_wait(60)
+        self.keys = self.clicks = 0
+        self.driver.get(address)
+
+    def press(self, *keys: str) -> None:
+        self.keys += len(keys)
+        webdriver.ActionChains(self.driver).send_keys(*keys).perform()
+
+    def click(self, selector: str) -> None:
+        self.clicks += 1
+        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+
+    def choose(self, selector: str, value: str) -> None:
+        self.clicks += 2
+        Select(self.driver.find_element(By.CSS_SELECTOR, selector)).select_by_value(value)
+
+    def card(self) -> dict[str, Any]:
+        return self.driver.execute_script(_CARD)
+
+    def text(self, selector: str) -> str:
+        return self.driver.execute_script("return document.querySelector(arguments[0])?.textContent || ''", selector)
+
+    def wait(self, until: Any) -> None:
+        WebDriverWait(self.driver, _PATIENCE, poll_frequency=0.05).until(lambda _: until())
+
+
+def train(train_rows: pd.DataFrame, folder: Path, language: str) -> None:
+    train_rows.to_csv(folder / "train.csv", index=False)
+    flags = ("--target-cols", CODE, "--language", language, "--zero-pad-codes", "--encoder", "ngram")
+    command = ("finetune.py", "--dataset", folder / "train.csv", *flags, "--save-path", folder / "out")
+    with (folder / "training.log").open("w") as log:
+        subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, stdout=log, stderr=log, check=True)
+
+
+def code_file(hands: Hands, path: Path, language: str) -> None:
+    hands.click("nav a[href='#files']")
+    hands.clicks += 1  # on the file, in the browser's own window
+    hands.driver.find_element(By.CSS_SELECTOR, "#file").send_keys(str(path))
+    hands.wait(lambda: hands.text("#file-form table"))
+    if hands.driver.execute_script("return document.querySelector('#file-language').value") != language:
+        hands.choose("#file-language", language)
+    hands.click("#file-form button.primary")
+    hands.wait(lambda: "Coded." in hands.text(".file"))
+    hands.click(".file [aria-label^='Review']")
+    hands.wait(lambda: hands.driver.switch_to.active_element.get_attribute("id") == "who")
+    hands.press(*"Anna", Keys.ENTER)
+    hands.wait(lambda: hands.card()["text"])
+
+
+def review(hands: Hands, truth: dict[str, str], cards: int) -> tuple[list[str], Counter[str]]:
+    """Settle cards; return their descriptions, and how many were settled in each way."""
+    ways: Counter[str] = Counter()
+    reviewed = []
+    for _ in range(cards):
+        shown = hands.card()
+        true = truth[shown["text"]]
+        reviewed.append(shown["text"])
+        if shown["chosen"] == [true]:
+            ways["accepted"] += 1
+        elif true in shown["others"]:
+            ways["alternative"] += 1
+            hands.press(str(shown["others"].index(true) + 1))
+        else:
+            ways["searched"] += 1
+            hands.press("/", *true)
+            hands.wait(lambda code=true: hands.text("#found .choice .code") == code)
+            hands.press(Keys.ENTER)
+        hands.wait(lambda code=true: hands.card()["chosen"] == [code])
+        hands.press(Keys.ENTER)
+        hands.wait(lambda before=shown["number"]: hands.card()["number"] != before)
+    return reviewed, ways
+
+
+def improve(hands: Hands) -> str:
+    hands.click("nav a[href='#improve']")
+    hands.click("#improving button.primary")
+    hands.wait(lambda: "→" in hands.text("#improving .columns"))
+    return hands.text("#improving .columns")
+
+
+def compare(folder: Path, rest: pd.DataFrame, language: str) -> None:
+    texts, true = rest[TEXT].tolist(), rest[CODE].to_numpy()
+    coders = (Coder.from_pretrained(folder / name / "best", "cpu") for name in ("out", "out-2"))
+    rights = [coder.predict(texts, language)[CODE].to_numpy() == true for coder in coders]
+    before, after = (shares(right, texts) for right in rights)
+    for kind, number in (("rows", len(texts)), ("texts", len(set(texts)))):
+        found = difference_interval(rights[1], rights[0], texts)[kind]
+        ends = ", ".join(f"{end} {100 * value:+.1f}" for end, value in found.items())
+        print(f"not reviewed, {number} {kind}: {100 * before[kind]:.1f} % -> {100 * after[kind]:.1f} % ({ends})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=TABLES, default="english")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
+    parser.add_argument("--folder", type=Path, default=Path("desk-walk"))
+    parser.add_argument("--cards", type=int, default=100)
+    args = parser.parse_args()
+    folder, language = args.folder.resolve(), TABLES[args.data][1]
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, held_out = split(read(args.data, args.shared), seed=0, size=None)
+    held_out[[TEXT]].to_csv(folder / "archive.csv", index=False)
+    truth = held_out.groupby(TEXT)[CODE].agg(lambda codes: codes.value_counts().index[0]).to_dict()
+
+    times, moment = {}, time.monotonic()
+
+    def passed(what: str) -> None:
+        nonlocal moment
+        times[what], moment = time.monotonic() - moment, time.monotonic()
+        print(f"{what}: {times[what] / 60:.1f} min", flush=True)
+
+    if not (folder / "out" / "report.html").exists():
+        train(rows, folder, language)
+        passed("train")
+    command = ["-m", "histocoder", "serve", "--model", folder / "out" / "best", "--no-browser", "--port", 0]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(
+        [sys.executable, *map(str, command), "--allow-training"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert server.stdout is not None
+        hands = Hands(next(line for line in server.stdout if line.startswith("Open ")).split()[1], folder)
+        passed("start the server and the browser")
+        code_file(hands, folder / "archive.csv", language)
+        passed(f"code {len(held_out):,} rows, {hands.clicks} clicks and {hands.keys} keys")
+        keys, clicks = hands.keys, hands.clicks
+        reviewed, ways = review(hands, truth, args.cards)
+        passed(
+            f"review {args.cards} cards, {(hands.keys - keys) / args.cards:.2f} keys and {hands.clicks - clicks} clicks"
+        )
+        print(dict(ways), hands.text("#trust"))
+        print(improve(hands))
+        passed("train on the corrections")
+        hands.driver.quit()
+    finally:
+        server.terminate()
+        server.wait()
+    stood_for = held_out[TEXT].isin(reviewed)
+    print(f"reviewed cards stand for {stood_for.sum():,} of {len(held_out):,} rows")
+    compare(folder, held_out[~stood_for], language)
+    print(f"total {sum(times.values()) / 60:.1f} min")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Rows a second of a model in torch, and exported in fp32 and int8; prints one line of JSON.
+
+The sides take turns, each on the same distinct descriptions; the figures are the medians of the rounds. `right` is the
+percentage of rows of --data that get exactly their codes.
+
+Usage: python benchmarks/exported.py --model out/best --data test.csv [--language en] [--rounds N] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from histocoder import Coder
+from histocoder.checkpoints.hub import local_folder
+from histocoder.data.examples import Examples
+from histocoder.inference.onnx_coder import MODES, OnnxCoder
+from histocoder.inference.onnx_export import export, quantize
+from histocoder.model.devices import device_name
+
+
+def read(path: str, coder: Coder, language: str) -> Examples:
+    """Rows with descriptions and codes."""
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    codes = table.reindex(columns=list(coder.model.config.target_cols)).replace("", None)
+    return Examples(table["occ1"].tolist(), [language] * len(table), codes)
+
+
+def right(side: Any, examples: Examples, mode: str) -> float:
+    """Percentage of rows."""
+    table = side.predict(examples.texts, examples.langs, mode=mode)
+    found = table[[name for name in table if name.startswith(f"{side.system}_")]].to_numpy(dtype=object)
+    pairs = zip(found, examples.codes.to_numpy(dtype=object), strict=True)
+    same = [{c for c in ours if isinstance(c, str)} == {c for c in true if isinstance(c, str)} for ours, true in pairs]
+    return round(100 * sum(same) / len(same), 2)
+
+
+def main() -> None:
+    """Export, then time all sides."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder of a run or a checkpoint")
+    parser.add_argument("--data", required=True, help="CSV of descriptions (occ1) and codes")
+    parser.add_argument("--language", default="en", help="of all of them (default: en)")
+    parser.add_argument("--rounds", type=int, default=5, help="of all sides (default: 5)")
+    parser.add_argument("--threads", type=int, default=1, help="of each side (default: 1)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    coder = Coder.from_pretrained(local_folder(args.model), "cpu")
+    examples = read(args.data, coder, args.language)
+    texts = list(dict.fromkeys(examples.texts))
+    with tempfile.TemporaryDirectory() as folder:
+        plain, small = Path(folder, "fp32"), Path(folder, "int8")
+        export(coder, plain, examples, say=lambda _: None)
+        shutil.copytree(plain, small)
+        quantize(small)
+        sizes = {
+            path.name: sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) for path in (plain, small)
+        }
+        sides: dict[str, Any] = {
+            "torch": coder,
+            "fp32": OnnxCoder(plain, num_threads=args.threads),
+            "int8": OnnxCoder(small, num_threads=args.threads),
+        }
+        modes = {}
+        for mode in MODES:
+            rates: dict[str, list[float]] = {name: [] for name in sides}
+            for side in sides.values():
+                side.predict(texts[:64], args.language, mode=mode)  # to warm up
+            for _ in range(args.rounds):
+                for name, side in sides.items():
+                    started = time.perf_counter()
+                    side.predict(texts, args.language, mode=mode)
+                    rates[name].append(len(texts) / (time.perf_counter() - started))
+            modes[mode] = {
+                "rows_per_s": {name: round(statistics.median(found), 1) for name, found in rates.items()},
+                "right": {name: right(side, examples, mode) for name, side in sides.items()},
+            }
+    print(
+        json.dumps(
+            {
+                "benchmark": "exported",
+                "texts": len(texts),
+                "threads": args.threads,
+                "modes": modes,
+                "megabytes": {name: round(size / 1e6, 1) for name, size in sizes.items()},
+                "machine": device_name(coder.device),
+                "torch": torch.__version__,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

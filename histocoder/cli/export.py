@@ -1,0 +1,87 @@
+"""`histocoder export`: write a model as ONNX graphs, which run without torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from histocoder.cli.model_flags import TABLE_HELP, add_command, run_of, training_files
+from histocoder.config import Settings
+from histocoder.config.settings import free, require
+from histocoder.errors import UserError
+from histocoder.training.console import say
+
+if TYPE_CHECKING:
+    from histocoder.data.examples import Examples
+    from histocoder.inference.coder import Coder
+
+_MOST_ROWS = 10_000
+"""Of the data that an export is checked on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFlags(Settings):
+    """What `histocoder export` writes, and how it is checked."""
+
+    model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
+    onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
+    int8: bool = free(False, "keep weights in 8 bits: a quarter of the size")
+    max_loss: float = free(0.5, "--int8: write nothing if more points of accuracy are lost", metavar="POINTS")
+    data: str | None = free(
+        None,
+        f"{TABLE_HELP} of descriptions and codes to check the graphs on (default: the run's data_val.csv)",
+        metavar="FILE",
+    )
+    input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
+    language_col: str = free("lang", "--data: column of languages", metavar="COL")
+
+    def check(self) -> None:
+        """Raise a UserError where the loss can't be one."""
+        require(0 <= self.max_loss <= 100, f"--max-loss is {self.max_loss:g}; it must be 0 to 100 points.")
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Add the command and its flags."""
+    add_command(commands, "export", "write a model as ONNX graphs, which run without torch", flags=ExportFlags, run=run)
+
+
+def run(config: ExportFlags) -> None:
+    """Write the graphs, if they give what the model gives."""
+    output = Path(config.onnx)
+    if output.exists():
+        raise UserError(f"{output} exists already; choose another folder for --onnx.")
+
+    from histocoder.checkpoints.hub import local_folder
+    from histocoder.inference.coder import Coder
+    from histocoder.inference.onnx_export import check_installed, export
+
+    check_installed()
+    folder = local_folder(config.model)
+    coder = Coder.from_pretrained(folder, "cpu")
+    examples = _examples(config, coder, folder)
+    export(coder, output, examples, max_loss=config.max_loss if config.int8 else None, say=say)
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    say(f"Wrote {output}, {size / 1e6:,.0f} MB.")
+
+
+def _examples(config: ExportFlags, coder: Coder, folder: Path) -> Examples:
+    """Return some of the rows with codes that the graphs are checked on."""
+    from histocoder.data.labels import LabelRules
+    from histocoder.data.prepare import VAL_FILE
+    from histocoder.inference.known import coded
+
+    path = Path(config.data) if config.data else run_of(folder) / VAL_FILE
+    if not config.data and not path.is_file():
+        raise UserError(f"The graphs are checked on validation data, and there is no {path}. Add --data FILE.")
+    rules = LabelRules(allow_short=True, is_training=False)
+    files, _ = training_files(path, coder, rules, input_col=config.input_col, language_col=config.language_col)
+    examples = coded(files.read(say=say))
+    if len(examples) == 0:
+        raise UserError(f"{path} has no description with a code; the graphs can't be checked on it.")
+    if not config.data and config.int8 and coder.model.config.fitted_to_validation:
+        say(f"Notice: the model has learned from {path.name} as well. Check on other rows with --data.")
+    return examples.take(np.random.default_rng(0).permutation(len(examples))[:_MOST_ROWS])

@@ -1,0 +1,130 @@
+"""Codes a file chunk by chunk, each distinct description once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from histocoder.inference.coder import Coder
+from histocoder.inference.file_options import PredictConfig
+from histocoder.inference.known import KNOWN, Known
+from histocoder.inference.pairs import LANG, TEXT, pairs_of, with_language
+from histocoder.inference.parts import Batches
+from histocoder.inference.predictions import Part
+
+_REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
+"""Of the distinct descriptions whose codes are kept, to be used again in later chunks."""
+_DECIMALS = 6
+
+
+class ChunkCoder:
+    """Codes chunks, each distinct description once; a full memory takes in no more, so that it does not grow."""
+
+    def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None) -> None:
+        self._config, self.has_known = config, known is not None
+        self._code = coder.code if known is None else partial(known.code, coder)
+        column_names = coder.column_names if known is None else partial(known.column_names, coder)
+        names = self.names = column_names(config.mode, k=config.k)
+        """The columns of `Coder.code`."""
+        self.num_known = 0
+        """Rows that got the codes of hand-coded descriptions."""
+        self._output_names = config.output_names(names, coder.system)
+        self._numbers = [name for name in names if config.mode == "full" or name == "conf" or name.startswith("prob_")]
+        self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
+        self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}
+        self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
+
+    def code(self, chunk: pa.Table, batches: Batches) -> pa.Table:
+        """Return the chunk with the codes' columns behind its own.
+
+        `batches` hears what is done, and holds what an interrupted run has done.
+        """
+        columns = self.columns(self._pairs(chunk), batches.tell, batches.parts)
+        chunk = with_language(chunk, self._config.language)
+        for name, column in columns.items():
+            chunk = chunk.append_column(name, column)
+        self._count_known(chunk)
+        return chunk
+
+    def columns(
+        self, table: pa.Table, tell: Callable[[float], object] = lambda _: None, parts: list[Part] | None = None
+    ) -> dict[str, pa.Array]:
+        """Return the codes' columns, of the descriptions that `pairs_of` has returned.
+
+        `tell` hears how many rows more are done; `parts` are what an interrupted run has done.
+        """
+        pairs = _tuples(table)
+        new = self._new(pairs)
+        num_known = len(pairs) - sum(map(new.__contains__, pairs))
+        tell(num_known)
+        if new:
+            rows_each = (len(pairs) - num_known) / len(new)
+            self._add(new, self._predict(new, told=lambda count: tell(count * rows_each), parts=parts))
+        rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
+        found = {}
+        for name, column in self._output_names.items():
+            kind = pa.float64() if column in self._numbers else pa.string()
+            found[name] = pa.array(self._arrays[column][rows], kind, from_pandas=True)
+        self._forget_surplus()
+        return found
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes in no more."""
+        return len(self._places) >= self._room
+
+    def take_in(self, coded: pa.Table) -> None:
+        """Remember a chunk that `code` has coded, as if it had just done so."""
+        self._count_known(coded)
+        if self.is_full:
+            return
+        pairs = _tuples(self._pairs(coded))
+        own = range(coded.num_columns - len(self.names), coded.num_columns)
+        codes = coded.select(list(own)).to_pandas().set_axis(self.names, axis=1)
+        new = self._new(pairs)
+        self._add(new, codes.iloc[list(new.values())])
+        self._forget_surplus()
+
+    def _pairs(self, chunk: pa.Table) -> pa.Table:
+        return pairs_of(chunk, self._config.input_col, self._config.language_col, self._config.language)
+
+    def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        """Return those that are not known, and the row of each where it comes first."""
+        new: dict[tuple[str, str], int] = {}
+        for row, pair in enumerate(pairs):
+            if pair not in self._places:
+                new.setdefault(pair, row)
+        return new
+
+    def _predict(
+        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part] | None
+    ) -> pd.DataFrame:
+        texts, langs = zip(*new, strict=True)
+        return self._code(texts, langs, self._config, progress=told, parts=parts)
+
+    def _add(self, new: Iterable[tuple[str, str]], codes: pd.DataFrame) -> None:
+        start, end = len(self._places), len(self._places) + len(codes)
+        self._places.update(zip(new, range(start, end), strict=True))
+        codes = codes.reindex(columns=self.names)  # flat may have found fewer codes, or more
+        for name, array in self._arrays.items():
+            if len(array) < end:
+                self._arrays[name] = np.concatenate([array, np.empty_like(array, shape=end)])  # twice as long, or more
+            column = codes[name].to_numpy(array.dtype)
+            self._arrays[name][start:end] = np.round(column, _DECIMALS) if name in self._numbers else column
+
+    def _count_known(self, coded: pa.Table) -> None:
+        if self.has_known:
+            self.num_known += pc.sum(pc.equal(coded[-1], KNOWN), min_count=0).as_py()
+
+    def _forget_surplus(self) -> None:
+        while len(self._places) > self._room:
+            self._places.popitem()
+
+
+def _tuples(pairs: pa.Table) -> list[tuple[str, str]]:
+    return list(zip(pairs[TEXT].to_pylist(), pairs[LANG].to_pylist(), strict=True))

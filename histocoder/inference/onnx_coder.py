@@ -1,0 +1,294 @@
+"""Coding with an exported model: by numpy and onnxruntime, without torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from histocoder.config import ModelConfig
+from histocoder.errors import DamagedError, UserError
+from histocoder.formatters import formatter_from_config
+from histocoder.inference.onnx_search import (
+    OnnxBelief,
+    OnnxStepper,
+    Start,
+    combined,
+    greedy,
+    set_probability,
+    softmax,
+)
+from histocoder.inference.options import PredictOptions, threshold_of
+from histocoder.inference.predictions import Prediction
+from histocoder.inference.reading import readings
+from histocoder.tokenizers import CHARACTERS, PretrainedTokenizer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
+ENCODER_FILE, START_FILE, STEP_FILE = "encoder.onnx", "decoder_start.onnx", "decoder_step.onnx"
+NGRAMS_FILE, LINEAR_FILE = "linear_ngrams.onnx", "linear.npz"
+MODES = ("combined", "greedy", "flat")
+_AT_LEAST = 64
+"""Descriptions of a batch, even if their lengths differ."""
+_SHARPNESS = 8.0
+"""See `LinearExpert`."""
+
+
+class OnnxCoder:
+    """Codes occupational descriptions with a model that `histocoder export` wrote.
+
+    It gives the codes that `Coder` gives, in the modes combined, greedy and flat.
+
+    Parameters
+    ----------
+    folder : path
+        What `histocoder export --onnx` wrote.
+    num_threads : int, optional
+        Of onnxruntime; by default as many as there are cores.
+
+    Attributes
+    ----------
+    system : str
+        What the codes' columns are called.
+    codes : tuple of str
+        The codes of the model's key.
+    mode : str
+        The mode that validated best, the default of `predict`.
+
+    Raises
+    ------
+    UserError
+        Where onnxruntime is not installed, or the folder holds no exported model, or a damaged one.
+
+    Examples
+    --------
+    coder = OnnxCoder.from_onnx("exported")
+    coder.predict(["wine and spirit merchant", "husmand"], ["en", "da"])
+    """
+
+    def __init__(self, folder: str | Path, *, num_threads: int | None = None) -> None:
+        self._folder, self._num_threads = Path(folder), num_threads
+        if not (self._folder / ENCODER_FILE).is_file():
+            raise UserError(
+                f"{folder} holds no exported model: it has no {ENCODER_FILE}. Write one with histocoder export --model "
+                f"MODEL --onnx {folder}."
+            )
+        try:
+            values = json.loads((self._folder / CONFIG_FILE).read_text(encoding="utf-8"))
+            self._config = ModelConfig.from_dict(values)
+        except (OSError, ValueError, AttributeError) as error:
+            raise DamagedError(f"{self._folder / CONFIG_FILE} can't be read ({error}).") from error
+        self._encoder = self._session(ENCODER_FILE)
+        has_tokenizer = (self._folder / TOKENIZER_FOLDER).is_dir()
+        self._tokenizer = (
+            PretrainedTokenizer.from_folder(self._folder / TOKENIZER_FOLDER) if has_tokenizer else CHARACTERS
+        )
+        self.formatter = formatter_from_config(self._config.formatter)
+        self._is_code = np.array([bool(code) for code in self._config.codes])
+        self.codes = tuple(filter(None, self._config.codes))
+        self.system, self.mode = self._config.system, self._config.mode
+        self._blocks = np.array([self.formatter.system.to_block(code) for code in self.codes])
+
+    @classmethod
+    def from_onnx(cls, folder: str | Path, *, num_threads: int | None = None) -> OnnxCoder:
+        """Open an exported model; see `OnnxCoder`."""
+        return cls(folder, num_threads=num_threads)
+
+    def describe(self, code: str) -> str | None:
+        """Return what a code means, where the key says so."""
+        return self._config.descriptions.get(code)
+
+    def predict(
+        self,
+        texts: str | Sequence[str | None] | pd.Series,
+        lang: str | Sequence[str] | pd.Series = "unk",
+        *,
+        mode: str | None = None,
+        threshold: float | None = None,
+        constrain: bool | None = None,
+        min_confidence: float = 0.0,
+        batch_size: int = 64,
+    ) -> pd.DataFrame:
+        """Code descriptions, and return a table, for which pandas has to be installed.
+
+        Parameters and result are those of `Coder.predict`.
+        """
+        import pandas as pd  # noqa: F401, since the next line's error would not name it
+
+        from histocoder.inference.descriptions import Descriptions
+
+        rows = Descriptions.of(texts, lang, languages=self._config.languages)
+        prediction = self.predict_arrays(
+            rows.distinct["text"].tolist(),
+            rows.distinct["lang"].tolist(),
+            mode=mode,
+            threshold=threshold,
+            constrain=constrain,
+            batch_size=batch_size,
+        )
+        places = np.arange(len(rows.distinct))
+        prediction = Prediction.join([(places, prediction)], len(rows.distinct), width=self.formatter.num_blocks)
+        unsure = prediction.conf < min_confidence
+        prediction.codes[unsure], prediction.probs[unsure] = None, np.nan
+        frame = prediction.frame(self.system, self._config.descriptions).iloc[rows.place]
+        frame.index = rows.index
+        return frame
+
+    def predict_arrays(
+        self,
+        texts: Sequence[str],
+        langs: Sequence[str],
+        *,
+        mode: str | None = None,
+        threshold: float | None = None,
+        constrain: bool | None = None,
+        batch_size: int = 64,
+    ) -> Prediction:
+        """Code descriptions, each by itself, with numpy and onnxruntime alone.
+
+        Parameters
+        ----------
+        texts : sequence of str, of n descriptions
+        langs : sequence of str, of n
+            Codes of languages as the model knows them; "unk" is unknown.
+        mode, threshold, constrain, batch_size
+            See `Coder.predict`.
+
+        Returns
+        -------
+        Prediction
+            Codes (n, width), their probabilities and the confidence (n,), as arrays.
+        """
+        options = PredictOptions(mode=mode, threshold=threshold, constrain=constrain, batch_size=batch_size)
+        mode = mode or self.mode
+        if mode not in MODES:
+            raise UserError(
+                f"An exported model codes in the modes {', '.join(MODES)}; for {mode} open the model itself."
+            )
+        parts = []
+        for rows, ids, characters in readings(
+            texts, langs, self._config, self._tokenizer, at_least=_AT_LEAST, at_most=options.batch_size
+        ):
+            flat_logits, memory, memory_mask = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
+            if mode == "flat":
+                limits = [threshold_of(self._config, langs[i]) if threshold is None else threshold for i in rows]
+                part = self._flat(flat_logits, np.array(limits, dtype=np.float32))
+            else:
+                start = self._start(memory, memory_mask, flat_logits)
+                if mode == "combined":
+                    part = self._combined(start, flat_logits, characters)
+                else:
+                    part = self._greedy(start, len(rows), constrain=bool(constrain))
+            parts.append((rows, part))
+        joined = Prediction.join(parts, len(texts), width=self.formatter.num_blocks)
+        return Prediction(*(array[:-1] for array in joined))  # without the row of missing descriptions
+
+    def _start(self, memory: np.ndarray, memory_mask: np.ndarray, flat_logits: np.ndarray) -> Start:
+        session, step = self._decoder
+        given = {"memory": memory, "flat_logits": flat_logits}  # the second for a prior alone
+        values = session.run(None, {one.name: given[one.name] for one in session.get_inputs()})
+        started = dict(zip((output.name for output in session.get_outputs()), values, strict=True))
+        started["memory_mask"] = memory_mask
+        return lambda rows: OnnxStepper(step, {name: array[rows] for name, array in started.items()})
+
+    def _flat(self, flat_logits: np.ndarray, thresholds: np.ndarray) -> Prediction:
+        probabilities = self._class_probabilities(flat_logits)
+        order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.formatter.num_blocks]
+        probs = np.take_along_axis(probabilities, order, 1).astype(np.float64)
+        codes, conf = self._named(order), probs[:, 0].copy()
+        left_out = probs <= thresholds[:, None]
+        left_out[:, 0] = False
+        codes[left_out], probs[left_out] = None, np.nan
+        width = int((~left_out).sum(1).max())
+        return Prediction(codes[:, :width], probs[:, :width], conf)
+
+    def _greedy(self, start: Start, num_rows: int, *, constrain: bool) -> Prediction:
+        num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
+        blocks = self._blocks if constrain else None
+        tokens, of_tokens = greedy(start, num_rows, num_blocks=num_blocks, block_size=block_size, blocks=blocks)
+        codes = self.formatter.decode(np.hstack([np.zeros_like(tokens[:, :1]), tokens]))
+        is_code = codes.astype(bool)  # not of None
+        probs = np.where(is_code, of_tokens.reshape(num_rows, num_blocks, -1).prod(-1), np.nan)
+        return Prediction(codes, probs, set_probability(start, tokens, of_tokens, is_code))
+
+    def _combined(self, start: Start, flat_logits: np.ndarray, characters: np.ndarray | None) -> Prediction:
+        beliefs = {"flat": OnnxBelief(self._class_probabilities(flat_logits))}
+        if characters is not None:
+            log_odds = self._linear(characters)[:, self._is_code]
+            beliefs["linear"] = OnnxBelief(softmax(log_odds), _sigmoid(log_odds))
+        names = ("decoder", *beliefs)
+        weights = self._config.experts or dict.fromkeys(names, 1 / len(names))
+        places, probs, conf = combined(start, beliefs, weights, self._blocks, num_blocks=self.formatter.num_blocks)
+        return Prediction(self._named(places), probs, conf)
+
+    def _class_probabilities(self, flat_logits: np.ndarray) -> np.ndarray:
+        to_probabilities = softmax if self._config.flat_loss == "softmax" else _sigmoid
+        return to_probabilities(flat_logits)[:, self._is_code]
+
+    def _named(self, places: np.ndarray) -> np.ndarray:
+        return np.array([*self.codes, None], dtype=object)[places]
+
+    def _linear(self, characters: np.ndarray) -> np.ndarray:
+        """Return what `LinearExpert` does for characters (B, S), of shape (B, num_classes)."""
+        known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
+        buckets = self._ngrams.run(None, {"characters": characters.astype(np.int64)})[0].reshape(len(characters), -1)
+        row, at = (buckets >= 0).nonzero()
+        bucket = buckets[row, at]
+        place = np.searchsorted(known, bucket).clip(max=len(known) - 1)
+        found = known[place] == bucket
+        pairs, counts = np.unique(row[found] * len(known) + place[found], return_counts=True)
+        row, place = np.divmod(pairs, len(known))
+        tfidf = (1 + np.log(counts.astype(np.float32))) * idf[place]
+        norm = np.sqrt(np.bincount(row, tfidf**2, minlength=len(characters)).astype(np.float32))
+        # rounded where torch rounds, to the precision of the weights
+        shares = (tfidf / norm[row]).astype(weight.dtype).astype(np.float32)
+        starts = np.searchsorted(row, np.arange(len(characters) + 1))
+        sums = [shares[a:b] @ weight[place[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
+        return _SHARPNESS * (np.stack(sums).astype(weight.dtype).astype(np.float32) + bias)
+
+    @cached_property
+    def _decoder(self) -> tuple[Any, Any]:
+        return self._session(START_FILE), self._session(STEP_FILE)
+
+    @cached_property
+    def _ngrams(self) -> Any:
+        return self._session(NGRAMS_FILE)
+
+    @cached_property
+    def _expert(self) -> dict[str, np.ndarray]:
+        try:
+            with np.load(self._folder / LINEAR_FILE) as file:
+                return dict(file)
+        except (OSError, ValueError, EOFError) as error:
+            raise DamagedError(f"{self._folder / LINEAR_FILE} can't be read ({error}).") from error
+
+    def _session(self, name: str) -> Any:
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if self._num_threads is not None:
+            options.intra_op_num_threads = self._num_threads
+        try:
+            return onnxruntime.InferenceSession(self._folder / name, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has no class of its own for all of them
+            raise DamagedError(f"{self._folder / name} can't be read ({str(error).splitlines()[0]}).") from error
+
+
+def import_onnxruntime() -> Any:
+    """Return the module; raise a UserError where it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
+    return onnxruntime
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))

@@ -1,0 +1,257 @@
+"""Decoding by exported graphs: what greedy.py, confidence.py and combined.py do, in numpy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from histocoder.formatters.tokens import BOS, PAD
+
+NUM_CANDIDATES = 8
+"""Codes of a row that experts beside the decoder propose in the mode combined; the decoder adds its own."""
+LEAST = 1e-9
+"""A probability that is not quite 0, so that no expert has a veto."""
+_SEQUENCES_AT_ONCE = 4096
+
+
+class OnnxStepper:
+    """Predicts what follows sequences that grow, or trees of them, as `Stepper` does.
+
+    Parameters
+    ----------
+    step : InferenceSession
+        Of the exported step.
+    started : mapping of str to ndarray
+        Rows first: `memory_mask`, and what the exported start of the decoder gives.
+    """
+
+    def __init__(self, step: Any, started: Mapping[str, np.ndarray]) -> None:
+        self._step, self._started, self._depth = step, dict(started), 0
+        batch, layers, _, heads, _, head_dim = started["of_memory"].shape
+        self._state = {
+            "own": np.zeros((batch, layers, 2, heads, 0, head_dim), dtype=np.float32),
+            "visible": np.zeros((batch, 1, 0), dtype=bool),
+        }
+        if "shares" in started:
+            unwritten = np.ones((batch, 1, started["shares"].shape[1]), dtype=bool)
+            self._state |= {"left": unwritten, "fits": unwritten, "ended": np.zeros((batch, 1), dtype=bool)}
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the log-probabilities (B, vocab_size) of what follows `tokens` (B,), each row's newest."""
+        return self.step_tree(tokens[:, None], np.zeros_like(tokens)[:, None])[:, 0]
+
+    def step_tree(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        """Return those (B, W, vocab_size) of what follows each node of the next level; see `Stepper.step_tree`."""
+        newest = {"tokens": tokens, "parents": parents, "depth": np.array([self._depth])}
+        log_probs, *state = self._step.run(None, newest | self._started | self._state)
+        self._state = dict(zip(self._state, state, strict=True))
+        self._depth += 1
+        return log_probs
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keep only some rows of the batch, by their indices."""
+        self._started = {name: array[rows] for name, array in self._started.items()}
+        self._state = {name: array[rows] for name, array in self._state.items()}
+
+
+Start: TypeAlias = Callable[[np.ndarray], OnnxStepper]
+"""Begins to decode some rows of a batch, by their indices, which may repeat."""
+
+
+def greedy(
+    start: Start, num_rows: int, *, num_blocks: int, block_size: int, blocks: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Take the most probable token at each position, given those before it.
+
+    Parameters
+    ----------
+    start : callable
+    num_rows, num_blocks, block_size : int
+    blocks : ndarray of int, of shape (num_codes, block_size), optional
+        Of the only codes to write.
+
+    Returns
+    -------
+    tokens : ndarray of int, of shape (num_rows, num_blocks * block_size)
+        A row ends with its first block that begins with PAD; what follows is PAD, of probability 1.
+    probabilities : ndarray of shape (num_rows, num_blocks * block_size)
+    """
+    tokens = np.full((num_rows, num_blocks * block_size), PAD)
+    probabilities = np.ones(tokens.shape, dtype=np.float32)
+    rows = np.arange(num_rows)  # those that go on
+    stepper, newest = start(rows), np.full(num_rows, BOS)
+    for i in range(tokens.shape[1]):
+        place = i % block_size
+        allowed = probs = np.exp(stepper.step(newest))
+        if blocks is not None:
+            if place == 0:
+                fits = np.ones((len(rows), len(blocks)), dtype=bool)
+            is_allowed = np.zeros(probs.shape, dtype=bool)
+            row, code = fits.nonzero()
+            is_allowed[row, blocks[code, place]] = True
+            # a block behind the first may be unused, and is so to its end
+            is_allowed[:, PAD] = ~fits.any(1) | (place == 0 and i > 0)
+            allowed = np.where(is_allowed, probs, -1.0)
+        newest = allowed.argmax(-1)
+        if blocks is not None:
+            fits &= blocks[:, place] == newest[:, None]
+        tokens[rows, i], probabilities[rows, i] = newest, np.take_along_axis(probs, newest[:, None], 1)[:, 0]
+        if place == block_size - 1:
+            going_on = np.flatnonzero(tokens[rows, i - place] != PAD)
+            rows, newest = rows[going_on], newest[going_on]
+            if not len(rows):
+                break
+            stepper.keep(going_on)
+    return tokens, probabilities
+
+
+def set_probability(start: Start, tokens: np.ndarray, probabilities: np.ndarray, is_code: np.ndarray) -> np.ndarray:
+    """Return the probability of each row's set of codes, summed over the orders in which they can be written.
+
+    Parameters
+    ----------
+    start : callable
+    tokens, probabilities : ndarray of shape (n, num_blocks * block_size)
+        As `greedy` returns them.
+    is_code : ndarray of bool, of shape (n, num_blocks)
+        Which blocks are codes. Where a used block is none, the sequence itself is what counts.
+    """
+    num_rows, num_blocks = is_code.shape
+    blocks = tokens.reshape(num_rows, num_blocks, -1)
+    used = blocks[..., 0] != PAD
+    counts = used.sum(1)
+    of_blocks = probabilities.reshape(blocks.shape).prod(-1)
+    total = np.where(np.arange(num_blocks) <= counts[:, None], of_blocks, 1.0).prod(1)
+    several = (is_code | ~used).all(1) & (counts > 1)
+    for count in np.unique(counts[several]):
+        orders = np.array(list(itertools.permutations(range(count))))  # the given one first
+        behind = np.arange(count, min(count + 1, num_blocks))  # an unused block
+        orders = np.hstack([orders, np.tile(behind, (len(orders), 1))])
+        rows = np.flatnonzero(several & (counts == count))
+        for some in np.array_split(rows, -(-len(rows) * len(orders) // _SEQUENCES_AT_ONCE)):
+            written = blocks[some][:, orders].reshape(len(some), len(orders), -1)
+            is_new = ~_repeats(written)
+            is_new[:, 0] = False  # counted above
+            log_probs = _log_probability(start(np.repeat(some, len(orders))), written.reshape(-1, written.shape[2]))
+            total[some] += np.where(is_new, np.exp(log_probs).reshape(is_new.shape), 0.0).sum(1)
+    return total.clip(max=1.0)
+
+
+def _log_probability(stepper: OnnxStepper, sequences: np.ndarray) -> np.ndarray:
+    """Return the log-probability of each sequence (n, length), of shape (n,)."""
+    newest, total = np.full(len(sequences), BOS), np.zeros(len(sequences), dtype=np.float32)
+    for following in sequences.T:
+        total += np.take_along_axis(stepper.step(newest), following[:, None], 1)[:, 0]
+        newest = following
+    return total
+
+
+def _repeats(x: np.ndarray) -> np.ndarray:
+    """Return which items along the second axis of `x` (n, m, …) are equal to an earlier one, of shape (n, m)."""
+    same = (x[:, :, None] == x[:, None]).reshape(*x.shape[:2], x.shape[1], -1).all(-1)
+    return np.tril(same, -1).any(-1)
+
+
+class OnnxBelief(NamedTuple):
+    """What an expert beside the decoder thinks of a batch; see `Belief`."""
+
+    shares: np.ndarray
+    belongs: np.ndarray | None = None
+
+    def of_next(self, candidates: np.ndarray, number: int) -> np.ndarray:
+        """See `Belief.of_next`."""
+        if number and self.belongs is not None:
+            found = np.take_along_axis(self.belongs, candidates, 1)
+        else:
+            found = np.take_along_axis(self.shares, candidates, 1) * (number + 1)
+        return found.clip(LEAST, 1.0)
+
+    def rows(self, rows: np.ndarray) -> OnnxBelief:
+        """Return what it thinks of some rows."""
+        return OnnxBelief(self.shares[rows], None if self.belongs is None else self.belongs[rows])
+
+
+def combined(
+    start: Start,
+    beliefs: Mapping[str, OnnxBelief],
+    weights: Mapping[str, float],
+    blocks: np.ndarray,
+    *,
+    num_blocks: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Decode by a weighted product of experts, as `CombinedSearch` does.
+
+    Parameters
+    ----------
+    start : callable
+    beliefs : mapping of str to OnnxBelief
+        Of the experts beside the decoder, on n rows.
+    weights : mapping of str to float
+        Of all experts.
+    blocks : ndarray of int, of shape (num_codes, block_size)
+    num_blocks : int
+
+    Returns
+    -------
+    codes : ndarray of int, of shape (n, num_blocks)
+        Places in the key; -1 where there is none.
+    probabilities : ndarray of shape (n, num_blocks)
+    conf : ndarray of shape (n,)
+    """
+    num_rows, size = len(next(iter(beliefs.values())).shares), blocks.shape[1]
+    candidates = _candidates(start, beliefs, blocks, num_blocks=num_blocks)
+    codes, conf = np.full((num_rows, num_blocks), -1), np.ones(num_rows)
+    probabilities = np.full((num_rows, num_blocks), np.nan)
+    rows = np.arange(num_rows)  # those that go on; all below is of these
+    stepper, taken = start(rows), _repeats(candidates)
+    newest, parents = np.full((num_rows, 1), BOS), np.zeros((num_rows, 1), dtype=np.int64)
+    for number in range(min(num_blocks, len(blocks))):
+        first = stepper.step_tree(newest, parents)[:, 0]
+        of_candidates = blocks[candidates]  # (B, K, size)
+        written = np.take_along_axis(first, of_candidates[..., 0], 1)
+        level = np.zeros_like(candidates)
+        for i in range(1, size):
+            following = stepper.step_tree(of_candidates[..., i - 1], level)
+            written = written + np.take_along_axis(following, of_candidates[..., i : i + 1], 2)[..., 0]
+            level = np.broadcast_to(np.arange(candidates.shape[1]), candidates.shape)
+        scores, stop = weights["decoder"] * written, weights["decoder"] * first[:, PAD]
+        for name, of_expert in beliefs.items():
+            belief = of_expert.of_next(candidates, number)
+            scores = scores + weights[name] * np.log(belief)
+            stop = stop + weights[name] * np.log((1 - np.where(taken, 0.0, belief).max(1)).clip(LEAST))
+        stop = np.full_like(stop, -np.inf) if number == 0 else stop  # each row has a code
+        shares = softmax(np.hstack([np.where(taken, -np.inf, scores), stop[:, None]]))
+        best = shares.argmax(1)
+        conf[rows] *= shares.max(1)
+        on = np.flatnonzero(best < candidates.shape[1])
+        rows, best, of_best = rows[on], best[on, None], shares.max(1)[on]
+        if not len(rows):
+            break
+        candidates, taken = candidates[on], taken[on]
+        chosen = np.take_along_axis(candidates, best, 1)
+        codes[rows, number], probabilities[rows, number] = chosen[:, 0], of_best
+        taken = taken | (candidates == chosen)
+        newest, parents = blocks[chosen][..., -1], best if size > 1 else np.zeros_like(best)
+        beliefs = {name: belief.rows(on) for name, belief in beliefs.items()}
+        stepper.keep(on)
+    return codes, probabilities, conf
+
+
+def _candidates(start: Start, beliefs: Mapping[str, OnnxBelief], blocks: np.ndarray, *, num_blocks: int) -> np.ndarray:
+    """Return what the experts propose, places in the key of shape (n, K), some of them twice."""
+    by_others = np.sum([np.log(belief.shares.clip(LEAST)) for belief in beliefs.values()], axis=0)
+    proposed = np.argsort(-by_others, axis=1, kind="stable")[:, :NUM_CANDIDATES]
+    size = blocks.shape[1]
+    tokens, _ = greedy(start, len(proposed), num_blocks=num_blocks, block_size=size, blocks=blocks)
+    same = (tokens.reshape(len(proposed), num_blocks, 1, size) == blocks).all(-1)  # (n, num_blocks, num_codes)
+    own = np.where(same.any(-1), same.argmax(-1), proposed[:, :1])
+    return np.hstack([proposed, own])
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Return the softmax over the last axis."""
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)

@@ -1,0 +1,193 @@
+"""The parts of a file that is being coded: chunks beside the output, which they become when all are there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.feather
+
+from histocoder import distributed
+from histocoder.data.output import Output
+from histocoder.data.table import fingerprint
+from histocoder.errors import UserError
+from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.inference.file_options import PredictConfig
+from histocoder.inference.join import Join
+from histocoder.inference.predictions import load_parts, save_parts
+
+_GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000
+"""Of a row group of a Parquet file."""
+_KEEP_SECONDS = 20.0
+"""After which what is coded of a chunk is kept, so that no more is lost."""
+_PART, _BATCHES = ".arrow", ".batches"
+"""Suffixes of the files that hold a chunk, and what is coded of one."""
+
+
+def check_free(output: Path, *, overwrite: bool) -> None:
+    """Raise a UserError where an output would be lost."""
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+
+
+def check_kept(source: Path, output: Path, *, overwrite: bool) -> None:
+    """Raise a UserError where an output, or the input, would be lost."""
+    check_free(output, overwrite=overwrite)
+    if source.exists() and output.exists() and output.samefile(source):
+        raise UserError("--output is the input itself; choose another.")
+
+
+def write_chunks(
+    output: Output, temporary: Path, chunks: Iterable[pa.Table], join: Join | None, *, say: Callable[[str], None]
+) -> None:
+    """Write chunks, with a table's columns behind each, to where the output is made; say what there is to say of it."""
+    rest = iter(chunks) if join is None else (join.add(chunk, output.codes) for chunk in chunks)
+    first = next(rest)
+    notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
+    for notice in (*notices, join.notice() if join is not None else None):
+        if notice:
+            say(notice)
+
+
+class Parts:
+    """A folder of chunks by their numbers, and of what is coded of those that were interrupted.
+
+    Parameters
+    ----------
+    output : Path
+        What they become, in the same folder.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.folder = output.with_name(f".{output.name}.parts")
+
+    def open(
+        self, config: PredictConfig, settings: dict[str, object], *, overwrite: bool, say: Callable[[str], None]
+    ) -> None:
+        """Create the folder; one with other settings or another input is replaced.
+
+        Raises
+        ------
+        UserError
+            Where an output would be lost, or the input can't be read.
+        """
+        source = Path(config.input)
+        check_kept(source, self.output, overwrite=overwrite)
+        settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
+        settings["parts"] = _PART
+        path = self.folder / "settings.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
+            remove_leftovers(self.folder)
+            names = [path.name for path in self.folder.glob("[0-9]*")]
+            if names:
+                num_done = sum(not name.endswith(_BATCHES) for name in names)
+                more = ", and parts of others" if num_done < len(names) else ""
+                say(f"Resuming where it was interrupted: {num_done} chunks are done{more}.")
+            return
+        self.delete()
+        make_folder(self.folder)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+
+    def delete(self) -> None:
+        """Delete all."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _is_empty(self) -> bool:
+        return not any(self.folder.glob("[0-9]*"))
+
+    @contextmanager
+    def kept_if_any(self) -> Iterator[None]:
+        """Delete the folder after a user's mistake, where nothing is coded yet."""
+        try:
+            yield
+        except UserError:
+            if distributed.is_primary() and self._is_empty:
+                self.delete()
+            raise
+
+    def read(self, number: int) -> pa.Table | None:
+        """Return a chunk; None where it is not there."""
+        path = self._path(number)
+        return pa.feather.read_table(path) if path.exists() else None
+
+    def write(self, number: int, chunk: pa.Table) -> None:
+        """Keep a chunk, in place of its batches."""
+        with self._kept_for_later(self._path(number)) as temporary:
+            pa.feather.write_feather(chunk, str(temporary))
+        self._path(number, _BATCHES).unlink(missing_ok=True)
+
+    def batches(self, number: int, *, told: Callable[[float], object]) -> Batches:
+        """Return what is coded of a chunk."""
+        return Batches(self._path(number, _BATCHES), told=told)
+
+    def join(self, output: Output, num_chunks: int, join: Join | None, *, say: Callable[[str], None]) -> None:
+        """Make one file of all chunks, in order, with a table's columns behind each, and delete them."""
+        files = [self._path(number) for number in range(num_chunks)]
+        for file in files:
+            if not file.exists():
+                raise UserError(
+                    f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it "
+                    "again."
+                )
+        with self._kept_for_later(output.path) as temporary:
+            write_chunks(output, temporary, map(pa.feather.read_table, files), join, say=say)
+        self.delete()
+
+    def _path(self, number: int, suffix: str = _PART) -> Path:
+        return self.folder / f"{number:06d}{suffix}"
+
+    @contextmanager
+    def _kept_for_later(self, path: Path) -> Iterator[Path]:
+        """`replacing`, for a file whose failure loses nothing of what was done before."""
+        try:
+            with replacing(path) as temporary:
+                yield temporary
+        except UserError as error:
+            if self._is_empty:
+                raise
+            raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
+
+
+class Batches:
+    """What of a chunk is coded, kept now and then for when the run is interrupted."""
+
+    def __init__(self, path: Path, *, told: Callable[[float], object]) -> None:
+        self.path, self._told = path, told
+        self.parts = load_parts(path)
+        self.num_told, self._num_kept = 0.0, len(self.parts)
+        self._kept_at = time.monotonic()
+
+    def tell(self, num_rows: float) -> None:
+        """Hear that so many rows more are coded, about."""
+        self._told(num_rows)
+        self.num_told += num_rows
+        if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write what is coded into the file."""
+        if len(self.parts) > self._num_kept:
+            save_parts(self.path, self.parts)
+        self._num_kept, self._kept_at = len(self.parts), time.monotonic()
+
+
+def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of several tables in few, since a writer of Parquet keeps metadata of each to the end."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(map(len, waiting)) >= min(_GROUP_ROWS, _GROUP_CELLS // table.num_columns):
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)

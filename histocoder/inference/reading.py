@@ -1,0 +1,71 @@
+"""Descriptions as what a model reads, in batches of like lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from histocoder.config import ModelConfig
+from histocoder.data.normalize import normalize
+from histocoder.data.tokens import join_language, lower_characters, tokenize
+from histocoder.errors import Notice, warn_user
+from histocoder.tokenizers import Tokenizer
+
+_LIKE = 1.25
+"""Of a batch the longest description is at most so many times as long as the shortest, where there are enough."""
+
+
+class TextCutWarning(Notice):
+    """Some descriptions are longer than the model reads."""
+
+    def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
+        super().__init__(f"{count:,} descriptions are cut: with the language they are longer than {max_len} {unit}.")
+        self.count, self.max_len, self.unit = count, max_len, unit
+
+
+class Reading(NamedTuple):
+    """Some of a list of descriptions."""
+
+    rows: np.ndarray
+    """Their places in the list, of shape (B,)."""
+    ids: np.ndarray
+    """Tokens, of shape (B, S)."""
+    characters: np.ndarray | None
+    """For the linear expert, of shape (B, L); None where the model has none."""
+
+
+def readings(
+    texts: Sequence[str],
+    langs: Sequence[str],
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    at_least: int,
+    at_most: int,
+) -> Iterator[Reading]:
+    """Yield descriptions in batches of like lengths, the shortest first.
+
+    Parameters
+    ----------
+    texts, langs : sequence of str, of n
+    config : ModelConfig
+    tokenizer : Tokenizer
+    at_least : int
+        Descriptions of a batch, where there are so many, even if their lengths differ.
+    at_most : int
+    """
+    joined = join_language(normalize(texts, config.text_normalization), langs)
+    tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
+    if tokens.num_cut:
+        warn_user(TextCutWarning(tokens.num_cut, config.max_len, tokenizer.unit))
+    order = np.argsort(tokens.lengths, kind="stable")
+    lengths, start = tokens.lengths[order], 0
+    while start < len(order):
+        alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
+        rows = order[start : min(max(alike, start + at_least), start + at_most)]
+        ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
+        characters = lower_characters([joined[row] for row in rows]) if config.num_linear_features else None
+        yield Reading(rows, ids, characters)
+        start += len(rows)

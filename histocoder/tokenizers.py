@@ -1,0 +1,266 @@
+"""How texts become what an encoder reads: token ids, and the positions that a batch of them needs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from histocoder.config import LANG_SEP
+from histocoder.errors import DamagedError, Interrupted, UserError
+from histocoder.files import temporary_folder
+
+CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0
+"""CANINE's own, in Unicode's private use area."""
+_MULTIPLE = 8
+"""Of positions, for encoders that read any number: what GPUs' matrix products like."""
+_NO_LIMIT = 10**9
+
+
+def trimmed_length(length: int, max_len: int) -> int:
+    """Return the number of positions that a batch needs whose longest row has `length` tokens, CLS and SEP included.
+
+    CANINE reads characters in molecules of 4, drops the last molecule when it samples down, and looks two characters
+    ahead when it samples up: with one molecule to spare behind that, the encoding of real characters and the pooled
+    output are those of a row padded to any length.
+
+    Examples
+    --------
+    >>> [trimmed_length(n, 128) for n in (2, 3, 6, 7, 128)]
+    [8, 12, 12, 16, 128]
+    """
+    return min(max_len, 4 * (math.ceil((length + 2) / 4) + 1))
+
+
+def encoded_length(num_positions: int, max_len: int) -> int:
+    """Return how many of a batch's positions, `trimmed_length` or more, are encoded; the rest is context.
+
+    Examples
+    --------
+    >>> encoded_length(28, 128), encoded_length(128, 128)
+    (22, 128)
+    """
+    return num_positions if num_positions == max_len else num_positions - 6
+
+
+class TokenIds(NamedTuple):
+    """Token ids of n texts, one text behind the other."""
+
+    ids: np.ndarray
+    """Of shape (total,)."""
+    lengths: np.ndarray
+    """Of shape (n,): tokens of each text."""
+    num_cut: int
+    """Texts that are longer than they may be."""
+
+
+class Tokenizer(Protocol):
+    """What the program asks of an encoder's tokenizer; it is handed to workers by pickling.
+
+    Texts are `{lang}[SEP]{description}`.
+    """
+
+    pad_id: int
+    """Padding at the end of rows; it occurs nowhere else."""
+    unit: str
+    """What one token is, in the plural."""
+    reads_characters: bool
+    """Whether each character is a token, so that the tokens of a text are known without tokenising it."""
+    begins_with_cls: bool
+    """Whether the first token stands for the whole text."""
+
+    def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
+        """Tokenise texts; of one with more than `max_len` tokens, special ones included, the description's end is
+        cut off.
+        """
+
+    def num_positions(self, length: int, max_len: int) -> int:
+        """Positions that a batch needs whose longest row has `length` tokens."""
+
+    def num_encoded(self, num_positions: int, max_len: int) -> int:
+        """Return how many of a batch's positions are encoded."""
+
+    def fingerprint(self) -> str | None:
+        """Return what tells it from others; None for CANINE's, of which there is one."""
+
+    def save(self, folder: Path) -> None:
+        """Write its files into a folder of their own, whole or not at all; without any, there will be no folder."""
+
+
+class CharacterTokenizer:
+    """CANINE's: one id for each Unicode code point, CLS in front, SEP behind; without files.
+
+    A literal [SEP] stands between language and description, as in OccCANINE's models.
+    """
+
+    pad_id = PAD_ID
+    unit = "characters"
+    reads_characters = True
+    begins_with_cls = True
+
+    def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
+        """See `Tokenizer`."""
+        lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        if num_cut := int((lengths > max_len).sum()):
+            texts = [text[: max_len - 2] for text in texts]
+        cls, sep = chr(CLS_ID), chr(SEP_ID)
+        marked = f"{cls}{f'{sep}{cls}'.join(texts)}{sep}" if texts else ""
+        ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
+        return TokenIds(ids, np.minimum(lengths, max_len), num_cut)
+
+    def num_positions(self, length: int, max_len: int) -> int:
+        return trimmed_length(length, max_len)
+
+    def num_encoded(self, num_positions: int, max_len: int) -> int:
+        return encoded_length(num_positions, max_len)
+
+    def fingerprint(self) -> None:
+        return None
+
+    def save(self, folder: Path) -> None:
+        pass
+
+    def __reduce__(self) -> str:
+        return "CHARACTERS"
+
+
+CHARACTERS = CharacterTokenizer()
+
+
+class PretrainedTokenizer:
+    """One of Hugging Face's, as it was trained with its encoder.
+
+    Language and description are given to it as two texts, which it joins as its encoder has learnt to read two:
+    `[CLS] en [SEP] farmer [SEP]` by BERT, `<s> en </s></s> farmer </s>` by XLM-R, `en</s>farmer</s>` by ByT5. CANINE's
+    five characters [SEP] would be nothing special to these. Special tokens that stand in a description, such as a
+    literal [PAD], are read as the characters they are.
+
+    Parameters
+    ----------
+    files : dict of str to bytes
+        What its `save_pretrained` writes.
+
+    Raises
+    ------
+    ValueError
+        Where they are no tokenizer's, or not all of one's.
+    UserError
+        Where it has no token for padding.
+    """
+
+    unit = "tokens"
+    reads_characters = False
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        # threads of its own would be lost in loader workers, which are forked; it says so at each fork
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._files = dict(sorted(files.items()))
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in self._files.items():
+                Path(folder, name).write_bytes(content)
+            self._tokenizer = auto_tokenizer(folder, {"local_files_only": True})
+        if self._tokenizer.pad_token_id is None:
+            raise UserError("The encoder's tokenizer has no token for padding; choose another --encoder.")
+        self._tokenizer.model_max_length = _NO_LIMIT  # texts are cut here, by --max-len
+        self.pad_id = int(self._tokenizer.pad_token_id)
+        first, *_, last = self._read(["a"], ["a"])[0]
+        special = set(self._tokenizer.all_special_ids)
+        others = (self._tokenizer.unk_token_id, self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
+        self._instead_of_padding = next((i for i in others if i is not None), int(self.pad_id == 0))
+        added = special | set(self._tokenizer.get_added_vocab().values())
+        if len(self._tokenizer) - len(added) <= 1:  # a word's beginning is one that some have without any file
+            raise ValueError("its tokenizer has no vocabulary: files of it are missing")
+        self._ends_with_sep = last in special
+        self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> PretrainedTokenizer:
+        """Read what `save` wrote; raises UserError where it is not there, or damaged."""
+        if not folder.is_dir():
+            raise UserError(f"There is no {folder}, whose tokenizer the model reads with; copy it beside the model.")
+        try:
+            return cls(contents(folder))
+        except (OSError, ValueError) as error:
+            raise DamagedError(f"The tokenizer in {folder} can't be read ({error}).") from error
+
+    def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
+        """See `Tokenizer`."""
+        if not texts:
+            return TokenIds(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
+        parts = [text.partition(LANG_SEP) for text in texts]
+        rows = self._read([lang for lang, _, _ in parts], [description for _, _, description in parts])
+        too_long = [i for i, row in enumerate(rows) if len(row) > max_len]
+        for i in too_long:
+            rows[i] = [*rows[i][: max_len - 1], rows[i][-1]] if self._ends_with_sep else rows[i][:max_len]
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+        ids[ids == self.pad_id] = self._instead_of_padding  # some know it from the literal characters
+        return TokenIds(ids, lengths, len(too_long))
+
+    def num_positions(self, length: int, max_len: int) -> int:
+        return min(max_len, -(-length // _MULTIPLE) * _MULTIPLE)
+
+    def num_encoded(self, num_positions: int, max_len: int) -> int:
+        return num_positions
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name, content in self._files.items():
+            digest.update(f"{name} {len(content)} ".encode() + content)
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        if folder.is_dir() and contents(folder) == self._files:
+            return
+        with temporary_folder(folder) as temporary:
+            for name, content in self._files.items():
+                (temporary / name).write_bytes(content)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temporary, folder)
+
+    @property
+    def num_ids(self) -> int:
+        """Ids that it may give: 0 to one less."""
+        return len(self._tokenizer)
+
+    def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes]]]:
+        return PretrainedTokenizer, (self._files,)
+
+    def __deepcopy__(self, _memo: Any) -> PretrainedTokenizer:
+        return self
+
+    def _read(self, langs: list[str], descriptions: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = self._tokenizer(
+            langs,
+            descriptions,
+            padding=False,
+            truncation=False,
+            split_special_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )["input_ids"]
+        return ids
+
+
+def auto_tokenizer(name: str, options: dict[str, Any]) -> Any:
+    """See `AutoTokenizer.from_pretrained`; raises ValueError for whatever is wrong with its files."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+    except Interrupted:
+        raise
+    except Exception as error:  # of any kind, from the library for the files' content; all of them are its own
+        raise ValueError(f"its tokenizer: {str(error).strip().splitlines()[0]}") from error
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

@@ -1,0 +1,88 @@
+"""Once all is measured, the best model learns from the validation data as well."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from histocoder import distributed
+from histocoder.checkpoints.model_files import read_model_config
+from histocoder.checkpoints.occcanine import initial_weights
+from histocoder.checkpoints.training_state import BEST_FOLDER
+from histocoder.config import FinetuneConfig, RunConfig
+from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.prepare import held_out
+from histocoder.distributed.launch import node_name
+from histocoder.training.console import Progress, say
+from histocoder.training.data import augmenter_of, open_data
+from histocoder.training.frozen import use_encodings
+from histocoder.training.trainer import Trainer
+
+_MAX_ROWS = 100_000
+"""Up to which the validation data make a difference."""
+_LEAST_STEPS, _MOST_STEPS = 50, 200
+"""At least so many, and two epochs unless they are more; but one epoch."""
+_RATE = 0.3
+"""Of the peak learning rate, at which this begins."""
+
+
+def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
+    """Return whether the best model is to learn from the validation data as well: where rows are few, each tells."""
+    num_rows = len(trainer.train_data) + len(trainer.val_data)
+    if config.no_refit or num_rows > _MAX_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
+        return False
+    return not read_model_config(trainer.run.best).fitted_to_validation
+
+
+def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
+    """Fit the best model to the data that have served to measure it as well; all processes call this."""
+    run = trainer.run
+    corrections = held_out(run.path)
+    files = replace(train_files, paths=train_files.paths + val_files.paths + corrections)
+    say(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
+    arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
+    data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
+    weights, _ = initial_weights(run.best)
+    _train_on(trainer, data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
+    weights = trainer.learner.weights()
+
+    def save() -> None:
+        from histocoder.training.experts import fit_linear_expert, save_refitted
+
+        num_classes = trainer.model.config.num_classes
+        expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)
+        save_refitted(run.best, weights, expert)
+
+    distributed.run_on_primary(save, doing="saving the model")
+    measured = f"the {len(trainer.val_data):,} of validation{' and the held-out corrections' if corrections else ''}"
+    say(
+        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including {measured}; the model in {run.path} "
+        "itself has not seen those."
+    )
+
+
+def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
+    """Train for one or two more epochs, at a low learning rate, from a model's weights."""
+    with trainer.learner.whole() as model:
+        use_encodings(model, [data], folder=trainer.run.path)
+    sampler, loader = trainer.batches_of(data)
+    epoch_steps = sampler.num_batches(0)
+    total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
+    trainer.learner.begin_again(weights, share=_RATE, total_steps=total_steps)
+    trainer.model.train()
+    progress = Progress(total_steps, show=distributed.is_primary())
+
+    def steps() -> Iterator[tuple[Batch, ...]]:
+        for epoch in itertools.count():
+            sampler.set_position(epoch, 0)
+            yield from zip(*[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True)
+
+    with loader.naming_workers():
+        for parts in itertools.islice(steps(), total_steps):
+            trainer.train_step(parts)
+            progress.advance()
+    progress.close()

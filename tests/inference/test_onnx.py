@@ -1,0 +1,220 @@
+"""Models as ONNX graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT, environment
+from models import CODES, few_examples, save_tiny_model, tiny_model
+from pretrained import save_pretrained
+
+pytest.importorskip("onnxruntime")
+from histocoder import Coder
+from histocoder.cli.main import main
+from histocoder.config import ModelConfig
+from histocoder.data.examples import Examples
+from histocoder.data.tokens import join_language, lower_characters
+from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+from histocoder.inference import onnx_export
+from histocoder.inference.onnx_coder import MODES, OnnxCoder
+from histocoder.model import MixerModel, load_encoder, load_tokenizer
+from histocoder.model.linear_expert import ngram_rows
+from histocoder.model.ngram import NgramConfig, NgramEncoder
+
+ODD = [
+    "γεωργός",
+    "漢字 職人",
+    "بائع",
+    "wæver & husmand\u2009(død)",
+    "e\u0301tameur",
+    "ΣΊΣΥΦΟΣ",
+    "𝔟aker 😀",
+    "x" * 90,
+    "İ",
+]
+TEXTS = [*few_examples().texts, *ODD, "farmer and shoemaker", "boot-maker's apprentice"]
+
+
+def ngram_model() -> MixerModel:
+    """A model with all experts, of up to three codes."""
+    torch.manual_seed(2)
+    encoder = NgramEncoder(NgramConfig(num_buckets=512, hidden_size=32, max_words=6, intermediate_size=32))
+    formatter = build_formatter("hisco", num_blocks=3)
+    known = ngram_rows(torch.from_numpy(lower_characters(join_language(TEXTS[:8], ["en"] * 8))))[1].unique()
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size,
+        codes=CODES,
+        target_cols=("hisco_1", "hisco_2", "hisco_3"),
+        languages=("en", "unk"),
+        max_len=64,
+        text_normalization="lower",
+        flat_loss="softmax",
+        mode="combined",
+        decoder_prior=True,
+        num_linear_features=len(known),
+        thresholds={"en": 0.1},
+    )
+    model = MixerModel(config, encoder)
+    torch.nn.init.normal_(model.linear_decoder.weight, std=0.5)
+    torch.nn.init.normal_(model.decoder.head.weight, std=0.2)
+    assert model.linear_expert is not None
+    model.linear_expert.buckets = known
+    model.linear_expert.idf = torch.rand(len(known)) + 1
+    model.linear_expert.weight = torch.randn(model.linear_expert.weight.shape).half()
+    return model.eval()
+
+
+def bert_model(folder: Path) -> MixerModel:
+    """A model over a BERT, with a class that is no code, as some published ones have."""
+    name = str(save_pretrained("bert", folder))
+    encoder, formatter = load_encoder(name, max_len=32), build_formatter("occ1950", num_blocks=2)
+    config = ModelConfig(
+        encoder=encoder.config.to_diff_dict(),
+        formatter=formatter.to_config(),
+        vocab_size=formatter.vocab_size,
+        codes=("100", "", "970", "310"),
+        target_cols=("occ1950",),
+        max_len=32,
+    )
+    return MixerModel(config, encoder, tokenizer=load_tokenizer(name)).eval()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Coder, Path]]:
+    """A model of a kind, and the folder that it was exported to."""
+
+    logging.getLogger("torch.__trace").handlers.clear()  # or pytest keeps each line, which takes minutes
+
+    @cache
+    def of(kind: str) -> tuple[Coder, Path]:
+        folder = tmp_path_factory.mktemp(kind)
+        model = {"canine": tiny_model, "ngram": ngram_model, "bert": lambda: bert_model(folder / "encoder")}[kind]()
+        coder, said = Coder(model, "cpu"), []
+        onnx_export.export(coder, folder / "onnx", examples(), say=said.append)
+        assert said[0].startswith(f"Same codes as the model for {len(TEXTS)} descriptions")
+        return coder, folder / "onnx"
+
+    return of
+
+
+def examples() -> Examples:
+    """All texts, one code each."""
+    codes = pd.DataFrame({"hisco_1": ["61110"] * len(TEXTS)}, dtype=object)
+    return Examples(TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)], codes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["canine", "ngram", "bert"])
+def test_graphs_give_what_the_model_gives(exported: Callable[[str], tuple[Coder, Path]], kind: str):
+    coder, folder = exported(kind)
+    graphs = Coder.from_onnx(folder, num_threads=1)
+    asked: list[dict] = [{"mode": mode} for mode in MODES]
+    asked += [{"mode": "greedy", "constrain": True}, {"mode": "flat", "threshold": 0.05}, {"min_confidence": 0.5}]
+    for how in asked:
+        then, now = (one.predict([*TEXTS, None], "en", **how) for one in (coder, graphs))
+        pd.testing.assert_frame_equal(then, now, atol=1e-4, rtol=0, check_dtype=False)
+    assert len(graphs.predict([])) == 0
+    with pytest.raises(UserError, match="modes combined, greedy, flat; for topk open the model itself"):
+        graphs.predict("farmer", mode="topk")
+
+
+@pytest.mark.slow
+def test_graphs_run_with_numpy_and_onnxruntime_alone(exported: Callable[[str], tuple[Coder, Path]]):
+    coder, folder = exported("ngram")
+    script = f"""
+import sys, json
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {{"torch", "pandas", "transformers", "safetensors", "pyarrow", "sklearn", "tqdm"}}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Nothing())
+from histocoder import Coder
+coder = Coder.from_onnx({str(folder)!r})
+found = [coder.predict_arrays({TEXTS!r}, ["en"] * {len(TEXTS)}, mode=mode) for mode in {MODES!r}]
+print(json.dumps([[one.codes.tolist(), one.conf.tolist()] for one in found]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True, check=True
+    )
+    for mode, (codes, conf) in zip(MODES, json.loads(ended.stdout), strict=True):
+        table = coder.predict(TEXTS, "en", mode=mode)
+        assert [row[0] for row in codes] == [code or None for code in table["hisco_1"]]
+        np.testing.assert_allclose(conf, table["conf"], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_int8_beyond_the_loss_writes_nothing(
+    exported: Callable[[str], tuple[Coder, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    coder, folder = exported("ngram")
+    copy = shutil.copytree
+    monkeypatch.setattr(onnx_export, "export_graphs", lambda _model, to: copy(folder, to, dirs_exist_ok=True))
+    found = iter([80.0, 79.0, 80.0, 79.6])
+    monkeypatch.setattr(onnx_export, "_accuracy", lambda *_: next(found))
+    out, said = tmp_path / "int8", []
+    with pytest.raises(UserError, match=r"loses 1.0 points of accuracy, more than --max-loss 0.5; nothing was written"):
+        onnx_export.export(coder, out, examples(), max_loss=0.5, say=said.append)
+    assert list(tmp_path.iterdir()) == []
+    onnx_export.export(coder, out, examples(), max_loss=0.5, say=said.append)
+    assert said[-1] == f"Exactly right in the mode combined, of {len(TEXTS)} rows: 80.0 % in fp32, 79.6 % in int8."
+    assert (out / "encoder.onnx").stat().st_size < (folder / "encoder.onnx").stat().st_size
+    assert set(OnnxCoder(out).predict(TEXTS, "en")["hisco_1"]) <= set(CODES)
+
+
+def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    model, out = save_tiny_model(tmp_path / "model"), tmp_path / "onnx"
+    data = tmp_path / "data.csv"
+    data.write_text("occ1,hisco_1\nfarmer,61110\n", encoding="utf-8")
+    command = ["export", "--model", str(model), "--onnx", str(out)]
+
+    def said(*flags: object) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *map(str, flags)])
+        assert ended.value.code == 2
+        assert sorted(tmp_path.iterdir()) == before
+        return capsys.readouterr().err
+
+    before = sorted(tmp_path.iterdir())
+    assert "there is no" in (text := said()) and "data_val.csv. Add --data FILE." in text
+    assert "--max-loss is -1; it must be 0 to 100 points." in said("--max-loss", -1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no such operator\nand more")
+
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    assert "can't write this encoder as an ONNX graph (no such operator). Nothing was written." in said("--data", data)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "onnx" else find(name))
+    assert "needs onnx. Install what is missing: pip install 'histocoder[onnx]'." in said()
+    out.mkdir()
+    before = sorted(tmp_path.iterdir())
+    assert f"{out} exists already; choose another folder for --onnx." in said()
+
+
+def test_mistakes_of_opening_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match=r"holds no exported model: it has no encoder.onnx. Write one with histocoder"):
+        Coder.from_onnx(tmp_path)
+    (tmp_path / "encoder.onnx").write_bytes(b"no graph")
+    with pytest.raises(UserError, match=r"config.json can't be read"):
+        Coder.from_onnx(tmp_path)
+    shutil.copy(save_tiny_model(tmp_path / "model") / "config.json", tmp_path)
+    with pytest.raises(UserError, match=r"encoder.onnx can't be read"):
+        Coder.from_onnx(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"need onnxruntime. Install it: pip install 'histocoder\[onnx\]'"):
+        Coder.from_onnx(tmp_path)
