@@ -8,7 +8,8 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OF_LAUNCHERS = "standalone nproc_per_node nnodes node_rank master_addr master_port max-restarts multi_gpu num_processes"
 OF_SLURM = "nodes ntasks-per-node gpus-per-node kill-on-bad-exit"
 OTHERS = {
-    f"--{name}" for name in f"{OF_LAUNCHERS} {OF_SLURM} help help-all wheel logdir head node-ip-address no- fsdp-".split()
+    f"--{name}"
+    for name in f"{OF_LAUNCHERS} {OF_SLURM} help help-all wheel logdir head node-ip-address no- fsdp-".split()
 }  # and names with … behind
 
 
