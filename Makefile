@@ -55,7 +55,7 @@ test-browser: $(ORT_WEB)/ort.wasm.min.mjs
 	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js ONNXRUNTIME_WEB=$(abspath $(ORT_WEB)) \
 	  $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py tests/inference/test_onnx_page.py
 
-# Coding on Ray and Spark, training under Ray Train and TorchDistributor: quarter of an hour. Spark needs Java.
+# Coding on Ray and Spark, training under Ray Train and TorchDistributor: half an hour on two busy threads.
 test-engines: $(VENV)/.installed
 	@command -v java || $(shell command -v sudo) apt-get install --yes --no-install-recommends default-jre-headless || \
 	  (echo "Spark needs Java 17 or later, and it can't be installed here: install a JRE and repeat." && false)

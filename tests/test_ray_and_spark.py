@@ -15,7 +15,7 @@ from conftest import NOTES, TITLES, run, write_table
 from jobs import assert_same_weights, finetune, training
 from watched import Ended, has_torch, runs, watch
 
-from histocoder.data.table import write_csv
+from histocoder.data.table import csv_writer
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray; make test-engines installs it")
@@ -133,7 +133,9 @@ def coded_village(village: Path, model: Path, tmp_path_factory: pytest.TempPathF
 def as_csv(folder: Path) -> bytes:
     """What Spark has written, in the order of the archive, as `predict` writes CSV."""
     path = folder.with_suffix(".csv")
-    write_csv(pq.read_table(folder).sort_by("id"), path)
+    table = pq.read_table(folder).sort_by("id")
+    with csv_writer(path, table.schema) as writer:
+        writer.write_table(table)
     return path.read_bytes()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
@@ -10,15 +12,19 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from archives import write_archive
+from archives import code, config, write_archive
 from conftest import free_port
 from models import save_tiny_model
 
+from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
+from histocoder.data.table import TableFile
 from histocoder.errors import UserError
 from histocoder.inference import engines
-from histocoder.inference.engines import Distinct, Job, by_key
+from histocoder.inference.coder import Coder
+from histocoder.inference.engines import Actor, Distinct, Job, by_key, in_a_row
 from histocoder.inference.pairs import LANG, TEXT
+from histocoder.inference.predict_file import predict_file
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,22 @@ def test_codes_are_those_of_coder(model: Path):
     assert added.column_names == ["occ1", "lang", "pred_lang", *job.new] and added["pred_lang"][0].as_py() == "da"
     rows = added.to_pylist()
     assert rows[0] == rows[3] and rows[0]["new_conf"] > 0 and rows[1]["new_conf"] is None
+
+
+def test_an_engine_writes_what_one_process_does(model: Path, tmp_path: Path):
+    write_archive(tmp_path / "in.csv", 300).to_parquet(tmp_path / "in.parquet")
+    code(model, tmp_path / "in.parquet", tmp_path / "one.csv", chunk_rows=10_000)
+    settings = config(tmp_path / "in.parquet", tmp_path / "out.csv")
+
+    def engine(table: TableFile) -> Iterator[pa.Table]:
+        job = job_of(model, *table.header, **{**asdict(settings), "output": ""})
+        whole = pa.concat_tables(table.chunks(chunk_rows=70))
+        coded = [Actor(job)(in_a_row(chunk)) for chunk in chunks_of(job, whole)]
+        yield from (job.add(block, by_key(pa.concat_tables(coded))) for block in table.chunks(chunk_rows=90))
+
+    coder = Coder(load_model(model), "cpu")
+    predict_file(coder, settings, model_id="m", engine=engine, say=lambda _: None)
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
 
 
 def chunks_of(job: Job, table: pa.Table) -> list[pa.Table]:
