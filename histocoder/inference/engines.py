@@ -114,6 +114,7 @@ class Job:
         model, wanted = self.model, __version__
 
         def fault() -> str:
+            """Return a sentence for the user, or nothing."""
             import os
             import socket
 
@@ -139,7 +140,7 @@ def refuse_workers(engine: str, faults: Sequence[str]) -> None:
 
 
 class Distinct:
-    """Distinct descriptions of a whole table, of those of its blocks.
+    """Collect the distinct descriptions of a whole table from its blocks.
 
     Parameters
     ----------
