@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from histocoder.errors import UserError
-from histocoder.inference.engines import ChunkActor, Distinct, Job, by_key, in_a_row, refuse_workers
+from histocoder.inference.engines import Actor, Distinct, Job, by_key, in_a_row, refuse_workers
 
 if TYPE_CHECKING:
     from ray.data import ActorPoolStrategy, Dataset
@@ -73,7 +73,7 @@ def code(
         for table in tables(texts.map_batches(job.distinct, batch_size=None, batch_format="pyarrow")):
             distinct.add(table)
     coded = ray.data.from_arrow([in_a_row(chunk) for chunk in distinct.chunks()]).map_batches(
-        ChunkActor,
+        Actor,
         fn_constructor_args=(job,),
         batch_size=1,
         batch_format="pyarrow",

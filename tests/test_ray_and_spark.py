@@ -156,7 +156,7 @@ def test_spark_codes_as_one_process_does(archive: Path, model: Path, coded: Path
 def test_ray_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
     output = tmp_path / "ray.csv"
     command = [*predict(village, model, output), "--engine", "ray"]
-    ended = watch(command, victim=lambda pid: runs(pid, "ray::MapWorker(MapBatches(ChunkActor)).submit"))
+    ended = watch(command, victim=lambda pid: runs(pid, "ray::MapWorker(MapBatches(Actor)).submit"))
     assert ended.was_killed and ended.status == 0, ended.output
     assert output.read_bytes() == coded_village.read_bytes()
 

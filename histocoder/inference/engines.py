@@ -188,7 +188,7 @@ def in_a_row(chunk: pa.Table) -> pa.Table:
     return pa.table({name: [chunk[name].to_pylist()] for name in (TEXT, LANG)})
 
 
-class ChunkActor:
+class Actor:
     """Codes what `in_a_row` has returned; a class, since Ray's actors are made of one."""
 
     def __init__(self, job: Job) -> None:
