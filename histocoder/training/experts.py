@@ -198,20 +198,19 @@ def best_mode(right: dict[str, float], *, num_rows: int) -> str:
 
 
 def fit_experts(
-    folder: Path,
+    *folders: Path,
     expert: LinearExpert | None,
     examples: Examples,
-    *,
     num_train: int,
     device: torch.device,
     precision: str,
 ) -> str:
-    """Give a model in a folder its linear expert, the weights of its experts, and the mode that is most often right.
+    """Give a model its linear expert, the weights of its experts, and the mode that is most often right.
 
     Parameters
     ----------
-    folder : Path
-        The model's, which is written again.
+    *folders : Path
+        Those that hold this one model; it is written again into each.
     expert : LinearExpert, optional
     examples : Examples
         Validation data; each description counts once, or a few that are frequent would decide.
@@ -228,7 +227,7 @@ def fit_experts(
     """
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
-    model = load_model(folder)
+    model = load_model(folders[0])
     _set_linear_expert(model, expert)
     coder = Coder(model, str(device), precision=precision)
     votes, is_true = zip(*votes_on(coder, examples), strict=True)
@@ -241,7 +240,8 @@ def fit_experts(
         right[mode] = float(score_sets(truth, code_sets(codes), len(examples))["accuracy"].mean())
     best = best_mode(right, num_rows=len(examples))
     model.config = replace(model.config, mode=best)
-    _save(folder, model)
+    for folder in folders:
+        _save(folder, model)
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
     return f"Exactly right of distinct validation rows, in %: {shares}. Predicting is in mode {best} from now on."
 

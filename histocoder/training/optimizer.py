@@ -59,7 +59,7 @@ class AdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip and step; read `grad_norm` to know whether it was left out."""
         tables = {
-            p: self._rows_of_all(p.grad).coalesce() for p in self._parameters if is_table(p) and p.grad is not None
+            p: _coalesced(self._rows_of_all(p.grad)) for p in self._parameters if is_table(p) and p.grad is not None
         }
         for table in tables:
             table.grad = None  # from here on, all gradients are dense
@@ -175,6 +175,12 @@ def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -
 def is_table(parameter: Tensor) -> bool:
     """Return whether a parameter has sparse gradients: those of the rows that were looked up."""
     return getattr(parameter, "is_sparse_table", False)
+
+
+def _coalesced(gradient: Tensor) -> Tensor:
+    """Return `gradient.coalesce()`, which sorts the rows even where they are in order, as a single batch's are."""
+    rows = gradient._indices()[0]
+    return gradient._coalesced_(True) if bool((rows[1:] > rows[:-1]).all()) else gradient.coalesce()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:

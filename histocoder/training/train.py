@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, read_model_config
+from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, is_own_model, read_model_config
 from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER, Checkpoint, checkpoint_bytes
@@ -245,13 +246,20 @@ def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
     expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
     examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
     settings: dict[str, Any] = {
+        "expert": expert,
+        "examples": examples,
         "num_train": len(trainer.train_data),
         "device": trainer.device,
         "precision": trainer.config.precision,
     }
-    fit_experts(run.path, expert, examples, **settings)
-    if not read_model_config(run.best).fitted_to_validation:  # else a run before has done all
-        say(f"{BEST_FOLDER}/: {fit_experts(run.best, expert, examples, **settings)}")
+    if read_model_config(run.best).fitted_to_validation:  # a run before has done all for it
+        fit_experts(run.path, **settings)
+        return
+    is_last = filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
+    if not is_last:
+        fit_experts(run.path, **settings)
+    said = fit_experts(run.best, *([run.path] if is_last else []), **settings)
+    say(f"{BEST_FOLDER}/: {said}")
 
 
 def model_before(config: RunConfig) -> Path | None:
