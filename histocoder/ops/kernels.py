@@ -7,7 +7,9 @@ What a training step takes longer without them, by benchmarks in one run:
 
 - all of them, CANINE-s's sizes in bf16 on AMX, 64 rows: 53 %; in fp32 on AVX2, 32 rows, CPU time: 10 %;
 - attention, encoder "small" in fp32 on AVX2, 64 rows, CPU time: 9 %;
-- the optimizer's step, and sums with their norms, in fp32 on AVX2: 2 % at most (n-grams: -9 %); so these are for bf16.
+- the optimizer's step, and sums with their norms, in fp32 on AVX2: 2 % at most (n-grams: -9 %); so these are for bf16;
+- the optimizer's step for 20,000 rows of an n-gram encoder's table, in fp32 on AVX2: 58 instead of 17 ms, of a step of
+  some 120 on one thread.
 """
 
 from __future__ import annotations
