@@ -25,8 +25,8 @@ def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str |
     return config_of(kind, build_parser(kind, prog=prog).parse(argv))
 
 
-def config_of(kind: type[_Config], args: argparse.Namespace) -> _Config:
-    """Return the settings among parsed flags."""
+def config_of(kind: type[_Config], args: object) -> _Config:
+    """Return the settings among parsed flags, or among those of a larger class."""
     return kind(**{s.name: getattr(args, s.name) for s in settings_of(kind)})
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from histocoder import distributed
 from histocoder.cli.model_flags import (
-    SHEET_HELP,
-    TABLE_HELP,
-    BatchFlags,
     ModelFlags,
+    PrecisionFlags,
     add_command,
     run_of,
     training_files,
 )
+from histocoder.config.prediction import SHEET_HELP, TABLE_HELP, BatchOptions
 from histocoder.config.settings import free
 from histocoder.data import languages
 from histocoder.errors import UserError
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFlags(BatchFlags, ModelFlags):
+class EvaluateFlags(BatchOptions, PrecisionFlags, ModelFlags):
     """What `histocoder evaluate` is to measure, and on what."""
 
     data: str = free(None, f"{TABLE_HELP} of descriptions and codes", metavar="FILE", is_required=True)

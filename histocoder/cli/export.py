@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocoder.cli.model_flags import TABLE_HELP, add_command, run_of, training_files
+from histocoder.cli.model_flags import add_command, run_of, training_files
 from histocoder.config import Settings
+from histocoder.config.prediction import TABLE_HELP
 from histocoder.config.settings import free, require
 from histocoder.errors import UserError
 from histocoder.training.console import say

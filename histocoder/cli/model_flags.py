@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from histocoder.data.labels import LabelRules
     from histocoder.inference.coder import Coder
 
-TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
-SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
-RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, without an apostrophe before them"
 _Flags = TypeVar("_Flags", bound=Settings)
 
 
@@ -41,13 +38,6 @@ class PrecisionFlags(Settings):
         "auto: bf16 where the hardware has it, several times as fast and a little less exact",
         choices=PRECISIONS,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchFlags(PrecisionFlags):
-    """How descriptions of a file are computed."""
-
-    batch_size: int = free(256, "descriptions at once, fewer where memory runs out", metavar="N", at_least=1)
 
 
 def add_command(

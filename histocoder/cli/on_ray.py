@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from histocoder.config import PredictConfig
 from histocoder.data.table import TableFile, is_parquet
 from histocoder.errors import UserError
-from histocoder.inference.file_options import PredictConfig
 from histocoder.ray import code, in_order, tables
 
 _SECONDS = 10.0

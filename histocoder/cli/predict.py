@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from histocoder import distributed
-from histocoder.cli.model_flags import (
-    RAW_HELP,
-    SHEET_HELP,
-    TABLE_HELP,
-    BatchFlags,
-    ModelFlags,
-    add_command,
-    run_of,
-    training_files,
-)
+from histocoder.cli.arguments import config_of
+from histocoder.cli.model_flags import ModelFlags, PrecisionFlags, add_command, run_of, training_files
+from histocoder.config import PredictConfig, PredictOptions
+from histocoder.config.prediction import SHEET_HELP
 from histocoder.config.settings import free, require
 from histocoder.data import languages
 from histocoder.errors import Interrupted, UserError
@@ -37,30 +31,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictFlags(BatchFlags, ModelFlags):
+class PredictFlags(PredictConfig, PrecisionFlags, ModelFlags):
     """What `histocoder predict` is to code, and how."""
 
     texts: tuple[str, ...] = free((), "descriptions", metavar="TEXT", flags=("texts",))
-    input: str | None = free(None, f"{TABLE_HELP} of descriptions, instead; -: standard input", metavar="FILE")
-    output: str | None = free(
-        None,
-        f"where to write it with its codes, in the form of the suffix: {TABLE_HELP}; -: standard output",
-        metavar="FILE",
-    )
-    sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     overwrite: bool = free(False, "replace an existing --output")
-    input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    language: str = free("unk", "of all of them, a code or a name: see below (default: unk, unknown)", metavar="LANG")
-    language_col: str | None = free(None, "column of each one's language, instead of --language", metavar="COL")
-    mode: str | None = free(
-        None,
-        "way of decoding (default: the one that validated best)",
-        choices=("combined", "greedy", "flat", "topk", "full"),
-    )
-    k: int = free(5, "codes of topk", metavar="N", at_least=1)
-    threshold: float | None = free(None, "flat: further codes above it (default: the model's own)", metavar="P")
-    min_confidence: float = free(0.0, "leave rows below it without codes", metavar="P")
-    constrain: bool = free(False, "greedy: only codes of the model's key")
     known: str | None = free(
         None,
         "hand-coded descriptions, which get those codes instead of the model's; auto: those of the run",
@@ -83,9 +58,6 @@ class PredictFlags(BatchFlags, ModelFlags):
         None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
     )
     compile: bool = free(False, "let torch compile the encoder's layers first")
-    columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
-    excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
-    raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:
         """Raise a UserError where it is not clear what to code, or flags are for others that are not given."""
@@ -119,12 +91,13 @@ def run(config: PredictFlags) -> None:
         _check_engine(config)
 
     from histocoder.checkpoints.hub import local_folder
+    from histocoder.data.table import check_output
     from histocoder.inference.coder import Coder
-    from histocoder.inference.options import PredictOptions
     from histocoder.inference.parts import check_free
 
-    if config.output not in (None, "-"):
-        check_free(Path(config.output), overwrite=config.overwrite)  # before the model is read, which takes a while
+    if config.output not in ("", "-"):  # before the model is read, which takes a while
+        check_output(Path(config.output), excel=config.excel)
+        check_free(Path(config.output), overwrite=config.overwrite)
     folder = local_folder(config.model)
     known_file = _known_file(config.known, config, folder) if config.known else None
     coder = Coder.from_pretrained(
@@ -137,13 +110,7 @@ def run(config: PredictFlags) -> None:
         return
     code = coder.code if known is None else partial(known.code, coder)
     texts, langs = list(config.texts), [config.language] * len(config.texts)
-    _print_table(texts, code(texts, langs, PredictOptions(**_options(config, PredictOptions))))
-
-
-def _options(config: PredictFlags, of: type) -> dict[str, Any]:
-    """Return the fields of a class of options as the flags give them."""
-    options = {field.name: getattr(config, field.name) for field in fields(of)}
-    return {**options, "constrain": config.constrain or None}  # a flag that is not given is no wish
+    _print_table(texts, code(texts, langs, config_of(PredictOptions, config)))
 
 
 def _code_file(
@@ -151,7 +118,6 @@ def _code_file(
 ) -> None:
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
-    from histocoder.inference.file_options import PredictConfig
     from histocoder.inference.join import Join
     from histocoder.inference.predict_file import predict_file
 
@@ -159,7 +125,7 @@ def _code_file(
     if config.join:
         with _naming_sheets("--join-sheet"):
             join = Join(Path(config.join), system=coder.system, codes=coder.codes, sheet=config.join_sheet)
-    how = PredictConfig(**_options(config, PredictConfig))
+    how = config_of(PredictConfig, config)
     say(f"Coding in mode {how.mode or coder.mode}.")
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
     engine = None
@@ -180,7 +146,7 @@ def _check_engine(config: PredictFlags) -> None:
 
     if distributed.world_size() > 1:
         raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
-    source = Path(str(config.input))
+    source = Path(config.input)
     if not (source.is_dir() or is_parquet(source)):
         raise UserError(f"--engine ray reads Parquet, and {source} is none. Save it as Parquet, or omit --engine.")
     check_ray(config.address)

@@ -6,8 +6,9 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from histocoder.cli.model_flags import RAW_HELP, SHEET_HELP, add_command, run_of
+from histocoder.cli.model_flags import add_command, run_of
 from histocoder.config import Settings
+from histocoder.config.prediction import RAW_HELP, SHEET_HELP
 from histocoder.config.settings import free
 from histocoder.training.console import say
 

@@ -99,7 +99,7 @@ class Setting:
         """The flag's help, with its default."""
         text = self.options.text or argparse.SUPPRESS
         says_it = "(default: " in text or "(required)" in text or text is argparse.SUPPRESS
-        if says_it or self.options.is_required or isinstance(self.default, bool | tuple):
+        if says_it or self.options.is_required or self.default == "" or isinstance(self.default, bool | tuple):
             return text
         if self.default is None:
             return text if self.is_optional else f"{text} (default: by the recipe)"

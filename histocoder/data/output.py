@@ -35,7 +35,7 @@ class Output:
 
     def check(self, num_rows: int) -> None:
         """Raise a UserError where so many rows can't be written in this form, or what writes it is missing."""
-        check_output(self.path)
+        check_output(self.path, excel=self.excel)
         if self._kind in EXCEL and num_rows > (most := 1_048_575):
             raise UserError(f"{self.path}: {num_rows:,} rows are more than Excel's {most:,}; choose .csv or .parquet.")
         if self._kind in LABELLED:

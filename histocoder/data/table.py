@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from histocoder.data.dialect import Dialect, csv_batches, find_lines, opened, sniff
-from histocoder.data.sources import PARQUET, Source, holds_parquet, open_source
+from histocoder.data.sources import EXCEL, LABELLED, PARQUET, Source, holds_parquet, open_source
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
@@ -227,8 +227,13 @@ def csv_writer(path: Path | pa.NativeFile, schema: pa.Schema, *, delimiter: str 
     return pa.csv.CSVWriter(path, schema, write_options=options)
 
 
-def check_output(path: Path) -> None:
-    """Raise a UserError if `path` has the suffix of another format, or is a folder, a device or a pipe."""
+def check_output(path: Path, *, excel: bool = False) -> None:
+    """Raise a UserError if `path` has the suffix of another format, or is a folder, a device or a pipe.
+
+    `excel` says that CSV for Excel is to be written, which other formats are not.
+    """
+    if excel and path.suffix.lower() in (*PARQUET, *EXCEL, *LABELLED):
+        raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
     if path.suffix.lower() in _COMPRESSED:
         raise UserError(f"{path} would not be compressed; omit {path.suffix}.")
     if path.suffix.lower() in _OTHER_KINDS:

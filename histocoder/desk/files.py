@@ -16,14 +16,13 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from tqdm import tqdm
 
+from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.table import count_rows, open_table, strings
 from histocoder.desk.cards import add_cards
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
-from histocoder.inference.file_options import PredictConfig
-from histocoder.inference.options import SOURCE_COL
 from histocoder.inference.predict_file import predict_file
 
 SUFFIXES = (

@@ -39,7 +39,7 @@ from histocoder.formatters import CODE_SEP
 from histocoder.formatters.formatter import CodeSystem
 from histocoder.formatters.general import WITHIN_BLOCK_SEP
 from histocoder.inference.coder import Coder
-from histocoder.inference.options import threshold_of
+from histocoder.inference.thresholds import thresholds_of
 
 _MAX_DIGITS = 5
 _FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once
@@ -105,7 +105,7 @@ def evaluate(
 
     langs, conf = pd.Series(examples.langs, dtype=object), decoded["conf"].fillna(0).to_numpy()
     truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
-    thresholds = langs.map(partial(threshold_of, coder.model.config)).to_numpy()
+    thresholds = thresholds_of(coder.model.config, examples.langs)
     flat = probable[(probable["prob"] > thresholds[probable["row"]]) | is_best(probable)]
     groups = _groups(examples, truth, texts_seen, codes_seen)
     measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)

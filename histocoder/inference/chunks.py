@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.config import PredictConfig
 from histocoder.inference.coder import Coder
-from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.known import KNOWN, Known
 from histocoder.inference.pairs import LANG, TEXT, pairs_of, with_language
 from histocoder.inference.parts import Batches

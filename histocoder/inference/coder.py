@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
+from histocoder.config import PredictOptions
 from histocoder.inference.batches import Batch, batches, encode, encoded_at_once
 from histocoder.inference.decoding import Decoding
 from histocoder.inference.descriptions import Descriptions
-from histocoder.inference.flat import thresholds_of
 from histocoder.inference.onnx_coder import OnnxCoder
-from histocoder.inference.options import PredictOptions
 from histocoder.inference.predictions import Part, Prediction
+from histocoder.inference.thresholds import thresholds_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
@@ -250,7 +250,7 @@ class Coder:
         self.decoding.forget_weights()
         coded = {place for places, _ in parts for place in places.tolist()}
         code = partial(self.predict_batch, mode=mode, k=options.k, constrain=bool(options.constrain))
-        thresholds = thresholds_of(self.model.config, table["lang"], options.threshold)
+        thresholds = torch.from_numpy(thresholds_of(self.model.config, table["lang"], options.threshold))
         at_once = RowsAtOnce(self.device)
         hidden = None if progress is True and len(table) > options.batch_size else True  # None: without a terminal
         with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:

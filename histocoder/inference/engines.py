@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder import __version__
+from histocoder.config import PredictConfig
 from histocoder.errors import UserError
 from histocoder.inference.pairs import LANG, TEXT, pairs_of, with_language
 
@@ -57,7 +58,6 @@ class Job:
         from histocoder.checkpoints.hub import local_folder
         from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
         from histocoder.inference.coder import Coder
-        from histocoder.inference.file_options import PredictConfig
 
         folder = str(Path(local_folder(model)).resolve())
         coder = Coder.from_pretrained(folder, "cpu")
@@ -95,7 +95,6 @@ class Job:
     def code(self, pairs: pa.Table) -> pa.Table:
         """Return distinct descriptions of one chunk, in their order, with the columns of their codes."""
         from histocoder.inference.chunks import ChunkCoder
-        from histocoder.inference.file_options import PredictConfig
 
         coder = _open(self.model, self.device, self.precision)
         columns = ChunkCoder(coder, PredictConfig(**self.options), known=None).columns(pairs)

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
-
-from histocoder.config import ModelConfig
-from histocoder.inference.options import threshold_of
-
-
-def thresholds_of(config: ModelConfig, langs: pd.Series, given: float | None) -> Tensor:
-    """Return the threshold of each description, of shape (n,): the given one, or its language's."""
-    own = {lang: threshold_of(config, lang) if given is None else given for lang in langs.unique()}
-    return torch.tensor(langs.map(own).to_numpy(np.float32))
 
 
 def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from histocoder.config import SOURCE_COL, PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import fold
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
-from histocoder.inference.options import SOURCE_COL, PredictOptions
 from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from histocoder.config import ModelConfig
+from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
@@ -24,9 +24,9 @@ from histocoder.inference.onnx_search import (
     set_probability,
     softmax,
 )
-from histocoder.inference.options import PredictOptions, threshold_of
 from histocoder.inference.predictions import Prediction
 from histocoder.inference.reading import readings
+from histocoder.inference.thresholds import thresholds_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,14 +173,13 @@ class OnnxCoder:
             raise UserError(
                 f"An exported model codes in the modes {', '.join(MODES)}; for {mode} open the model itself."
             )
-        parts = []
+        parts, thresholds = [], thresholds_of(self._config, langs, threshold)
         for rows, ids, characters in readings(
             texts, langs, self._config, self._tokenizer, at_least=_AT_LEAST, at_most=options.batch_size
         ):
             flat_logits, memory, memory_mask = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
             if mode == "flat":
-                limits = [threshold_of(self._config, langs[i]) if threshold is None else threshold for i in rows]
-                part = self._flat(flat_logits, np.array(limits, dtype=np.float32))
+                part = self._flat(flat_logits, thresholds[rows])
             else:
                 start = self._start(memory, memory_mask, flat_logits)
                 if mode == "combined":

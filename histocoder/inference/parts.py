@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.feather
 
 from histocoder import distributed
+from histocoder.config import PredictConfig
 from histocoder.data.output import Output
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing
-from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.join import Join
 from histocoder.inference.predictions import load_parts, save_parts
 

@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from histocoder import distributed
 from histocoder.checkpoints.lock import holding
+from histocoder.config import PredictConfig
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile, count_rows, is_parquet, open_table
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, replacing
 from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
 from histocoder.inference.coder import Coder
-from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.join import Join
 from histocoder.inference.known import Known
 from histocoder.inference.notices import FileNotices

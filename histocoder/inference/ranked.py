@@ -11,11 +11,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from histocoder.config import PredictOptions
 from histocoder.inference.coder import Coder
 from histocoder.inference.descriptions import Descriptions
-from histocoder.inference.flat import thresholds_of
-from histocoder.inference.options import PredictOptions
 from histocoder.inference.predictions import Part, Prediction
+from histocoder.inference.thresholds import thresholds_of
 from histocoder.ops.memory import RowsAtOnce
 
 
@@ -36,7 +36,7 @@ def predict_ranked(coder: Coder, texts: Sequence[str | None], lang: str | Sequen
     config = coder.model.config
     rows = Descriptions.of(texts, lang, languages=config.languages)
     coder.decoding.forget_weights()
-    thresholds = thresholds_of(config, rows.distinct["lang"], None)
+    thresholds = torch.from_numpy(thresholds_of(config, rows.distinct["lang"]))
     at_once, width = RowsAtOnce(coder.device), coder.formatter.num_blocks
     codes: list[Part] = []
     ranked: list[Part] = []

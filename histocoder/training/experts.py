@@ -16,12 +16,12 @@ from torch import Tensor
 
 from histocoder.checkpoints.hub import CARD_FILE, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
+from histocoder.config import PredictOptions
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
-from histocoder.inference.options import PredictOptions
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert, ngram_rows
 

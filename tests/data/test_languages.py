@@ -18,7 +18,7 @@ from histocoder.data.languages import NAMES, language_code
 from histocoder.data.prepare import prepare
 from histocoder.formatters import build_formatter
 from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
-from histocoder.inference.options import threshold_of
+from histocoder.inference.thresholds import thresholds_of
 
 SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
 
@@ -47,7 +47,8 @@ def test_a_model_is_given_the_code_it_knows(known: str):
     with pytest.warns(UnknownLanguageWarning, match="xx is not in histocoder's table"):
         assert Descriptions.of(["x"], "xx", languages=()).distinct["lang"].tolist() == ["xx"]
     config = {**tiny_model().config.to_dict(), "languages": ["da", known, "unk"], "thresholds": {known: 0.3, "*": 0.6}}
-    assert [threshold_of(ModelConfig.from_dict(config), lang) for lang in ("sv", "se", "da")] == [0.3, 0.3, 0.6]
+    thresholds = thresholds_of(ModelConfig.from_dict(config), ("sv", "se", "da"))
+    assert thresholds.tolist() == pytest.approx([0.3, 0.3, 0.6])
 
 
 def test_tables_have_one_code_for_each_language(tmp_path: Path):

@@ -25,7 +25,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from histocoder.cli.main import main
-from histocoder.config import PrepareConfig
+from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.prepare import formatter_of
 from histocoder.desk import security
@@ -34,7 +34,6 @@ from histocoder.desk.desk import open_desk
 from histocoder.desk.trust import estimate
 from histocoder.desk.turns import Busy, Turns
 from histocoder.inference.coder import Coder
-from histocoder.inference.file_options import PredictConfig
 from histocoder.inference.predict_file import predict_file
 
 TOKEN = "0123456789abcdef"
@@ -170,9 +169,8 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
     client.post(f"/api/files/{file}/code", json={"input_col": "occ1", "language": "en"})
     assert wait_for(client, file, "done")["rows_done"] == 300
     result = client.get(f"/api/files/{file}/result")
-    config = PredictConfig(
-        str(source), str(tmp_path / "out.csv"), input_col="occ1", language="en", mode=coder[0].mode, columns="pred_"
-    )
+    files = {"input": str(source), "output": str(tmp_path / "out.csv")}
+    config = PredictConfig(**files, input_col="occ1", language="en", mode=coder[0].mode, columns="pred_")
     predict_file(coder[0], config, model_id="", say=lambda _: None)
     assert result.content == (tmp_path / "out.csv").read_bytes()
     assert "Z%C3%A4hlung%201_coded.csv" in result.headers["content-disposition"]

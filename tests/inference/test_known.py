@@ -14,10 +14,10 @@ from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
+from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Answer, Known, coded
-from histocoder.inference.options import PredictOptions
 from histocoder.inference.predict_file import predict_file
 
 DICTIONARY = """occ1,lang,hisco_1,hisco_2

@@ -18,10 +18,10 @@ from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.occcanine import save_occcanine
-from histocoder.inference.options import threshold_of
 from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.stepper import Stepper
+from histocoder.inference.thresholds import thresholds_of
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import MixerModel, load_encoder
 
@@ -121,9 +121,11 @@ def test_codes_are_called_by_what_their_columns_have_in_common(target_cols: tupl
 
 def test_thresholds_of_languages():
     config = replace(tiny_model().config, thresholds={"en": 0.2, "unk": 0.3})  # it knows Danish and English
-    assert [threshold_of(config, lang) for lang in ("en", "da", "xx", "unk")] == [0.2, 0.5, 0.3, 0.3]
-    assert threshold_of(replace(config, thresholds={"*": 0.4}), "xx") == 0.4
-    assert threshold_of(replace(config, languages=()), "xx") == 0.5
+    langs = ("en", "da", "xx", "unk")
+    assert thresholds_of(config, langs).tolist() == pytest.approx([0.2, 0.5, 0.3, 0.3])
+    assert thresholds_of(config, langs, 0.7).tolist() == pytest.approx([0.7] * 4)
+    assert thresholds_of(replace(config, thresholds={"*": 0.4}), ["xx"]).tolist() == pytest.approx([0.4])
+    assert thresholds_of(replace(config, languages=()), ["xx"]).tolist() == [0.5]
 
 
 def test_topk_is_the_head_of_full(coder: Coder):
@@ -228,9 +230,10 @@ def test_bf16_is_near_and_leaves_the_model_as_it_was(coder: Coder):
 
 def test_bad_arguments(coder: Coder):
     for arguments, message in (
-        ({"mode": "best"}, "Unknown mode 'best'"),
-        ({"k": 0}, "k is 0"),
-        ({"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
+        ({"mode": "best"}, "--mode is best; it must be of combined, greedy"),
+        ({"k": 0}, "--k is 0"),
+        ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
+        ({"threshold": 1.0}, "--threshold is 1.0; it must be 0 or more and less than 1"),
         ({"mode": "topk", "constrain": False}, "codes of the key only"),
     ):
         with pytest.raises(UserError, match=message):

@@ -103,7 +103,7 @@ def test_excel_opens_what_is_written(model: Path, tmp_path: Path):
     excel, plain = pd.read_csv(tmp_path / "out.csv", sep=";"), pd.read_csv(tmp_path / "plain.csv")
     pd.testing.assert_frame_equal(excel, plain)
     with pytest.raises(UserError, match="--excel is for CSV"):
-        config(tmp_path / "in.csv", tmp_path / "out.parquet", excel=True)
+        code(model, tmp_path / "in.csv", tmp_path / "out.parquet", excel=True)
 
 
 def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -386,7 +386,7 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"output": "nowhere/out.csv"}, "no folder nowhere"),
         ({"language": "en"}, "not both"),
         ({"k": 0}, "k is 0; it must be 1 or more"),
-        ({"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
+        ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"output": "out.csv.zip"}, r"out\.csv\.zip would not be compressed; omit \.zip"),
         ({"output": "out.parquet.ZST"}, r"would not be compressed; omit \.ZST"),
         ({"output": "out.xls"}, r"out\.xls would not be a \.xls file; choose a name that ends in \.csv"),

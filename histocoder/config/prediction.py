@@ -1,0 +1,101 @@
+"""How descriptions are coded, and whole files of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from histocoder.config.settings import Settings, free, require
+from histocoder.errors import UserError
+
+MODES = ("combined", "greedy", "flat", "topk", "full")
+SOURCE_COL = "source"
+"""The column that says who gave a row its codes; see `known`."""
+TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
+SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
+RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, without an apostrophe before them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(Settings):
+    """How many descriptions are computed at once."""
+
+    batch_size: int = free(256, "descriptions at once, fewer where memory runs out", metavar="N", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(BatchOptions):
+    """How descriptions are coded; see `Coder.predict`."""
+
+    mode: str | None = free(None, "way of decoding (default: the one that validated best)", choices=MODES)
+    k: int = free(5, "codes of topk", metavar="N", at_least=1)
+    threshold: float | None = free(None, "flat: further codes above it (default: the model's own)", metavar="P")
+    constrain: bool | None = free(None, "greedy: only codes of the model's key")
+    min_confidence: float = free(0.0, "leave rows below it without codes", metavar="P")
+
+    def check(self) -> None:
+        """Raise a UserError where the threshold is none, or the mode has its own codes."""
+        require(
+            self.threshold is None or 0 <= self.threshold < 1,
+            f"--threshold is {self.threshold}; it must be 0 or more and less than 1.",
+        )
+        require(
+            self.constrain is not False or self.mode not in ("combined", "topk", "full"),
+            f"The mode {self.mode!r} gives codes of the key only; omit constrain.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(Settings):
+    """The file that is coded, and the form of its output."""
+
+    input: str = free("", f"{TABLE_HELP} of descriptions, instead; -: standard input", metavar="FILE")
+    output: str = free(
+        "",
+        f"where to write it with its codes, in the form of the suffix: {TABLE_HELP}; -: standard output",
+        metavar="FILE",
+    )
+    sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    language: str = free("unk", "of all of them, a code or a name: see below (default: unk, unknown)", metavar="LANG")
+    language_col: str | None = free(None, "column of each one's language, instead of --language", metavar="COL")
+    columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
+    excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
+    raw: bool = free(False, RAW_HELP)
+
+    def check(self) -> None:
+        """Raise a UserError where a row would have two languages."""
+        require(
+            self.language == "unk" or self.language_col is None,
+            "Give --language (one for all rows) or --language-col (one for each row), not both.",
+        )
+
+    @property
+    def input_cols(self) -> list[str]:
+        """The columns that are read."""
+        return [c for c in (self.input_col, self.language_col) if c is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig(PredictOptions, FileOptions):
+    """How a file is coded."""
+
+    def output_names(self, names: Sequence[str], system: str, *, taken: Sequence[str] = ()) -> dict[str, str]:
+        """Name of each column that is added -> the column of `Coder.predict`, one of `names`.
+
+        Of codes that are ranked, all but the first are alternatives, and say so: `alt_hisco_2`.
+
+        Raises
+        ------
+        UserError
+            Where one of them is in the input, whose columns are `taken`.
+        """
+        first = (f"{system}_1", "prob_1", "desc_1", "conf", SOURCE_COL)
+        other = "alt_" if self.mode == "topk" else ""
+        found = {f"{self.columns}{'' if name in first else other}{name}": name for name in names}
+        if clash := [name for name in found if name in taken]:
+            raise UserError(
+                f"{self.input} has a column {clash[0]!r} already. Choose with --columns what the names of the new "
+                f"columns begin with, such as --columns pred_{self.columns}."
+            )
+        return found

@@ -1,0 +1,25 @@
+"""Thresholds of the flat head, by language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from histocoder.config import ALL_LANGUAGES, ModelConfig
+from histocoder.data.languages import same_language
+
+
+def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None = None) -> np.ndarray:
+    """Return the threshold of each description, an array of shape (n,): the given one, or its language's.
+
+    Languages that the model does not know have that of "unk".
+    """
+    own = {lang: _threshold_of(config, lang) if given is None else given for lang in set(langs)}
+    return np.array([own[lang] for lang in langs], dtype=np.float32)
+
+
+def _threshold_of(config: ModelConfig, lang: str) -> float:
+    known = lang if not config.languages or same_language(lang, config.languages) else "unk"
+    own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
+    return config.default_threshold if own is None else own
