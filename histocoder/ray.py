@@ -30,23 +30,19 @@ def code(
 ) -> Dataset:
     """Code a table: add to a dataset what `histocoder predict` adds to a file.
 
-    This call finds the distinct descriptions and codes them; the codes join the rows when the returned dataset is read.
-    Codes and probabilities equal those of `histocoder predict` for rows in the same order, on the same kind of
-    processor.
+    This call codes the distinct descriptions; the codes join the rows when the returned dataset is read. Codes and
+    probabilities equal those of `histocoder predict` for rows in the same order, on the same kind of processor.
 
     Parameters
     ----------
     dataset : Dataset
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
-    input_col, language_col, mode, precision
-        See the flags of `histocoder predict`.
-    num_gpus : float, optional
-        GPUs of each actor; by default 1 where the cluster has GPUs, else 0.
-    compute : ray.data.ActorPoolStrategy, optional
-        Number of actors; by default up to one for each GPU, else up to one for each CPU.
-    **options
-        `language`, `k`, `threshold`, `constrain`, `min_confidence`, `batch_size` and `columns`: see the flags.
+    num_gpus, compute : float, ray.data.ActorPoolStrategy, optional
+        GPUs of each actor, by default 1 where there are any; and how many actors, by default up to one a GPU or CPU.
+    input_col, language_col, mode, precision, **options
+        See the flags of `histocoder predict`; options are `language`, `k`, `threshold`, `constrain`, `min_confidence`,
+        `batch_size` and `columns`.
 
     Returns
     -------
@@ -60,13 +56,11 @@ def code(
     """
     import ray
 
-    resources = ray.cluster_resources()
-    num_gpus = min(1, resources.get("GPU", 0)) if num_gpus is None else num_gpus
-    most = resources.get("GPU", 0) / num_gpus if num_gpus else resources.get("CPU", 1)
+    num_gpus, most = _actors(num_gpus, ray.cluster_resources())
     options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
     with in_order(dataset):
-        columns = dataset.schema().names
-        job = Job.of(model, columns, device="cuda" if num_gpus else "cpu", precision=precision, **options)
+        device = "cuda" if num_gpus else "cpu"
+        job = Job.of(model, dataset.schema().names, device=device, precision=precision, **options)
         _check_nodes(job)
         distinct = Distinct(job.chunk_rows)
         texts = dataset.select_columns(job.input_cols)
@@ -78,10 +72,17 @@ def code(
         batch_size=1,
         batch_format="pyarrow",
         num_gpus=num_gpus,
-        compute=compute or ray.data.ActorPoolStrategy(min_size=1, max_size=max(int(most), 1)),
+        compute=compute or ray.data.ActorPoolStrategy(min_size=1, max_size=most),
     )
     found = ray.put(by_key(pa.concat_tables(tables(coded))))
     return dataset.map_batches(lambda table: job.add(table, ray.get(found)), batch_size=None, batch_format="pyarrow")
+
+
+def _actors(num_gpus: float | None, resources: dict[str, float]) -> tuple[float, int]:
+    """Return the GPUs of an actor, and how many actors the cluster has room for."""
+    num_gpus = min(1, resources.get("GPU", 0)) if num_gpus is None else num_gpus
+    most = resources.get("GPU", 0) / num_gpus if num_gpus else resources.get("CPU", 1)
+    return num_gpus, max(int(most), 1)
 
 
 def _check_nodes(job: Job) -> None:

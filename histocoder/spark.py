@@ -42,12 +42,9 @@ def code(
     df : DataFrame
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
-    input_col, language_col, mode, precision
-        See the flags of `histocoder predict`.
-    device : str
-        Where each worker computes: "cpu" or "cuda".
-    **options
-        `language`, `k`, `threshold`, `constrain`, `min_confidence`, `batch_size` and `columns`: see the flags.
+    input_col, language_col, mode, precision, device, **options
+        See the flags of `histocoder predict`; each worker computes on the device, and options are `language`, `k`,
+        `threshold`, `constrain`, `min_confidence`, `batch_size` and `columns`.
 
     Returns
     -------
@@ -62,33 +59,33 @@ def code(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
-    from pyspark.sql.types import DoubleType, StringType, StructType
 
     options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
     job = Job.of(model, df.columns, device=device, precision=precision, **options)
-    for name, kind in df.dtypes:
-        if name in job.input_cols and kind != "string":
-            raise UserError(f"The column {name!r} is of the type {kind}. Cast it to string.")
     keys = {TEXT: F.coalesce(f"`{input_col}`", F.lit("")), LANG: F.lit(job.language)}
     if language_col is not None:
         keys[LANG] = F.coalesce(F.nullif(F.col(f"`{language_col}`"), F.lit("")), F.lit("unk"))
-    schema = StructType().add(TEXT, StringType()).add(LANG, StringType())
-    for name, kind in job.new.items():
-        schema = schema.add(name, StringType() if pa.types.is_string(kind) else DoubleType())
     try:
-        _check_workers(df, job)
+        _check(df, job)
         rows = _with_rows(df, keys)
     except (PySparkException, Py4JError) as error:
         cause = re.search(r"^(: )?([\w.]+(Error|Exception): .*)", str(error), re.MULTILINE)  # the rest are stacks
         raise UserError(f"Spark can't read the table: {cause[2] if cause else error}") from error
-    pairs = rows.groupBy(TEXT, LANG).agg(F.min(ROW).alias(ROW))
-    chunk = F.floor(F.col(ROW) / job.chunk_rows)
-    num_parts = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))  # else Spark may merge them into one
-    coded = pairs.repartition(num_parts, chunk).groupBy(chunk)
-    coded = coded.applyInArrow(lambda pairs: job.code(pairs.sort_by(ROW)), schema)
     of_all = {name: F.lit(lang) for name, lang in column_of_language(df.columns, job.language).items()}
-    names = (*df.columns, *of_all, *job.new)
-    return df.withColumns(keys | of_all).join(coded, [TEXT, LANG], "left").select(*[f"`{name}`" for name in names])
+    joined = df.withColumns(keys | of_all).join(_coded(rows, job), [TEXT, LANG], "left")
+    return joined.select(*[f"`{name}`" for name in (*df.columns, *of_all, *job.new)])
+
+
+def _coded(rows: DataFrame, job: Job) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    kinds = {name: "string" if pa.types.is_string(kind) else "double" for name, kind in job.new.items()}
+    schema = ", ".join(f"`{name}` {kind}" for name, kind in {TEXT: "string", LANG: "string", **kinds}.items())
+    chunk = F.floor(F.col(ROW) / job.chunk_rows)
+    pairs = rows.groupBy(TEXT, LANG).agg(F.min(ROW).alias(ROW))
+    num_parts = int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions"))  # else Spark may merge them into one
+    chunks = pairs.repartition(num_parts, chunk).groupBy(chunk)
+    return chunks.applyInArrow(lambda pairs: job.code(pairs.sort_by(ROW)), schema)
 
 
 def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
@@ -108,8 +105,11 @@ def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
     return rows.join(F.broadcast(start), _FILE).withColumn(ROW, F.col(ROW) + F.col(_START))
 
 
-def _check_workers(df: DataFrame, job: Job) -> None:
-    """Raise a UserError where a worker can't do the work."""
+def _check(df: DataFrame, job: Job) -> None:
+    """Raise a UserError where a column that is read does not hold text, or a worker can't do the work."""
+    for name, kind in df.dtypes:
+        if name in job.input_cols and kind != "string":
+            raise UserError(f"The column {name!r} is of the type {kind}. Cast it to string.")
     fault = job.probe()
 
     def probe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,17 +40,14 @@ def predict_file(
     chunk_rows: int | None = None,
     bar: tqdm | None = None,
 ) -> None:
-    """Code a CSV or Parquet file into another, with all its columns and the codes' behind them; before these stands the
-    language, where one was given for all rows.
+    """Code a file into another, with all its columns, the language if one was given for all rows, and the codes.
 
-    Chunks are coded into files of their own beside the output, which they become when all are there; started again
-    after an interruption, those that are there stay. Several processes share the chunks out. The output does not depend
-    on interruptions.
+    Chunks are coded into files beside the output, which they become when all are there; after an interruption, those
+    that are there stay. Several processes share the chunks out. The output does not depend on interruptions.
 
     Parameters
     ----------
-    coder : Coder
-    config : PredictConfig
+    coder, config : Coder, PredictConfig
     model_id : str
         What tells this model from others; parts that another has left are not used.
     known : Known, optional
@@ -58,19 +56,15 @@ def predict_file(
         A table whose columns are added by code.
     engine : callable, optional
         Yields the input with the columns of its codes, in place of this process.
-    overwrite : bool
-        Whether to replace an existing output.
-    say : callable
-        Receives each notice to the user.
-    chunk_rows : int, optional
-        Rows of a chunk; by default so many that little is lost, and not much has to be held in memory.
-    bar : tqdm, optional
-        Counts the rows; by default one on the terminal, if there is one.
+    overwrite, say
+        Whether to replace an existing output; what receives each notice to the user.
+    chunk_rows, bar : int, tqdm, optional
+        Rows of a chunk, by default few enough to hold in memory; what counts rows, by default on the terminal.
 
     Raises
     ------
     UserError
-        If the input or the settings can't be used, or the output exists already or is being written by another run.
+        If the input or the settings can't be used, or the output exists or is being written by another run.
     """
     config = replace(config, mode=config.mode or coder.mode)  # as settings of the parts
     chunks = ChunkCoder(coder, config, known=known)
@@ -79,19 +73,18 @@ def predict_file(
     chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
     bar = _progress_bar(num_rows) if bar is None else bar
-    distributed.run_on_primary(lambda: _check_folder(output.parent), doing="looking at the output's folder")
+    distributed.run_on_primary(partial(_check_folder, output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
         if engine is not None:
             check_free(output, overwrite=overwrite, source=table.path)
             with replacing(output) as temporary:
                 write_tables(form, temporary, engine(table), join, say=say)
         else:
-            distributed.run_on_primary(
-                lambda: parts.open(config, settings, overwrite=overwrite, say=say), doing="looking at the input"
-            )
+            open_parts = partial(parts.open, config, settings, overwrite=overwrite, say=say)
+            distributed.run_on_primary(open_parts, doing="looking at the input")
             with parts.kept_if_any():
                 num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
-            distributed.run_on_primary(lambda: parts.join(form, num_chunks, join, say=say), doing="writing the output")
+            distributed.run_on_primary(partial(parts.join, form, num_chunks, join, say=say), doing="writing the output")
     say(f"Coded {config.input} into {output}.")
 
 
