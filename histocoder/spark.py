@@ -99,7 +99,7 @@ def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
         sizes = rows.groupBy(_FILE).count().orderBy(_FILE).collect()
     except AnalysisException:  # not straight from Parquet files
         return df.select(*columns, F.monotonically_increasing_id().alias(ROW))
-    starts = [0, *accumulate(size["count"] for size in sizes)]
+    starts = accumulate((size["count"] for size in sizes), initial=0)
     files = [(size[_FILE], start) for size, start in zip(sizes, starts, strict=False)]
     start = df.sparkSession.createDataFrame(files, f"`{_FILE}` string, `{_START}` long")
     return rows.join(F.broadcast(start), _FILE).withColumn(ROW, F.col(ROW) + F.col(_START))

@@ -1,9 +1,8 @@
-"""What is fitted once a model is trained: the linear expert, and how much each of the model's experts counts."""
+"""Give a trained model its linear expert, and fit how much each of its experts counts."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,108 +16,20 @@ from torch import Tensor
 from histocoder.checkpoints.hub import CARD_FILE, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.config import PredictOptions
-from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import Examples
-from histocoder.data.tokens import lower_characters
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import LinearExpert, ngram_rows
+from histocoder.model.linear_expert import LinearExpert
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
+    pass
 
-MAX_COST = 12_000_000
-"""Rows times classes that a linear expert is fitted for: about a minute of one core."""
-_ROWS_AT_ONCE = 2048
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
 _HALF_GROWN = 500
 """Training rows with which what is trained by gradients has half of its usual weight."""
 _TRUST = 50.0
 """Validation rows that it takes to doubt the usual weights."""
-
-
-def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExpert | None:
-    """Fit a linear support vector machine to TF-IDF of the n-grams of descriptions.
-
-    Parameters
-    ----------
-    *data : OccupationDataset
-        Its noise is left out.
-    num_classes : int
-
-    Returns
-    -------
-    LinearExpert or None
-        None where there are more rows and classes than it would be fast with (`MAX_COST`), or fewer than two codes.
-    """
-    from scipy.sparse import csr_matrix
-    from sklearn.feature_extraction.text import TfidfTransformer
-
-    starts = np.cumsum([0, *map(len, data)])
-    labels = [part.labels() for part in data]
-    rows = np.concatenate([start + rows for start, (rows, _) in zip(starts, labels, strict=False)])
-    class_ids = np.concatenate([found for _, found in labels])
-    if len(rows) * num_classes > MAX_COST or len(np.unique(class_ids)) < 2:
-        return None
-    parts = [
-        (start + first + row.numpy(), bucket.numpy())
-        for start, part in zip(starts, data, strict=False)
-        for first, characters in _characters(part)
-        for row, bucket in [ngram_rows(characters)]
-    ]
-    row, bucket = (np.concatenate(part) for part in zip(*parts, strict=True))
-    buckets, column = np.unique(bucket, return_inverse=True)
-    counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
-    tfidf = TfidfTransformer(sublinear_tf=True)
-    features = tfidf.fit_transform(counts)
-    classes, coefficients, intercepts = _fit_one_against_rest(features, rows, class_ids)
-    expert = LinearExpert(len(buckets), num_classes)
-    expert.buckets.copy_(torch.from_numpy(buckets))
-    expert.idf.copy_(torch.from_numpy(tfidf.idf_))
-    expert.bias.fill_(-1.0)  # of codes that only the key knows
-    expert.weight[:, classes] = torch.from_numpy(coefficients.T).half()
-    expert.bias[classes] = torch.from_numpy(intercepts).float()
-    return expert
-
-
-def _fit_one_against_rest(
-    features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fit a support vector machine for each class; a row with several classes is an example of each of them.
-
-    Returns
-    -------
-    classes : ndarray of int, of shape (num_classes,)
-    coefficients : ndarray, of shape (num_classes, num_features)
-    intercepts : ndarray, of shape (num_classes,)
-    """
-    from sklearn.svm import LinearSVC
-
-    classes = np.unique(class_ids)
-    labelled = np.unique(rows)
-    features = features[labelled]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
-        if len(labelled) == len(rows) and len(classes) > 2:
-            machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids)
-            return classes, machine.coef_, machine.intercept_
-        found = []
-        for each in classes:
-            is_one = np.isin(labelled, rows[class_ids == each])
-            if is_one.all():
-                found.append((np.zeros(features.shape[1]), 1.0))
-                continue
-            machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one)
-            found.append((machine.coef_[0], machine.intercept_[0]))
-    coefficients, intercepts = zip(*found, strict=True)
-    return classes, np.stack(coefficients), np.array(intercepts)
-
-
-def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(data), _ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(data)))
-        yield start, torch.from_numpy(lower_characters(data.arrays.texts(rows)))
 
 
 @torch.inference_mode()

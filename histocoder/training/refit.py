@@ -51,7 +51,8 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
     weights = trainer.learner.weights()
 
     def save() -> None:
-        from histocoder.training.experts import fit_linear_expert, save_refitted
+        from histocoder.training.experts import save_refitted
+        from histocoder.training.linear_expert import fit_linear_expert
 
         num_classes = trainer.model.config.num_classes
         expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)

@@ -237,10 +237,8 @@ def _fitting_batch_size(
 
 def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
     """Fit what is fitted once a model is trained, for the last one and the best; rank 0's part."""
-    from histocoder.training.experts import (  # here, since scikit-learn takes a second to import
-        fit_experts,
-        fit_linear_expert,
-    )
+    from histocoder.training.experts import fit_experts  # here, since scikit-learn takes a second to import
+    from histocoder.training.linear_expert import fit_linear_expert
 
     run = trainer.run
     expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -11,7 +12,10 @@ from jobs import two_ranks
 from safetensors.torch import load_file
 from trainers import dataset
 
-from histocoder.training.experts import fit_linear_expert, fit_weights
+from histocoder.data.tokens import lower_characters
+from histocoder.training import linear_expert
+from histocoder.training.experts import fit_weights
+from histocoder.training.linear_expert import fit_linear_expert
 
 
 def trained(table: Path, out: Path, *extra: object) -> list[str]:
@@ -89,6 +93,24 @@ def test_the_linear_expert_is_the_same_each_time(table: Path, tmp_path: Path):
     data = dataset(tmp_path / "cache", table, ("hisco_1",))
     one, two = (fit_linear_expert(data, num_classes=8) for _ in range(2))
     assert one is not None and two is not None and torch.equal(one.weight, two.weight)
+
+
+@pytest.mark.parametrize("codes", [("hisco_1",), ("hisco_1", "hisco_2")])
+def test_the_linear_expert_of_a_large_table_answers_as_that_of_a_small_one(
+    codes: tuple[str, ...], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data = dataset(tmp_path / "cache", table, codes)
+    whole = fit_linear_expert(data, num_classes=8)
+    monkeypatch.setattr(linear_expert, "MAX_COST", 0)
+    one, two = (fit_linear_expert(data, num_classes=8) for _ in range(2))
+    assert whole is not None and one is not None and two is not None and torch.equal(one.weight, two.weight)
+    characters = torch.from_numpy(lower_characters(data.arrays.texts(np.arange(len(data)))))
+    assert torch.equal(one(characters).argmax(1), whole(characters).argmax(1))
+    monkeypatch.setattr(linear_expert, "MAX_WEIGHTS", 8 * 10)
+    few = fit_linear_expert(data, num_classes=8)
+    assert few is not None and len(few.buckets) == 10 and set(few.buckets.tolist()) < set(one.buckets.tolist())
+    monkeypatch.setattr(linear_expert, "MAX_ROWS", len(data) - 1)
+    assert fit_linear_expert(data, num_classes=8) is None
 
 
 def test_few_rows_leave_the_usual_weights_of_experts_nearly_as_they_are():

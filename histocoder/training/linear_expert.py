@@ -1,0 +1,168 @@
+"""Fit the linear expert: a support vector machine for each class, on TF-IDF of the n-grams of descriptions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocoder.data.dataset import OccupationDataset
+from histocoder.data.tokens import lower_characters
+from histocoder.model.linear_expert import LinearExpert, ngram_rows
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+MAX_COST = 12_000_000
+"""Rows times classes up to which each machine is fitted to all rows: about a minute of one core."""
+MAX_ROWS = 200_000
+"""Above which there is no expert: as many take about a minute, though each machine is fitted to few of them."""
+NUM_RIVALS, NUM_OTHERS = 60, 500
+"""Of a large table: the classes whose machines a row is an example against, beside others drawn for each machine."""
+MAX_WEIGHTS = 1 << 26
+"""Of an expert, 128 MB; the n-grams of fewest descriptions are left out beyond."""
+_ROWS_AT_ONCE = 2048
+
+
+class _Machines(NamedTuple):
+    """A support vector machine for each of some classes."""
+
+    classes: np.ndarray
+    coefficients: np.ndarray
+    """Of shape (num_classes, num_features)."""
+    intercepts: np.ndarray
+
+
+def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExpert | None:
+    """Fit linear support vector machines, one against the rest, to TF-IDF of the n-grams of descriptions.
+
+    With many rows and classes, each machine is fitted to the rows of its class, to those that resemble them most, and
+    to a sample of the others; so Slice (Jain et al. 2019) chooses negative examples.
+
+    Parameters
+    ----------
+    *data : OccupationDataset
+        Its noise is left out.
+    num_classes : int
+
+    Returns
+    -------
+    LinearExpert or None
+        None where there are more than `MAX_ROWS` rows, or fewer than two codes.
+    """
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    starts = np.cumsum([0, *map(len, data)])
+    labels = [part.labels() for part in data]
+    rows = np.concatenate([start + rows for start, (rows, _) in zip(starts, labels, strict=False)])
+    class_ids = np.concatenate([found for _, found in labels])
+    if starts[-1] > MAX_ROWS or len(np.unique(class_ids)) < 2:
+        return None
+    buckets, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_classes)
+    tfidf = TfidfTransformer(sublinear_tf=True)
+    features = tfidf.fit_transform(counts).astype(np.float64)  # as liblinear computes
+    labelled, rows = np.unique(rows, return_inverse=True)
+    fit = _fit_to_all if len(rows) * num_classes <= MAX_COST else _fit_to_rivals
+    machines = fit(features[labelled], rows, class_ids)
+    expert = LinearExpert(len(buckets), num_classes)
+    expert.buckets.copy_(torch.from_numpy(buckets))
+    expert.idf.copy_(torch.from_numpy(tfidf.idf_))
+    expert.bias.fill_(-1.0)  # of codes that only the key knows
+    expert.weight[:, machines.classes] = torch.from_numpy(machines.coefficients.T).half()
+    expert.bias[machines.classes] = torch.from_numpy(machines.intercepts).float()
+    return expert
+
+
+def _ngram_counts(data: tuple[OccupationDataset, ...], *, max_features: int) -> tuple[np.ndarray, csr_matrix]:
+    """Return the hashes of n-grams in order, of those that most rows have, and how often each row has each."""
+    from scipy.sparse import csr_matrix
+
+    starts = np.cumsum([0, *map(len, data)])
+    parts = [
+        (start + first + row.numpy(), bucket.numpy())
+        for start, part in zip(starts, data, strict=False)
+        for first, characters in _characters(part)
+        for row, bucket in [ngram_rows(characters)]
+    ]
+    row, bucket = (np.concatenate(part) for part in zip(*parts, strict=True))
+    buckets, column = np.unique(bucket, return_inverse=True)
+    counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
+    if len(buckets) <= max_features:
+        return buckets, counts
+    num_rows = np.bincount(counts.indices, minlength=len(buckets))
+    kept = np.sort(np.argsort(-num_rows, kind="stable")[:max_features])
+    return buckets[kept], counts[:, kept]
+
+
+def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
+    """Fit each machine to all rows; a row with several classes is an example of each of them."""
+    from sklearn.svm import LinearSVC
+
+    classes, num_rows = np.unique(class_ids), features.shape[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
+        if num_rows == len(rows) and len(classes) > 2:
+            machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids)
+            return _Machines(classes, machine.coef_, machine.intercept_)
+        found = [_fit_one(features, np.isin(np.arange(num_rows), rows[class_ids == each])) for each in classes]
+    coefficients, intercepts = zip(*found, strict=True)
+    return _Machines(classes, np.stack(coefficients), np.array(intercepts))
+
+
+def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
+    """Fit each machine to the rows of its class, to those that it is a rival for, and to some others.
+
+    A row's rivals are the `NUM_RIVALS` classes other than its own whose centroids are nearest to it.
+    """
+    from scipy.sparse import csr_matrix
+    from sklearn.preprocessing import normalize
+
+    classes, place = np.unique(class_ids, return_inverse=True)
+    belongs = csr_matrix((np.ones(len(rows), np.float32), (rows, place)), shape=(features.shape[0], len(classes)))
+    centroids = normalize(belongs.T @ features).T
+    num_rivals = min(NUM_RIVALS, len(classes) - 1)
+    rivals = []
+    for start in range(0, features.shape[0], _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        nearness = (features[some] @ centroids).toarray()
+        nearness[belongs[some].nonzero()] = -1.0
+        rivals.append(np.argpartition(-nearness, num_rivals - 1, axis=1)[:, :num_rivals].astype(np.int32))
+    rival = np.concatenate(rivals).ravel()
+    order = np.argsort(rival, kind="stable")
+    bounds = np.searchsorted(rival[order], np.arange(len(classes) + 1))
+    examples = belongs.tocsc()
+    coefficients = np.empty((len(classes), features.shape[1]), np.float16)
+    intercepts = np.empty(len(classes))
+
+    def fit(number: int) -> None:
+        own = examples.indices[examples.indptr[number] : examples.indptr[number + 1]]
+        others = np.random.default_rng(number).integers(0, features.shape[0], NUM_OTHERS)
+        alike = order[bounds[number] : bounds[number + 1]] // num_rivals
+        against = np.setdiff1d(np.concatenate([alike, others]), own)
+        is_own = np.arange(len(own) + len(against)) < len(own)
+        coefficients[number], intercepts[number] = _fit_one(features[np.concatenate([own, against])], is_own)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(fit, range(len(classes))))  # which raises what they raise
+    return _Machines(classes, coefficients, intercepts)
+
+
+def _fit_one(features: csr_matrix, is_one: np.ndarray) -> tuple[np.ndarray, float]:
+    """Fit the machine of one class; return its coefficients and its intercept."""
+    from sklearn.svm import LinearSVC
+
+    if is_one.all():
+        return np.zeros(features.shape[1]), 1.0
+    machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one)
+    return machine.coef_[0], machine.intercept_[0]
+
+
+def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(data), _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(data)))
+        yield start, torch.from_numpy(lower_characters(data.arrays.texts(rows)))
