@@ -82,10 +82,9 @@ def _coded(rows: DataFrame, job: Job) -> DataFrame:
     kinds = {name: "string" if pa.types.is_string(kind) else "double" for name, kind in job.new.items()}
     schema = ", ".join(f"`{name}` {kind}" for name, kind in {TEXT: "string", LANG: "string", **kinds}.items())
     chunk = F.floor(F.col(ROW) / job.chunk_rows)
-    pairs = rows.groupBy(TEXT, LANG).agg(F.min(ROW).alias(ROW))
     num_parts = int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions"))  # else Spark may merge them into one
-    chunks = pairs.repartition(num_parts, chunk).groupBy(chunk)
-    return chunks.applyInArrow(lambda pairs: job.code(pairs.sort_by(ROW)), schema)
+    pairs = rows.groupBy(TEXT, LANG).agg(F.min(ROW).alias(ROW)).repartition(num_parts, chunk)
+    return pairs.groupBy(chunk).applyInArrow(lambda pairs: job.code(pairs.sort_by(ROW)), schema)
 
 
 def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
