@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -141,11 +142,12 @@ class Torchrun:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that one has started."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    """The processes that one has started, from any of its threads, as Java does."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in path.read_text().split()]
+    return found
 
 
 def variables(pid: int) -> dict[str, str]:
