@@ -111,7 +111,8 @@ def test_too_many_skipped_steps_end_the_run_at_its_last_good_checkpoint(table: P
     extra = ("--batch-size", 4, "--max-steps", 20, "--save-interval", 2, "--max-skipped-steps", 3)
     ended = two_ranks(faulty(finetune(table, out, *extra), "nan:1:5-20"), check=False)
     said = ended[0].stderr + ended[1].stderr
-    assert 0 not in [one.returncode for one in ended] and said.count("error: ") == 1
+    told = [line for line in said.splitlines() if line.startswith("error: ")]  # torch may add that a connection is gone
+    assert 0 not in [one.returncode for one in ended] and len(told) == 1, said
     assert f"last 3 steps are not finite; the last good checkpoint is {out}/checkpoints/step-0000006" in said
     assert [path.name[-1] for path in list_checkpoints(out)] == ["4", "6"] and not (out / "model.safetensors").exists()
     four, six = (load_file(path / "model.safetensors") for path in list_checkpoints(out))
