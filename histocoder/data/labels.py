@@ -237,7 +237,8 @@ class LabelChecker:
                 f"them, such as {shown(cell)} as {shown(code)}."
             )
         if self._num_ignored:
-            notices.append(f"{self._num_ignored:,} codes stand behind an empty cell of their row and are left out.")
+            codes = "1 code stands" if self._num_ignored == 1 else f"{self._num_ignored:,} codes stand"
+            notices.append(f"{self._file.path}: {codes} behind an empty cell of the row, left out.")
         if self._num_uncoded:
             rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
             may_keep = self._rules.is_training and self._formatter.system.missing_block is not None

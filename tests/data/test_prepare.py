@@ -153,6 +153,20 @@ def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path):
     assert "1 row without any code is left out" in heard[-1] and "--" not in heard[-1]
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("x,11111,,22222\n", "1 code stands behind an empty cell of the row, left out"),
+        ("x,11111,,22222\ny,11111,,33333\n", "2 codes stand behind an empty cell of the row, left out"),
+    ],
+)
+def test_codes_behind_an_empty_cell_are_counted_aloud(rows: str, said: str, tmp_path: Path):
+    table, heard = tmp_path / "t.csv", []
+    table.write_text(f"occ1,a,b,c\n{rows}z,11111,22222,\n")
+    prepare(config(table, target_cols=("a", "b", "c")), tmp_path / "out", say=heard.append)
+    assert f"{table}: {said}." in heard
+
+
 def test_a_code_behind_blanks_alone_is_bad(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text("occ1,lang,a,b,c\nx,en,11111,,\ny,en,,,22222\n")

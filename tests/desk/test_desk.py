@@ -235,6 +235,24 @@ def test_cancelled_and_restarted_files_go_on(
     assert 0 < num_before < 40 and sum(coded) == 40  # nothing is coded twice
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_file_on_which_the_program_fails_does_not_stop_the_others(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    one, two = (client.post(f"/api/files?name={name}.csv", content=b"occ1\nfarmer\n").json()["id"] for name in "ab")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no such layer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Coder, "predict_batch", fail)
+        client.post(f"/api/files/{one}/code", json={"input_col": "occ1"})
+        message = wait_for(client, one, "failed")["message"]
+    assert message.startswith("The program failed: no such layer. ")
+    client.post(f"/api/files/{two}/code", json={"input_col": "occ1"})
+    assert wait_for(client, two, "done")["rows_done"] == 1
+
+
 def test_decisions_are_on_disk_at_once(client: TestClient, tmp_path: Path):
     first, second, *_ = cards(client)
     assert (first["text"], first["times"]) == ("baker", 2)  # as `histocoder review` orders them
