@@ -47,7 +47,8 @@ def test_gradients_are_exchanged_once_a_step_however_many_batches_accumulate(tmp
         accumulating = ("--gradient-accumulation-steps", parts, "--eval-interval", 99)
         two_ranks(training(tmp_path / str(parts), "--profile", 2, *accumulating, steps=8))
         counts.append(traced(tmp_path / str(parts)).count("c10d::allreduce_"))
-    assert counts[0] == counts[1] >= 4  # of gradients, and whether to stop
+    # of gradients, and whether to stop; a sum for the log falls into one step or the next
+    assert counts[0] >= 4 and abs(counts[0] - counts[1]) <= 1
 
 
 @pytest.mark.slow
