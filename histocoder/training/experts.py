@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -21,9 +20,6 @@ from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
-
-if TYPE_CHECKING:
-    pass
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
 _HALF_GROWN = 500

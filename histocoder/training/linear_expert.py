@@ -53,7 +53,7 @@ def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExper
     Returns
     -------
     LinearExpert or None
-        None where there are more than `MAX_ROWS` rows, or fewer than two codes.
+        None where it would take too long (`MAX_COST`, `MAX_ROWS`), or there are fewer than two codes.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -61,13 +61,14 @@ def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExper
     labels = [part.labels() for part in data]
     rows = np.concatenate([start + rows for start, (rows, _) in zip(starts, labels, strict=False)])
     class_ids = np.concatenate([found for _, found in labels])
-    if starts[-1] > MAX_ROWS or len(np.unique(class_ids)) < 2:
+    is_costly = len(rows) * num_classes > MAX_COST
+    if len(np.unique(class_ids)) < 2 or (is_costly and starts[-1] > MAX_ROWS):
         return None
     buckets, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_classes)
     tfidf = TfidfTransformer(sublinear_tf=True)
     features = tfidf.fit_transform(counts).astype(np.float64)  # as liblinear computes
     labelled, rows = np.unique(rows, return_inverse=True)
-    fit = _fit_to_all if len(rows) * num_classes <= MAX_COST else _fit_to_rivals
+    fit = _fit_to_rivals if is_costly else _fit_to_all
     machines = fit(features[labelled], rows, class_ids)
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))

@@ -111,6 +111,9 @@ def test_the_linear_expert_of_a_large_table_answers_as_that_of_a_small_one(
     assert few is not None and len(few.buckets) == 10 and set(few.buckets.tolist()) < set(one.buckets.tolist())
     monkeypatch.setattr(linear_expert, "MAX_ROWS", len(data) - 1)
     assert fit_linear_expert(data, num_classes=8) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(linear_expert, "MAX_ROWS", 0)  # many rows, but few classes
+    assert fit_linear_expert(data, num_classes=8) is not None
 
 
 def test_few_rows_leave_the_usual_weights_of_experts_nearly_as_they_are():
