@@ -21,7 +21,7 @@ _SECONDS = 10.0
 def tables_on_ray(
     table: TableFile, config: PredictConfig, model: str, *, address: str | None, **how: Any
 ) -> Iterator[pa.Table]:
-    """Yield a Parquet file, or a folder of them, with its codes: an engine for `predict_file`.
+    """Yield a Parquet file, or a folder of them, with its codes: an engine for `predict_file_by`.
 
     Parameters
     ----------

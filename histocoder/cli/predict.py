@@ -119,7 +119,7 @@ def _code_file(
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
     from histocoder.inference.join import Join
-    from histocoder.inference.predict_file import predict_file
+    from histocoder.inference.predict_file import predict_file, predict_file_by
 
     join = None
     if config.join:
@@ -127,16 +127,16 @@ def _code_file(
             join = Join(Path(config.join), system=coder.system, codes=coder.codes, sheet=config.join_sheet)
     how = config_of(PredictConfig, config)
     say(f"Coding in mode {how.mode or coder.mode}.")
-    model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-    engine = None
+    options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
     if config.engine is not None:
         from histocoder.cli.on_ray import tables_on_ray
 
         num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)
         where: dict[str, Any] = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
-        engine = partial(tables_on_ray, config=how, model=str(folder), **where)
-    options: dict[str, Any] = {"known": known, "join": join, "overwrite": config.overwrite, "say": say}
-    predict_file(coder, how, model_id=model_id, engine=engine, **options)
+        predict_file_by(partial(tables_on_ray, config=how, model=str(folder), **where), coder, how, **options)
+        return
+    model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+    predict_file(coder, how, model_id=model_id, known=known, **options)
 
 
 def _check_engine(config: PredictFlags) -> None:

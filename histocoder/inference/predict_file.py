@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,6 @@ def predict_file(
     model_id: str,
     known: Known | None = None,
     join: Join | None = None,
-    engine: Callable[[TableFile], Iterator[pa.Table]] | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
     chunk_rows: int | None = None,
@@ -47,19 +47,22 @@ def predict_file(
 
     Parameters
     ----------
-    coder, config : Coder, PredictConfig
+    coder : Coder
+    config : PredictConfig
     model_id : str
         What tells this model from others; parts that another has left are not used.
     known : Known, optional
         Hand-coded descriptions, which keep their codes; a column `source` says which.
     join : Join, optional
         A table whose columns are added by code.
-    engine : callable, optional
-        Yields the input with the columns of its codes, in place of this process.
-    overwrite, say
-        Whether to replace an existing output; what receives each notice to the user.
-    chunk_rows, bar : int, tqdm, optional
-        Rows of a chunk, by default few enough to hold in memory; what counts rows, by default on the terminal.
+    overwrite : bool
+        Whether to replace an existing output.
+    say : callable
+        Receives each notice to the user.
+    chunk_rows : int, optional
+        Rows of a chunk; by default few enough to hold in memory.
+    bar : tqdm, optional
+        Counts the rows; by default one on the terminal, if there is one.
 
     Raises
     ------
@@ -69,23 +72,57 @@ def predict_file(
     config = replace(config, mode=config.mode or coder.mode)  # as settings of the parts
     chunks = ChunkCoder(coder, config, known=known)
     table, form, num_rows = _open(coder, config, chunks.names, join)
-    output, parts = form.path, Parts(form.path)
+    parts = Parts(form.path)
     chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
     bar = _progress_bar(num_rows) if bar is None else bar
+    with _writing(form.path):
+        open_parts = partial(parts.open, config, settings, overwrite=overwrite, say=say)
+        distributed.run_on_primary(open_parts, doing="looking at the input")
+        with parts.kept_if_any():
+            num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
+        distributed.run_on_primary(partial(parts.join, form, num_chunks, join, say=say), doing="writing the output")
+    say(f"Coded {config.input} into {form.path}.")
+
+
+def predict_file_by(
+    engine: Callable[[TableFile], Iterator[pa.Table]],
+    coder: Coder,
+    config: PredictConfig,
+    *,
+    join: Join | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Write a file with the codes that an engine gives it, as `predict_file` does with its own.
+
+    Parameters
+    ----------
+    engine : callable
+        Yields the input with the columns of its codes.
+    coder, config, join, overwrite, say
+        See `predict_file`.
+
+    Raises
+    ------
+    UserError
+        See `predict_file`.
+    """
+    config = replace(config, mode=config.mode or coder.mode)
+    table, form, _ = _open(coder, config, ChunkCoder(coder, config, known=None).names, join)
+    with _writing(form.path):
+        check_free(form.path, overwrite=overwrite, source=table.path)
+        with replacing(form.path) as temporary:
+            write_tables(form, temporary, engine(table), join, say=say)
+    say(f"Coded {config.input} into {form.path}.")
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    """Hold the output, so that no other run writes it."""
     distributed.run_on_primary(partial(_check_folder, output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
-        if engine is not None:
-            check_free(output, overwrite=overwrite, source=table.path)
-            with replacing(output) as temporary:
-                write_tables(form, temporary, engine(table), join, say=say)
-        else:
-            open_parts = partial(parts.open, config, settings, overwrite=overwrite, say=say)
-            distributed.run_on_primary(open_parts, doing="looking at the input")
-            with parts.kept_if_any():
-                num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
-            distributed.run_on_primary(partial(parts.join, form, num_chunks, join, say=say), doing="writing the output")
-    say(f"Coded {config.input} into {output}.")
+        yield
 
 
 def _open(
