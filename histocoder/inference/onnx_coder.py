@@ -247,11 +247,9 @@ class OnnxCoder:
         row, place = np.divmod(pairs, len(known))
         tfidf = (1 + np.log(counts.astype(np.float32))) * idf[place]
         norm = np.sqrt(np.bincount(row, tfidf**2, minlength=len(characters)).astype(np.float32))
-        # rounded where torch rounds, to the precision of the weights
-        shares = (tfidf / norm[row]).astype(weight.dtype).astype(np.float32)
-        starts = np.searchsorted(row, np.arange(len(characters) + 1))
+        shares, starts = tfidf / norm[row], np.searchsorted(row, np.arange(len(characters) + 1))
         sums = [shares[a:b] @ weight[place[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
-        return float(self._expert["sharpness"]) * (np.stack(sums).astype(weight.dtype).astype(np.float32) + bias)
+        return float(self._expert["sharpness"]) * (np.stack(sums) + bias)
 
     @cached_property
     def _decoder(self) -> tuple[Any, Any]:

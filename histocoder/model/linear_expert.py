@@ -58,15 +58,16 @@ class LinearExpert(nn.Module):
         row, bucket = ngram_rows(characters)
         place = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
         known = self.buckets[place] == bucket
-        pairs, counts = torch.stack([row[known], place[known]]).unique(dim=1, return_counts=True)
-        row, place = pairs
+        pairs, counts = (row[known] * len(self.buckets) + place[known]).unique(return_counts=True)
+        row, place = pairs // len(self.buckets), pairs % len(self.buckets)
         tfidf = (1 + counts.float().log()) * self.idf[place]
         norm = torch.zeros(len(characters), device=tfidf.device).index_add_(0, row, tfidf.square()).sqrt()
-        first = torch.searchsorted(row.contiguous(), torch.arange(len(characters), device=row.device))
+        first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
+        used, place = place.unique(return_inverse=True)  # the others stay in fp16; sums are those of fp32
         found = F.embedding_bag(
-            place, self.weight, first, mode="sum", per_sample_weights=(tfidf / norm[row]).to(self.weight.dtype)
+            place, self.weight[used].float(), first, mode="sum", per_sample_weights=tfidf / norm[row]
         )
-        return SHARPNESS * (found.float() + self.bias)
+        return SHARPNESS * (found + self.bias)
 
 
 def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
