@@ -8,7 +8,7 @@ GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ORT_WEB := $(VENV)/onnxruntime-web
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo browser-page test test-all test-browser test-engines test-lowest gpu lint format docs bench finetune-ddp clean
+.PHONY: demo browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench finetune-ddp clean
 
 # The environment: made once, and again when what it is made of changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -54,6 +54,12 @@ test-browser: $(ORT_WEB)/ort.wasm.min.mjs
 	  npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz)
 	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js ONNXRUNTIME_WEB=$(abspath $(ORT_WEB)) \
 	  $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py tests/inference/test_onnx_page.py
+
+# What docs/r.md says, with Debian's R.
+test-r: $(VENV)/.installed
+	command -v Rscript || $(shell command -v sudo) apt-get install --yes --no-install-recommends \
+	  r-base-core r-cran-haven r-cran-httr2 r-cran-jsonlite
+	$(BIN)/python -m pytest -rs tests/test_r.py
 
 # Coding on Ray and Spark, training under Ray Train and TorchDistributor: half an hour on two busy threads.
 test-engines: $(VENV)/.installed

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -139,6 +140,20 @@ class Torchrun:
     @property
     def output(self) -> str:
         return self.process.stdout + self.process.stderr
+
+
+@contextmanager
+def serving(model: Path, *flags: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server, and its address."""
+    command = [sys.executable, "-m", "histocoder", "serve", "--model", model, "--no-browser", *flags]
+    started = subprocess.Popen([*map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None
+        line = next(line for line in started.stdout if line.startswith("Open "))
+        yield started, line.split()[1]
+    finally:
+        started.kill()
+        started.wait()
 
 
 def children_of(pid: int) -> list[int]:

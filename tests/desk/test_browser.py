@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, environment, free_port, run, shared
-from jobs import wait_until
+from conftest import free_port, run, shared
+from jobs import serving, wait_until
 from models import save_tiny_model
 
 pytest.importorskip("fastapi")
@@ -80,20 +78,6 @@ class Page:
         return [
             f"{one['id']}: {one['nodes'][0]['target']}" for one in found if one["impact"] in ("serious", "critical")
         ]
-
-
-@contextmanager
-def serving(model: Path, *flags: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server, and its address."""
-    command = [sys.executable, "-m", "histocoder", "serve", "--model", model, "--no-browser", *flags]
-    started = subprocess.Popen([*map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
-    try:
-        assert started.stdout is not None
-        line = next(line for line in started.stdout if line.startswith("Open "))
-        yield started, line.split()[1]
-    finally:
-        started.kill()
-        started.wait()
 
 
 @contextmanager
