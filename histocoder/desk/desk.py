@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
+from histocoder.checkpoints.run_folder import METRICS_FILE
 from histocoder.data.prepare import TRAIN_FILE
 from histocoder.desk.cards import add_cards
 from histocoder.desk.coding import CodingDesk
@@ -61,7 +64,7 @@ def open_desk(
     coding = CodingDesk(
         coder, Turns(), training_data=run / TRAIN_FILE, cache=folder / "neighbours.npz", model_id=model_id
     )
-    store = Store(folder / "desk.sqlite")
+    store = Store(folder / "desk.sqlite", calibration=_calibration(run))
     target_cols = coder.model.config.target_cols
     improve = Improve(store, folder, model=model, run=run, target_cols=target_cols, may_train=may_train)
     text_col = input_col or improve.settings.get("input_col")
@@ -73,3 +76,11 @@ def open_desk(
             data, data.name, store, coding, input_col=text_col or "occ1", language_col=language_col, say=say
         )
     return Desk(model, coding, store, files, improve, source)
+
+
+def _calibration(run: Path) -> list[dict[str, Any]]:
+    """Return what a run's report says of confidence and accuracy; nothing where there is no report."""
+    try:
+        return json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["answer"]["calibration"]["bins"]
+    except (OSError, KeyError):
+        return []

@@ -7,7 +7,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -88,9 +88,12 @@ class Store:
     Parameters
     ----------
     path : Path
+    calibration : sequence of mapping
+        The bins of `scores.calibration` that the model's run has measured.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, calibration: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._calibration = calibration
         self._lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
@@ -268,7 +271,8 @@ class Store:
             right[row["place"]] = set(json.loads(row["codes"] or "[]")) == set(json.loads(row["predicted"]))
         gaps = [b["at"] - a["at"] for a, b in itertools.pairwise(moments) if a["who"] == b["who"]]
         num_unsure = sum(row["status"] == "unsure" for row in decided)
-        return estimate(queue.conf, queue.times, settled, right, gaps=gaps, unsure=num_unsure)
+        found = {"gaps": gaps, "unsure": num_unsure, "calibration": self._calibration}
+        return estimate(queue.conf, queue.times, settled, right, **found)
 
     def settled(self) -> list[Card]:
         """Return the settled cards of all sources, the last decision first."""

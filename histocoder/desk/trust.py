@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
-_PRIOR_SD = np.array([1.0, 0.5])
-"""Of shift and slope: before anything is checked, confidence means what it says, give or take this much."""
+_PRIOR_MEAN, _PRIOR_SD = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.5, 0.5])
+"""Of shift, slope and frequency: before anything is checked, confidence means what it says, give or take this much."""
+_VALIDATION_WEIGHT = 100
+"""Checked descriptions that the validation data counts as at most: it may differ from what is reviewed."""
 _DRAWS = 1000
-_BINS = 500
+_WIDTH = 0.1
+"""To whose multiples confidence and frequency, as logarithms, are rounded in sums."""
 _PAUSE = 120.0
 """Seconds between two decisions, beyond which the reviewer was away."""
 _FEWEST = 5
@@ -49,15 +53,23 @@ class Trust(BaseModel):
 
 
 def estimate(
-    conf: np.ndarray, times: np.ndarray, settled: np.ndarray, right: np.ndarray, *, gaps: Sequence[float], unsure: int
+    conf: np.ndarray,
+    times: np.ndarray,
+    settled: np.ndarray,
+    right: np.ndarray,
+    *,
+    gaps: Sequence[float],
+    unsure: int,
+    calibration: Sequence[Mapping[str, Any]] = (),
 ) -> Trust:
-    """Estimate accuracy from the model's confidence, corrected by what reviewers found.
+    """Estimate accuracy from the model's confidence, corrected by what validation and reviewers found.
 
-    The probability that a description's codes are right is sigmoid(a + b · logit(conf)). Without any check a = 0 and
-    b = 1 (the model is calibrated); checked descriptions move both, as in Bayesian logistic regression (Laplace's
-    approximation; Bishop, Pattern Recognition and Machine Learning, 4.5). Which descriptions are checked depends on
-    confidence and frequency alone, so that the least certain being checked first does not bias it. The interval holds
-    the uncertainty of a and b, and that of the descriptions themselves.
+    The probability that a description's codes are right is sigmoid(a + b · logit(conf) + c · log(times)). Without any
+    observation a = c = 0 and b = 1 (the model is calibrated). Checked descriptions move all three, and so does the
+    validation data, as in Bayesian logistic regression (Laplace's approximation; Bishop, Pattern Recognition and
+    Machine Learning, 4.5). Which descriptions are checked depends on confidence and frequency alone, so that the least
+    certain being checked first does not bias it. The interval holds the uncertainty of a, b and c, and that of the
+    descriptions themselves.
 
     Parameters
     ----------
@@ -70,11 +82,22 @@ def estimate(
         Seconds between decisions of one reviewer.
     unsure : int
         Descriptions that reviewers left open.
+    calibration : sequence of mapping
+        The bins of `scores.calibration` on the run's validation data.
     """
-    features = np.stack([np.ones_like(conf), _logit(conf)], axis=1)
-    mean, covariance = _fit(features[settled], right[settled].astype(float))
-    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, _DRAWS)
     total, num_settled = int(times.sum()), int(times[settled].sum())
+    log_times = np.log(times)
+    log_times -= times @ log_times / max(total, 1)  # validation data counts rows, so that its mean is near this one
+    features = _features(conf, log_times)
+    bins = [one for one in calibration if one["count"]]
+    counts, confs, accuracies = (np.array([one[name] for one in bins]) for name in ("count", "conf", "accuracy"))
+    weights = counts * min(1.0, _VALIDATION_WEIGHT / max(counts.sum(), 1))
+    mean, covariance = _fit(
+        np.concatenate([_features(confs, np.zeros(len(bins))), features[settled]]),
+        np.concatenate([accuracies, right[settled]]),
+        np.concatenate([weights, np.ones(int(settled.sum()))]),
+    )
+    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, _DRAWS)
     rest = whole = None
     if num_settled < total:
         rest = _share(features[~settled], times[~settled], mean, draws)
@@ -107,39 +130,41 @@ def estimate(
 
 
 def _share(features: np.ndarray, times: np.ndarray, mean: np.ndarray, draws: np.ndarray) -> Estimate:
-    """Return the share of rows that is right; descriptions of like confidence are taken together."""
-    edges = np.linspace(features[:, 1].min(), features[:, 1].max(), _BINS)
-    width = max(edges[1] - edges[0], 1e-9)
-    bins = np.rint((features[:, 1] - edges[0]) / width).astype(int)
-    weights = np.bincount(bins, times, _BINS)
-    squares = np.bincount(bins, times.astype(float) ** 2, _BINS)
-    used = weights > 0
-    centres = np.stack([np.ones(int(used.sum())), edges[used]], axis=1)
-    weights, squares = weights[used], squares[used]
-    total = weights.sum()
-    probable = _sigmoid(draws @ centres.T)  # (draws, bins)
-    spread = np.sqrt((squares * probable * (1 - probable)).sum(1)) / total
+    """Return the share of rows that is right; descriptions of like confidence and frequency are taken together."""
+    lowest = features.min(0)
+    cells = np.rint((features - lowest) / _WIDTH).astype(int)
+    shape = tuple(cells.max(0) + 1)
+    cell = np.ravel_multi_index(tuple(cells.T), shape)
+    weights, squares = np.bincount(cell, times), np.bincount(cell, times.astype(float) ** 2)
+    used = np.flatnonzero(weights)
+    like = lowest + _WIDTH * np.stack(np.unravel_index(used, shape), axis=1)
+    weights, squares, total = weights[used], squares[used], times.sum()
+    probable = _sigmoid(draws @ like.T)  # (draws, kinds)
+    spread = np.sqrt((probable * (1 - probable)) @ squares) / total
     noise = np.random.default_rng(1).standard_normal(len(draws))
     shares = np.clip(probable @ weights / total + spread * noise, 0, 1)
     low, high = np.quantile(shares, (0.025, 0.975))
-    best = float(_sigmoid(centres @ mean) @ weights / total)
+    best = float(_sigmoid(like @ mean) @ weights / total)
     return Estimate(mean=best, low=min(float(low), best), high=max(float(high), best))
 
 
-def _fit(features: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and covariance of shift and slope, by Newton's method."""
-    prior = np.array([0.0, 1.0])
+def _fit(features: np.ndarray, right: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and covariance of what features are multiplied by, by Newton's method."""
     precision = np.diag(_PRIOR_SD**-2)
-    found = prior.copy()
+    found = _PRIOR_MEAN
     for _ in range(25):
         probable = _sigmoid(features @ found)
-        gradient = features.T @ (right - probable) - precision @ (found - prior)
-        hessian = (features * (probable * (1 - probable))[:, None]).T @ features + precision
+        gradient = features.T @ (weights * (right - probable)) - precision @ (found - _PRIOR_MEAN)
+        hessian = (features * (weights * probable * (1 - probable))[:, None]).T @ features + precision
         step = np.linalg.solve(hessian, gradient)
         found = found + np.clip(step, -2, 2)
         if np.abs(step).max() < 1e-8:
             break
     return found, np.linalg.inv(hessian)
+
+
+def _features(conf: np.ndarray, log_times: np.ndarray) -> np.ndarray:
+    return np.stack([np.ones(len(conf)), _logit(conf), log_times], axis=1)
 
 
 def _logit(conf: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ from histocoder.desk.app import create_app
 from histocoder.desk.desk import open_desk
 from histocoder.desk.trust import estimate
 from histocoder.desk.turns import Busy, Turns
+from histocoder.evaluation.scores import calibration
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
 
@@ -354,9 +355,40 @@ def test_trust_is_corrected_by_what_was_found():
     assert before.rest and after.rest and after.whole and after.hour_whole
     assert before.rest.mean == pytest.approx(times @ conf / times.sum(), abs=1e-3) and before.hour_cards is None
     assert after.rest.low < truth < after.rest.high and abs(after.rest.mean - truth) < before.rest.mean - truth
+    bins = calibration(conf[::30], right[::30])["bins"]  # what validation has found says so before anything is checked
+    told = estimate(conf, times, np.zeros(3000, bool), right, gaps=[], unsure=0, calibration=bins)
+    assert told.rest and abs(told.rest.mean - times @ right / times.sum()) < 0.05
+    assert told.rest.high - told.rest.low < before.rest.high - before.rest.low
     assert after.seconds_per_card == 4 and after.hour_cards == 900 and after.hour_whole > after.whole.mean
     done = estimate(conf, times, np.ones(3000, bool), right, gaps=[], unsure=0)
     assert done.rest is None and done.whole is not None and done.whole.low == 1
+
+
+def test_trust_knows_that_rare_descriptions_are_harder():
+    rng = np.random.default_rng(0)
+    conf, times = np.full(2000, 0.9), np.repeat([30, 1], 1000)
+    right = rng.uniform(size=2000) < np.repeat([0.95, 0.6], 1000)
+    settled = np.arange(2000) % 5 == 0
+    found = estimate(conf, times, settled, right & settled, gaps=[], unsure=0)
+    assert found.rest is not None
+    assert found.rest.mean == pytest.approx(times[~settled] @ right[~settled] / times[~settled].sum(), abs=0.02)
+
+
+def test_trust_starts_from_the_runs_validation(coder: tuple[Coder, Path], tmp_path: Path):
+    (tmp_path / "coded.csv").write_text(CODED)
+
+    def expected() -> float:
+        with served(coder, tmp_path / "desk", data=tmp_path / "coded.csv") as client:
+            return client.get("/api/review/1/trust").json()["rest"]["mean"]
+
+    without = expected()
+    bins = calibration(np.full(50, 0.9), np.zeros(50, bool))["bins"]
+    metrics = coder[1] / "metrics.json"
+    metrics.write_text(json.dumps({"answer": {"calibration": {"bins": bins}}}))
+    try:
+        assert expected() < without / 2
+    finally:
+        metrics.unlink()
 
 
 def test_the_queue_at_the_model_has_an_end(client: TestClient, monkeypatch: pytest.MonkeyPatch):
