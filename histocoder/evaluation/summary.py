@@ -83,10 +83,11 @@ def comparison(metrics: Metrics) -> list[str]:
     lines = [f"Exactly right, of rows / of distinct descriptions: {', '.join(parts)}. {_difference(name, other)}"]
     if "notice" in found:
         lines.append(found["notice"])
-    if other["difference"]["texts"]["mean"] < 0:
+    behind = other["difference"]["texts"]
+    if behind["mean"] < 0:
         lines.append(
-            "A simple method does better than this model. Try more epochs (--num-epochs), another encoder (--encoder), "
-            "or more training data."
+            f"A simple method {'does' if behind['high'] < 0 else 'may do'} better than this model. Try more epochs "
+            "(--num-epochs), another encoder (--encoder), or more training data."
         )
     return lines
 
