@@ -126,6 +126,8 @@ class Improve:
         state: Literal["idle", "running", "done", "failed"] = "idle"
         if self._process is not None:
             state = "running" if ended is None else "failed" if ended else "done"
+        if state == "running":
+            command = shlex.join(self._words)
         lines = self._log.read_text(encoding="utf-8", errors="replace") if self._process is not None else ""
         trained = _new_run(self._words) if state == "done" else None
         new = trained or (_new_run(shlex.split(command)) if command else None)

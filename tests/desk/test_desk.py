@@ -321,9 +321,10 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
             }
             parts = {"validation": {**found, "num_rows": 80}, "held_out": {**found, "num_rows": 4}}
             (new / "metrics.json").write_text(json.dumps({"corrections": parts}))
+            self.polls = iter([None])
 
-        def poll(self) -> int:
-            return 0
+        def poll(self) -> int | None:
+            return next(self.polls, 0)
 
     run = tmp_path / "run"
     shutil.copytree(coder[1], run)
@@ -335,6 +336,9 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
         assert client.post("/api/improve/train").json()["detail"].startswith("There are no corrections yet.")
         decide(client, cards(client)[0], codes=["77610"])
         now = client.post("/api/improve/train").json()
+        assert now["state"] == "running" and now["command"].endswith("--save-path " + str(tmp_path / "run-2"))
+        assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
+        now = client.get("/api/improve").json()
     assert now["state"] == "done" and [gain["rows"] for gain in now["gains"]] == [80, 4]
     assert (now["gains"][0]["before"], now["gains"][0]["after"], now["gains"][0]["low"]) == (0.5, 0.75, 0.1)
     assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"

@@ -72,7 +72,7 @@ async function choose(file) {
   const texts = before.input_col || preview.input_col;
   const langs = before.language_col || preview.language_col;
   const input = el("select", { id: "input-col", required: true }, option("", texts, "Choose…"), preview.columns.map((name) => option(name, texts)));
-  const column = el("select", { id: "language-col" }, option("", langs, "no: one for all rows"), preview.columns.map((name) => option(name, langs)));
+  const column = el("select", { id: "language-col" }, option("", langs, "no column: one for all rows"), preview.columns.map((name) => option(name, langs)));
   const language = languageSelect("file-language");
   const known = el("input", { type: "checkbox", id: "known", checked: before.known });
   const table = el("table", {});
