@@ -39,16 +39,16 @@ class Trust(BaseModel):
     cards_unsure: int
     right: int
     """Checked descriptions whose codes were right as predicted."""
-    rest: Estimate | None
+    rest: Estimate | None = None
     """Accuracy of the rows that are not settled; None where there are none."""
-    whole: Estimate | None
+    whole: Estimate | None = None
     """Accuracy of all rows, where settled ones are right."""
-    seconds_per_card: float | None
+    seconds_per_card: float | None = None
     """Median of the reviewers' own; None before there are some decisions."""
-    hour_cards: int | None
-    hour_rows: int | None
+    hour_cards: int | None = None
+    hour_rows: int | None = None
     """What an hour more settles at this pace."""
-    hour_whole: float | None
+    hour_whole: float | None = None
     """Accuracy of all rows after it."""
 
 
@@ -89,31 +89,17 @@ def estimate(
     log_times = np.log(times)
     log_times -= times @ log_times / max(total, 1)  # validation data counts rows, so that its mean is near this one
     features = _features(conf, log_times)
-    bins = [one for one in calibration if one["count"]]
-    counts, confs, accuracies = (np.array([one[name] for one in bins]) for name in ("count", "conf", "accuracy"))
-    weights = counts * min(1.0, _VALIDATION_WEIGHT / max(counts.sum(), 1))
-    mean, covariance = _fit(
-        np.concatenate([_features(confs, np.zeros(len(bins))), features[settled]]),
-        np.concatenate([accuracies, right[settled]]),
-        np.concatenate([weights, np.ones(int(settled.sum()))]),
-    )
-    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, _DRAWS)
+    mean, covariance = _fit_to_found(features[settled], right[settled], calibration)
     rest = whole = None
     if num_settled < total:
+        draws = np.random.default_rng(0).multivariate_normal(mean, covariance, _DRAWS)
         rest = _share(features[~settled], times[~settled], mean, draws)
         whole = Estimate(
             **{name: (num_settled + share * (total - num_settled)) / total for name, share in rest.model_dump().items()}
         )
     elif total:
         whole = Estimate(mean=1, low=1, high=1)
-    pace = [gap for gap in gaps if 0 < gap < _PAUSE]
-    seconds = float(np.median(pace)) if len(pace) >= _FEWEST else None
-    more = np.flatnonzero(~settled)[: int(3600 / max(seconds, 1.0))] if seconds else None
-    hour_whole = None
-    if more is not None and whole is not None:
-        wrong = times[more] * (1 - _sigmoid(features[more] @ mean))
-        hour_whole = min(whole.mean + float(wrong.sum()) / total, 1.0)
-    return Trust(
+    trust = Trust(
         rows=total,
         rows_settled=num_settled,
         cards=len(conf),
@@ -122,10 +108,34 @@ def estimate(
         right=int((right & settled).sum()),
         rest=rest,
         whole=whole,
-        seconds_per_card=seconds,
-        hour_cards=None if more is None else len(more),
-        hour_rows=None if more is None else int(times[more].sum()),
-        hour_whole=hour_whole,
+    )
+    pace = [gap for gap in gaps if 0 < gap < _PAUSE]
+    if len(pace) >= _FEWEST:
+        wrong = times[~settled] * (1 - _sigmoid(features[~settled] @ mean))
+        _tell_hour(trust, float(np.median(pace)), times[~settled], wrong)
+    return trust
+
+
+def _tell_hour(trust: Trust, seconds_per_card: float, times: np.ndarray, wrong: np.ndarray) -> None:
+    """Say what an hour more brings, of descriptions in the order of the queue, with the rows likely wrong of each."""
+    more = slice(int(3600 / max(seconds_per_card, 1.0)))
+    trust.seconds_per_card = seconds_per_card
+    trust.hour_cards, trust.hour_rows = len(times[more]), int(times[more].sum())
+    if trust.whole is not None:
+        trust.hour_whole = min(trust.whole.mean + float(wrong[more].sum()) / trust.rows, 1.0)
+
+
+def _fit_to_found(
+    features: np.ndarray, right: np.ndarray, calibration: Sequence[Mapping[str, Any]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit to settled descriptions and to the bins of validation; see `_fit`."""
+    bins = [one for one in calibration if one["count"]]
+    counts, confs, accuracies = (np.array([one[name] for one in bins]) for name in ("count", "conf", "accuracy"))
+    weights = counts * min(1.0, _VALIDATION_WEIGHT / max(counts.sum(), 1))
+    return _fit(
+        np.concatenate([_features(confs, np.zeros(len(bins))), features]),
+        np.concatenate([accuracies, right]),
+        np.concatenate([weights, np.ones(len(right))]),
     )
 
 
