@@ -99,16 +99,8 @@ def estimate(
         )
     elif total:
         whole = Estimate(mean=1, low=1, high=1)
-    trust = Trust(
-        rows=total,
-        rows_settled=num_settled,
-        cards=len(conf),
-        cards_settled=int(settled.sum()),
-        cards_unsure=unsure,
-        right=int((right & settled).sum()),
-        rest=rest,
-        whole=whole,
-    )
+    counts = {"rows": total, "rows_settled": num_settled, "cards": len(conf), "cards_settled": int(settled.sum())}
+    trust = Trust(**counts, cards_unsure=unsure, right=int((right & settled).sum()), rest=rest, whole=whole)
     pace = [gap for gap in gaps if 0 < gap < _PAUSE]
     if len(pace) >= _FEWEST:
         wrong = times[~settled] * (1 - _sigmoid(features[~settled] @ mean))
