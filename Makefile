@@ -6,6 +6,7 @@ SAVE := out
 ARGS :=
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 ORT_WEB := $(VENV)/onnxruntime-web
+APT_INSTALL = $(shell command -v sudo) sh -c 'apt-get update -qq && apt-get install --yes --no-install-recommends "$$@"' --
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: demo browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench finetune-ddp clean
@@ -48,22 +49,22 @@ browser-page: $(ORT_WEB)/ort.wasm.min.mjs
 
 # The page of histocoder serve in Debian's chromium, with axe-core, which checks accessibility; and docs/browser.
 test-browser: $(ORT_WEB)/ort.wasm.min.mjs
-	command -v chromedriver || $(shell command -v sudo) apt-get install --yes chromium chromium-driver
+	command -v chromedriver || $(APT_INSTALL) chromium chromium-driver
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	test -f $(VENV)/axe/package/axe.min.js || (mkdir -p $(VENV)/axe && cd $(VENV)/axe && \
 	  npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz)
 	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js ONNXRUNTIME_WEB=$(abspath $(ORT_WEB)) \
 	  $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py tests/inference/test_onnx_page.py
 
-# What docs/r.md says, with Debian's R.
+# What docs/r.md says, with Debian's R; skipped where it can't be installed.
 test-r: $(VENV)/.installed
-	command -v Rscript || $(shell command -v sudo) apt-get install --yes --no-install-recommends \
-	  r-base-core r-cran-haven r-cran-httr2 r-cran-jsonlite
+	Rscript -e 'library(haven); library(httr2); library(jsonlite)' 2>/dev/null || \
+	  $(APT_INSTALL) r-base-core r-cran-haven r-cran-httr2 r-cran-jsonlite || true
 	$(BIN)/python -m pytest -rs tests/test_r.py
 
 # Coding on Ray and Spark, training under Ray Train and TorchDistributor: half an hour on two busy threads.
 test-engines: $(VENV)/.installed
-	@command -v java || $(shell command -v sudo) apt-get install --yes --no-install-recommends default-jre-headless || \
+	@command -v java || $(APT_INSTALL) default-jre-headless || \
 	  (echo "Spark needs Java 17 or later, and it can't be installed here: install a JRE and repeat." && false)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,spark]'
 	$(BIN)/python -m pytest -m engines -rs -s tests/test_ray_and_spark.py
