@@ -73,6 +73,21 @@ def temporary_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; on success it takes the place of `path`, on failure nothing is left of it."""
+    with temporary_folder(path) as temporary:
+        yield temporary
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def make_folder(path: Path) -> None:
     """Make a folder to write to, with its parents.
 

@@ -10,7 +10,7 @@ from jinja2 import Environment
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.data.languages import iso_code
 from histocoder.errors import UserError
-from histocoder.files import replacing
+from histocoder.files import write_text
 from histocoder.model.encoder import encoder_sizes, hub_answers, reads_characters
 
 CARD_FILE = "README.md"
@@ -48,8 +48,7 @@ def model_card(
 
 def write_card(folder: Path, card: str) -> None:
     """Write a model's README.md."""
-    with replacing(folder / CARD_FILE) as temporary:
-        temporary.write_text(card, encoding="utf-8")
+    write_text(folder / CARD_FILE, card)
 
 
 def may_be_hub_id(name: str) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from histocoder.config import MODEL_TYPE, ModelConfig
 from histocoder.errors import DamagedError, UserError, misfit
-from histocoder.files import replacing, sha256
+from histocoder.files import replacing, sha256, write_text
 from histocoder.formatters import formatter_from_config
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
 
@@ -79,8 +79,7 @@ def save_manifest(folder: Path, files: Iterable[Path]) -> None:
 
 
 def _save_sums(folder: Path, sums: dict[str, str]) -> None:
-    with replacing(folder / MANIFEST_FILE) as temporary:
-        temporary.write_text(json.dumps(sums, indent=2), encoding="utf-8")
+    write_text(folder / MANIFEST_FILE, json.dumps(sums, indent=2))
 
 
 def _read_sums(folder: Path) -> dict[str, str]:

@@ -35,7 +35,7 @@ from histocoder.distributed.launch import launcher, restarts
 from histocoder.distributed.nodes import on_each_node
 from histocoder.distributed.signals import STOP_SIGNALS, hears_signals
 from histocoder.errors import Interrupted, UserError
-from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing
+from histocoder.files import is_same_file, make_folder, remove_leftovers, write_text
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
@@ -127,10 +127,8 @@ class RunFolder:
             remove_leftovers(part)
         self._interrupted.unlink(missing_ok=True)
         if launcher() is not None:
-            with replacing(self._launcher) as temporary:
-                temporary.write_text(_launcher(), encoding="utf-8")
-        with replacing(self._args) as temporary:
-            temporary.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            write_text(self._launcher, _launcher())
+        write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def checkpoint(self, resume: str) -> Checkpoint | None:
         """Call `find_checkpoint` on rank 0, and load the result on every rank; nodes that do not see it receive a copy.
@@ -163,8 +161,7 @@ class RunFolder:
     def mark_interrupted(self, *, step: int, signum: int) -> None:
         """Write `interrupted.json`, which says that a run was asked to stop, and the step that it has saved."""
         record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}
-        with replacing(self._interrupted) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_text(self._interrupted, json.dumps(record, indent=2) + "\n")
 
     @contextmanager
     def _marking_interruptions(self) -> Iterator[None]:

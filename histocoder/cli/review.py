@@ -49,12 +49,12 @@ def run(config: ReviewFlags) -> None:
     run = run_of(folder)
     has_run = (run / ARGS_FILE).is_file()
     settings = yaml.safe_load((run / ARGS_FILE).read_text(encoding="utf-8")) if has_run else {}
-    names = ((config.input_col, settings.get("input_col")), (config.language_col, settings.get("language_col")))
     columns = Columns(
         config.input_col,
         config.language_col,
         target_cols=read_model_config(folder).target_cols,
-        renamed={here: there for here, there in names if here and there},
+        run_input_col=settings.get("input_col"),
+        run_language_col=settings.get("language_col"),
     )
     review(
         Path(config.predictions),

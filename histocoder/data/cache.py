@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
 from histocoder.data.tokens import join_language, ragged, tokenize
-from histocoder.files import make_folder, temporary_folder
+from histocoder.files import make_folder, replacing_folder
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
 CACHE_FILE, CACHE_VERSION = "cache.json", 5
@@ -139,12 +138,10 @@ def build_cache(
     if is_whole(folder, made_from):
         return folder
     make_folder(cache_dir)
-    with temporary_folder(folder) as temporary:
+    with replacing_folder(folder) as temporary:
         arrays = _write_arrays(files, temporary, max_len, text_normalization, tokenizer)
         record = {"made_from": made_from, **arrays}
         (temporary / CACHE_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
     num_bytes = sum(form["bytes"] for form in record["arrays"].values())
     say(f"Tokenised {', '.join(p.name for p in files.paths)} into {folder} ({num_bytes / 1e6:,.1f} MB).")
     return folder

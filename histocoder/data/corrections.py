@@ -11,6 +11,7 @@ import pyarrow as pa
 from histocoder.config import PrepareConfig
 from histocoder.data.examples import LANG_COL, TEXT_COL
 from histocoder.data.labels import LabelChecker, LabelRules
+from histocoder.data.languages import language_code
 from histocoder.data.normalize import fold
 from histocoder.data.table import Table, open_table
 from histocoder.errors import UserError
@@ -117,7 +118,7 @@ def read_corrections(config: PrepareConfig, formatter: Formatter, *, say: Callab
     UserError
         Where a file lacks a column, a checked code does not fit, or nothing is checked.
     """
-    found = Corrections(config.target_cols, config.language)
+    found = Corrections(config.target_cols, language_code(config.language))
     for path in config.corrections or ():
         _read(path, config, formatter, found, say)
     return found
@@ -149,7 +150,11 @@ def _read(
     labels = checker.check(checked)
     for notice in checker.finish():
         say(notice)
-    langs = columns[config.language_col].to_pylist() if config.language_col in columns else [None] * len(checked)
+    langs: list[str | None] = [None] * len(checked)
+    if config.language_col in columns:
+        langs = [None if lang is None else language_code(lang) for lang in columns[config.language_col].to_pylist()]
+    elif config.language_col:
+        say(f"{path} has no column {config.language_col!r}: its codes are for descriptions in every language.")
     num_used = 0
     for row, (text, lang) in enumerate(zip(columns[config.input_col].to_pylist(), langs, strict=True)):
         codes = labels.codes.iloc[row].tolist()

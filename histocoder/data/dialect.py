@@ -17,10 +17,11 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from histocoder.data.formulas import as_meant
-from histocoder.errors import UserError, shown
+from histocoder.errors import Notice, UserError, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22
 """What Arrow reads at once; a row must fit in."""
@@ -28,6 +29,7 @@ _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t"
 _DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)
 """A first line by which spreadsheets are told the delimiter."""
+_BREAK = re.compile(r"\r\n|\n|\r")
 _NOT_ASCII = bytes(range(128, 256))
 
 
@@ -93,16 +95,59 @@ def _rewind(file: TextIO, num_skipped: int) -> None:
         file.readline()
 
 
+class RowsInCellWarning(Notice):
+    """A cell of a CSV file holds what looks like rows."""
+
+    def __init__(self, path: Path, line: int, count: int) -> None:
+        super().__init__(
+            f"{path}, line {line}: one cell holds {count:,} line breaks and looks like rows of the table. If there "
+            "is a quotation mark too few or too many, these rows are lost: fix it, and start again."
+        )
+
+
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
     """Yield all columns as text as it is meant; raises UserError, with the line, where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
+    num_rows, is_warned = 0, False
     try:
         for batch in pa.csv.open_csv(path, **_csv_options(header, dialect, ragged)):
+            if not is_warned and (found := _rows_in_cell(batch, dialect.delimiter)):
+                line = find_lines(path, dialect, np.array([num_rows + found[0]]))[0]
+                warn_user(RowsInCellWarning(path, line, found[1]))
+                is_warned = True
+            num_rows += len(batch)
+            last = batch.columns[-1][-1].as_py() if len(batch) else ""
             yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], header)
     except pa.ArrowInvalid as error:
         raise _malformed(path, dialect, ragged, error) from error
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
+    if num_rows and _BREAK.search(last) and not _ends_with_quote(path):
+        line = find_lines(path, dialect, np.array([num_rows - 1]))[0]
+        raise UserError(f"{path}, line {line}: a quotation mark is opened and not closed. Close it, or remove it.")
+
+
+def _rows_in_cell(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
+    """Return the row of a cell that looks like rows, and its number of line breaks; None where there is none.
+
+    Quotation marks that begin a cell in two rows make one cell of all that is between them. It has as many delimiters
+    as that many rows.
+    """
+    for column in batch.columns if batch.num_columns > 1 else ():
+        for row in np.flatnonzero(pc.match_substring_regex(column, _BREAK.pattern)):
+            text = column[int(row)].as_py()
+            num_breaks = len(_BREAK.findall(text))
+            if text.count(delimiter) == num_breaks * (batch.num_columns - 1):
+                return int(row), num_breaks
+    return None
+
+
+def _ends_with_quote(path: Path) -> bool:
+    tail = b""
+    with opened(path) as file:
+        while chunk := file.read(_CHECK_BYTES):
+            tail = (tail + chunk)[-64:]
+    return tail.rstrip().endswith(b'"')
 
 
 def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarray:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from histocoder.data.arrays import map_array
 from histocoder.data.cache import ExampleArrays
-from histocoder.files import temporary_folder
+from histocoder.files import replacing_folder
 
 ENCODINGS_FILE = "encodings.json"
 _ROWS_AT_ONCE = 1 << 16
@@ -118,7 +116,7 @@ def write_encodings(folder: Path, distinct: DistinctTexts, encoded: Iterable[Enc
     UserError
         Where it can't be written.
     """
-    with temporary_folder(folder) as temporary:
+    with replacing_folder(folder) as temporary:
         done = 0
         with (temporary / "memory").open("wb") as memory_file, (temporary / "pooled").open("wb") as pooled_file:
             for memory, pooled in encoded:
@@ -136,8 +134,6 @@ def write_encodings(folder: Path, distinct: DistinctTexts, encoded: Iterable[Enc
             "sizes": {path.name: path.stat().st_size for path in temporary.iterdir()},
         }
         (temporary / ENCODINGS_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
 
 
 def _bytes(values: Tensor) -> memoryview:

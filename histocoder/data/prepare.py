@@ -19,7 +19,7 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.screen import Screened, screen
 from histocoder.data.table import csv_writer, fingerprint
 from histocoder.errors import UserError
-from histocoder.files import is_same_file, make_folder, replacing, temporary_folder
+from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
 from histocoder.formatters import Formatter, build_formatter
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
@@ -159,8 +159,7 @@ def _record(config: PrepareConfig) -> dict[str, Any]:
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    with replacing(folder / PREPARED_FILE) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / PREPARED_FILE, json.dumps(record, indent=2) + "\n")
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:

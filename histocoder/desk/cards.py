@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
+from histocoder.data.corrections import CHECKED_COL
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
-from histocoder.evaluation.review import Columns, review
+from histocoder.evaluation.review import Columns, in_order_of_worth
 from histocoder.files import sha256
 
 
@@ -30,18 +30,8 @@ def add_cards(
     if known is not None:
         return known
     targets = coding.coder.model.config.target_cols
-    chosen = path.with_name(f".{path.name}.{secrets.token_hex(4)}.cards")
-
-    def tell(text: str) -> None:
-        """Pass on notices, but not what `review` says of its own file."""
-        if str(chosen) not in text:
-            say(text)
-
-    try:
-        cards = review(path, chosen, budget=1 << 62, columns=Columns(input_col, language_col, targets), say=tell)
-    finally:
-        chosen.unlink(missing_ok=True)
-    lang_col = language_col or next((column for column in cards.columns[1:2] if column.endswith("lang")), None)
+    cards = in_order_of_worth(path, Columns(input_col, language_col, targets), say=say)
+    lang_col = cards.columns[1] if cards.columns[1] != CHECKED_COL else None
     codes = cards[list(targets)].to_numpy(dtype=object)
     frame = pd.DataFrame(
         {

@@ -18,10 +18,12 @@ from histocoder.checkpoints.run_folder import ARGS_FILE, METRICS_FILE
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.formulas import harmless
-from histocoder.desk.store import Store
+from histocoder.data.languages import language_code
+from histocoder.data.normalize import fold
+from histocoder.desk.store import Card, Store
 from histocoder.errors import UserError
 from histocoder.evaluation.review import next_step
-from histocoder.files import replacing
+from histocoder.files import write_text
 
 _LOG_LINES = 12
 
@@ -91,17 +93,12 @@ class Improve:
             Whether descriptions that spreadsheets take as formulas stay as they are, instead of with an apostrophe
             before them.
         """
-        text_col = self.settings.get("input_col") or "occ1"
-        lang_col = self.settings.get("language_col") or (None if self.settings else "lang")
+        text_col, lang_col = self.settings.get("input_col") or "occ1", self._lang_col
         codes = [*self._target_cols]
         written = io.StringIO()
         writer = csv.writer(written, lineterminator="\n")
         writer.writerow([text_col, *([lang_col] if lang_col else []), CHECKED_COL, *codes, "conf", "times", "who"])
-        seen: set[tuple[str, str]] = set()
-        for card in self._store.settled():
-            if (card.text, card.lang) in seen:  # of several decisions the last one counts
-                continue
-            seen.add((card.text, card.lang))
+        for card in self._settled():
             given = card.codes or []
             text, who = (value if raw else harmless(value) for value in (card.text, card.who or ""))
             lang = [card.lang] if lang_col else []
@@ -118,9 +115,21 @@ class Improve:
             writer.writerow(row)
         return written.getvalue()
 
+    @property
+    def _lang_col(self) -> str | None:
+        """The run's column of languages."""
+        return self.settings.get("language_col") or (None if self.settings else "lang")
+
+    def _settled(self) -> list[Card]:
+        """Return the settled cards; of several decisions on what is one description to `--corrections`, the last."""
+        last: dict[tuple[str, str | None], Card] = {}
+        for card in self._store.settled():
+            last.setdefault((fold(card.text), language_code(card.lang) if self._lang_col else None), card)
+        return list(last.values())
+
     def state(self) -> Improvement:
         """Return what there is to train on, and how far training is."""
-        number = len({(card.text, card.lang) for card in self._store.settled()})
+        number = len(self._settled())
         sentence, _, command = next_step(self._model, self._file, self._run, self.settings).partition("\n")
         ended = None if self._process is None else self._process.poll()
         state: Literal["idle", "running", "done", "failed"] = "idle"
@@ -144,8 +153,7 @@ class Improve:
 
     def keep(self) -> None:
         """Write the corrections where the command has them."""
-        with replacing(self._file) as temporary:
-            temporary.write_text(self.corrections(raw=True), encoding="utf-8")
+        write_text(self._file, self.corrections(raw=True))
 
     def train(self) -> None:
         """Start the training.

@@ -82,13 +82,10 @@ class Neighbours:
                     return
         for start in range(0, len(self.rows), _EMBEDDED_AT_ONCE):
             some = self.rows[start : start + _EMBEDDED_AT_ONCE]
-            ticket = turns.enter()
-            try:
+            with turns.one(may_refuse=False):
                 if stop.is_set():
                     return
                 index.add(_unit(coder.embed([row[0] for row in some], [row[1] for row in some])))
-            finally:
-                turns.leave(ticket)
             self._num_done += len(some)
         with replacing(self._cache) as temporary, temporary.open("wb") as file:
             np.savez(file, source=np.array(self._source), number=np.array(len(self.rows)), index=index.state())

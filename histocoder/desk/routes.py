@@ -168,10 +168,7 @@ def add_review(app: FastAPI, desk: Desk) -> None:
     @app.get("/api/review/cards/{card}", tags=["review"])
     def one_card(card: int) -> Evidence:
         """Return one card."""
-        found = store.card(card)
-        if found is None:
-            raise KeyError(card)
-        return _with_evidence([found])[0]
+        return _with_evidence([store.card(card)])[0]
 
     @app.post("/api/review/cards/{card}", tags=["review"])
     def decide(card: int, decision: Decision) -> Card:

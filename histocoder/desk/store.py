@@ -161,10 +161,12 @@ class Store:
                    FROM sources s LEFT JOIN cards c ON c.source = s.id GROUP BY s.id ORDER BY s.id DESC"""
         return [Source(**dict(row)) for row in self._rows(query)]
 
-    def card(self, card: int) -> Card | None:
-        """Return a card; None where there is none of that number."""
+    def card(self, card: int) -> Card:
+        """Return a card; raises KeyError where there is none of that number."""
         found = self._rows("SELECT * FROM cards WHERE id = ?", card)
-        return _card(found[0]) if found else None
+        if not found:
+            raise KeyError(card)
+        return _card(found[0])
 
     def next_cards(self, source: int, who: str, *, after: int = -1, count: int = 5) -> list[Card]:
         """Return the next open cards behind a place of the queue, but for those that another reviewer looks at."""
@@ -228,8 +230,6 @@ class Store:
 
     def _seen(self, card: int, version: int | None = None) -> Card:
         found = self.card(card)
-        if found is None:
-            raise KeyError(card)
         if version is not None and found.version != version:
             raise Conflict(found)
         return found

@@ -34,9 +34,9 @@ class Turns:
         self._changed = threading.Condition()
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def one(self, *, may_refuse: bool = True) -> Iterator[None]:
         """Hold the model for one request; raises `Busy` where too many wait."""
-        ticket = self.enter(may_refuse=True)
+        ticket = self.enter(may_refuse=may_refuse)
         try:
             yield
         finally:

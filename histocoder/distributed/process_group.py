@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,7 @@ from histocoder.distributed.rendezvous import connect, fault_of_nccl, meet
 from histocoder.distributed.watchdog import HEARING_SECONDS, Watch
 from histocoder.errors import UserError
 
-T = TypeVar("T")
 _POLL_SECONDS = 0.1
-_NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
 
 

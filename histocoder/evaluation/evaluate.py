@@ -124,9 +124,9 @@ def evaluate(
     return Evaluation(metrics, _rows(examples, decoded).assign(right=right, conf=conf, flat=joined))
 
 
-def right_rows(coder: Coder, examples: Examples) -> np.ndarray:
+def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
-    decoded = coder.predict(examples.texts, examples.langs, mode=coder.mode)
+    decoded = coder.predict(examples.texts, examples.langs, mode=mode, progress=progress)
     truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
     return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
 

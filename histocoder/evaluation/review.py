@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ class Columns:
     """Of languages, if there is one; by default that which `predict --language` added."""
     target_cols: Sequence[str] = ()
     """Of codes, those that are not predicted being blank; by default as predicted."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Of descriptions and languages, where it is not as in the coded file."""
+    run_input_col: str | None = None
+    """Of descriptions, as the model's run calls it; by default as in the coded file."""
+    run_language_col: str | None = None
+    """The same of languages; by default "lang" for a column that `predict` added."""
 
 
 def review(
@@ -85,17 +87,26 @@ def review(
     Output(output).check(budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
-    table = _read(predictions, columns, sheet=sheet, say=say)
-    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
-    chosen = table.loc[worth.index[:budget]].reset_index(drop=True)
+    table = in_order_of_worth(predictions, columns, sheet=sheet, say=say)
+    chosen = table.iloc[:budget]
     _write(chosen, Output(output, raw=raw), say)
-    rows, total, wrong = int(chosen["times"].sum()), int(table["times"].sum()), worth.iloc[:budget].sum()
+    rows, total = int(chosen["times"].sum()), int(table["times"].sum())
+    wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     say(
         f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
         f"{wrong:,.0f} are likely wrong. Correct the codes, and write x in the column {CHECKED_COL!r} of each row that "
         "is right now."
     )
     return chosen
+
+
+def in_order_of_worth(
+    predictions: Path, columns: Columns, *, sheet: str | None = None, say: Callable[[str], None] = print
+) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
+    table = _read(predictions, columns, sheet=sheet, say=say)
+    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
+    return table.loc[worth.index].reset_index(drop=True)
 
 
 def _write(chosen: pd.DataFrame, output: Output, say: Callable[[str], None]) -> None:
@@ -117,10 +128,14 @@ def _read(predictions: Path, columns: Columns, *, sheet: str | None, say: Callab
     for notice in file.notices:
         say(notice)
     prefix = _prefix(file.header)
-    added = (name for name in (f"{prefix}lang", "lang") if name in file.header)
-    language_col = columns.language_col or next(added, None)
-    by = [columns.input_col, *([language_col] if language_col else [])]
     predicted = _predicted_columns(file.header, prefix, columns.target_cols)
+    language_col = columns.language_col or _language_col(file.header, prefix, predicted)
+    by = [columns.input_col, *([language_col] if language_col else [])]
+    if columns.input_col in (CHECKED_COL, "conf", "times", *predicted.values()):
+        raise UserError(
+            f"{predictions}: the file to correct has a column {columns.input_col!r} of its own. Rename that of the "
+            "descriptions."
+        )
     needed = [*by, *predicted, f"{prefix}conf"]
     file.check(needed)
     parts, passed = [], 0
@@ -133,7 +148,9 @@ def _read(predictions: Path, columns: Columns, *, sheet: str | None, say: Callab
             raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
-    names = {**({f"{prefix}lang": "lang"} if prefix else {}), **predicted, **columns.renamed}
+    names = {**predicted, columns.input_col: columns.run_input_col or columns.input_col}
+    if language_col:
+        names[language_col] = columns.run_language_col or columns.language_col or "lang"
     table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=names)
     own = [name for name in predicted.values() if not name.startswith("alt_")]
     blank = [name for name in columns.target_cols if name not in own]
@@ -151,6 +168,13 @@ def _prefix(header: list[str]) -> str:
     """Return what the names of the last coding's columns begin with."""
     found = [name.removesuffix("conf") for name in header if name.endswith("conf")]
     return next((prefix for prefix in reversed(found) if f"{prefix}prob_1" in header), "")
+
+
+def _language_col(header: list[str], prefix: str, predicted: Iterable[str]) -> str | None:
+    """Return the column of languages that `predict --language` added before its codes, else one called lang."""
+    first = next((header.index(name) for name in predicted), 0)
+    before = [name for name in header[max(first - 1, 0) : first] if f"_{name}".endswith("_lang")]
+    return next((name for name in (*before, f"{prefix}lang", "lang") if name in header), None)
 
 
 def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:

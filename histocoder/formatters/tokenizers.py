@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from itertools import chain
@@ -16,7 +15,7 @@ import numpy as np
 
 from histocoder.config import LANG_SEP
 from histocoder.errors import DamagedError, Interrupted, UserError
-from histocoder.files import temporary_folder
+from histocoder.files import replacing_folder
 
 CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0
 """CANINE's own, in Unicode's private use area."""
@@ -220,11 +219,9 @@ class PretrainedTokenizer:
     def save(self, folder: Path) -> None:
         if folder.is_dir() and contents(folder) == self._files:
             return
-        with temporary_folder(folder) as temporary:
+        with replacing_folder(folder) as temporary:
             for name, content in self._files.items():
                 (temporary / name).write_bytes(content)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(temporary, folder)
 
     @property
     def num_ids(self) -> int:

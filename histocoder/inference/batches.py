@@ -1,17 +1,11 @@
-"""Batches of descriptions of like lengths, and their encodings."""
+"""Encoding, so many descriptions at a time as a device likes best."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
-import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.inference.reading import readings
 from histocoder.model import MixerModel
 
 _ENCODED_AT_ONCE = {"cpu": 64}
@@ -19,48 +13,9 @@ _ENCODED_AT_ONCE = {"cpu": 64}
 _ENCODED_AT_ONCE_ELSEWHERE = 4096
 
 
-class Batch(NamedTuple):
-    """Some of a table's descriptions."""
-
-    rows: np.ndarray
-    """Their places in the table, of shape (B,)."""
-    ids: Tensor
-    """Tokens, of shape (B, S)."""
-    characters: Tensor | None
-    """For the linear expert, of shape (B, L); None where the model has none."""
-
-
 def encoded_at_once(device: torch.device) -> int:
     """Return how many descriptions a device encodes fastest together."""
     return _ENCODED_AT_ONCE.get(device.type, _ENCODED_AT_ONCE_ELSEWHERE)
-
-
-def batches(
-    table: pd.DataFrame, model: MixerModel, device: torch.device, *, at_least: int, at_most: int
-) -> Iterator[Batch]:
-    """Yield the descriptions of a table in batches of like lengths, the shortest first.
-
-    Parameters
-    ----------
-    table : DataFrame
-        `text` and `lang`.
-    model : MixerModel
-    device : torch.device
-    at_least : int
-        Descriptions of a batch, where there are so many, even if their lengths differ.
-    at_most : int
-    """
-    read = readings(
-        table["text"].tolist(),
-        table["lang"].tolist(),
-        model.config,
-        model.tokenizer,
-        at_least=at_least,
-        at_most=at_most,
-    )
-    for rows, ids, characters in read:
-        of_linear = None if characters is None else torch.from_numpy(characters).to(device)
-        yield Batch(rows, torch.from_numpy(ids).to(device), of_linear)
 
 
 def encode(model: MixerModel, input_ids: Tensor, *, at_once: int) -> tuple[Tensor, Tensor, Tensor | None]:

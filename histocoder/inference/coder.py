@@ -18,11 +18,12 @@ from tqdm import tqdm
 from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.config import PredictOptions
-from histocoder.inference.batches import Batch, batches, encode, encoded_at_once
+from histocoder.inference.batches import encode, encoded_at_once
 from histocoder.inference.decoding import Decoding
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.predictions import Part, Prediction
+from histocoder.inference.reading import readings
 from histocoder.inference.thresholds import thresholds_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
@@ -325,6 +326,12 @@ class Coder:
         """Return memory, pooled encodings and the memory's mask; see `MixerModel.encode`."""
         return encode(self.computing, input_ids, at_once=self._encoded_at_once)
 
-    def batches(self, table: pd.DataFrame, options: PredictOptions) -> Iterator[Batch]:
-        """Yield the batches of a table of `text` and `lang`."""
-        return batches(table, self.model, self.device, at_least=self._encoded_at_once, at_most=options.batch_size)
+    def batches(
+        self, table: pd.DataFrame, options: PredictOptions
+    ) -> Iterator[tuple[np.ndarray, Tensor, Tensor | None]]:
+        """Yield the batches of a table of `text` and `lang`: rows, tokens and characters, as `Reading` has them."""
+        texts, langs, model = table["text"].tolist(), table["lang"].tolist(), self.model
+        sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}
+        for rows, ids, characters in readings(texts, langs, model.config, model.tokenizer, **sizes):
+            of_linear = None if characters is None else torch.from_numpy(characters).to(self.device)
+            yield rows, torch.from_numpy(ids).to(self.device), of_linear

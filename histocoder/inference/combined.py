@@ -20,8 +20,6 @@ from histocoder.model import Decoder, Prior
 class Votes(NamedTuple):
     """What experts think of the candidates for a code, (B, K) each; of logarithms of probabilities."""
 
-    candidates: Tensor
-    """Places in the key."""
     by_expert: dict[str, Tensor]
     """Of each expert; -inf where a candidate is there twice."""
     stop: dict[str, Tensor]
@@ -131,7 +129,7 @@ class CombinedSearch:
             by_expert[name] = belief.log()
             stop[name] = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=LEAST).log()
         masked = {name: scores.masked_fill(self._taken, -torch.inf) for name, scores in by_expert.items()}
-        return Votes(self._candidates, masked, stop)
+        return Votes(masked, stop)
 
     def choose(self, place: Tensor, going_on: Tensor) -> None:
         """Take each row's candidate at a place (B,), where it goes on at all."""
@@ -167,7 +165,7 @@ class CombinedSearch:
             return
         has_true = is_true.any(1)
         self.choose(is_true.int().argmax(1), has_true)
-        _, by_expert, stop = self.votes(1)
+        by_expert, stop = self.votes(1)
         rest = (is_true & ~self._taken).masked_fill(~has_true[:, None], value=False)
         is_last = has_true & (true >= 0).sum(1).eq(1)
         yield (

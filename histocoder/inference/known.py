@@ -12,6 +12,7 @@ import pandas as pd
 
 from histocoder.config import SOURCE_COL, PredictOptions
 from histocoder.data.examples import Examples
+from histocoder.data.languages import language_code, same_language
 from histocoder.data.normalize import fold
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
@@ -41,7 +42,7 @@ class Known:
     source_id : str
         What tells its source from others.
     languages : collection of str
-        Those that the model knows; where it is empty, languages are compared as they are.
+        Those that the model knows; where it is empty, languages are compared by their codes.
     any_language : bool
         Whether rows count for every language, since nobody said theirs.
     exact : bool
@@ -58,6 +59,7 @@ class Known:
     ) -> None:
         self.source_id = source_id
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
+        self._language_keys: dict[str, str] = {}
         self._places: dict[tuple[str, str], int] = {}
         self._codes: dict[tuple[str, ...], int] = {}  # each tuple of codes once
         self._row_places, self._row_codes = array("q"), array("q")
@@ -74,11 +76,14 @@ class Known:
 
     def key(self, text: str, lang: str) -> tuple[str, str]:
         """Return what a description and its language are found by."""
+        if lang not in self._language_keys:
+            self._language_keys[lang] = self._language_key(lang)
+        return text if self._exact else fold(text), self._language_keys[lang]
+
+    def _language_key(self, lang: str) -> str:
         if self._any_language:
-            lang = ""
-        elif self._languages and lang not in self._languages:
-            lang = "unk"
-        return text if self._exact else fold(text), lang
+            return ""
+        return same_language(lang, self._languages) or "unk" if self._languages else language_code(lang)
 
     def find(self, text: str, lang: str) -> Answer | None:
         """Return what people made of a description; None where it is not among the rows."""

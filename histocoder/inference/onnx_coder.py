@@ -136,11 +136,8 @@ class OnnxCoder:
         )
         places = np.arange(len(rows.distinct))
         prediction = Prediction.join([(places, prediction)], len(rows.distinct), width=self.formatter.num_blocks)
-        unsure = prediction.conf < min_confidence
-        prediction.codes[unsure], prediction.probs[unsure] = None, np.nan
-        frame = prediction.frame(self.system, self._config.descriptions).iloc[rows.place]
-        frame.index = rows.index
-        return frame
+        prediction.drop_unsure(min_confidence)
+        return prediction.frame(self.system, self._config.descriptions).iloc[rows.place].set_axis(rows.index)
 
     def predict_arrays(
         self,

@@ -19,7 +19,7 @@ from histocoder.config import PredictConfig
 from histocoder.data.output import Output
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
-from histocoder.files import make_folder, remove_leftovers, replacing
+from histocoder.files import make_folder, remove_leftovers, replacing, write_text
 from histocoder.inference.join import Join
 from histocoder.inference.predictions import load_parts, save_parts
 
@@ -89,8 +89,7 @@ class Parts:
             return
         self.delete()
         make_folder(self.folder)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+        write_text(path, json.dumps(settings, indent=2))
 
     def delete(self) -> None:
         """Delete all."""

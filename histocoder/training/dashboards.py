@@ -19,7 +19,7 @@ from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
 from histocoder.config import RunConfig, recorded
 from histocoder.distributed.log import log
 from histocoder.errors import UserError
-from histocoder.files import replacing
+from histocoder.files import write_text
 from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker, dashboard_values
 
 UPLOAD_SECONDS = 600.0
@@ -83,8 +83,7 @@ class WandbRun:
         self._name = name
         options: dict[str, Any] = {"project": config.wandb_project_name, "config": recorded(config)}
         self._run = wandb.init(name=name, id=run_id, resume="allow", dir=str(run.path), **options)
-        with replacing(run.wandb_id) as temporary:
-            temporary.write_text(run_id + "\n", encoding="utf-8")
+        write_text(run.wandb_id, run_id + "\n")
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Send numbers."""

@@ -16,7 +16,7 @@ from histocoder.checkpoints.hub import CARD_FILE, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
-from histocoder.evaluation.scores import code_sets, score_sets
+from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
@@ -140,11 +140,8 @@ def fit_experts(
     votes, is_true = zip(*votes_on(coder, examples), strict=True)
     weights = fit_weights(votes, is_true, num_train=num_train)
     model.config = replace(model.config, experts=weights)
-    truth, right = code_sets(examples.codes), {}
-    for mode in ("combined", "greedy", "flat"):
-        found = coder.predict(examples.texts, examples.langs, mode=mode, progress=False)
-        codes = found[[f"{coder.system}_{i + 1}" for i in range(sum(c.startswith("prob_") for c in found))]]
-        right[mode] = float(score_sets(truth, code_sets(codes), len(examples))["accuracy"].mean())
+    modes = ("combined", "greedy", "flat")
+    right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}
     best = best_mode(right, num_rows=len(examples))
     model.config = replace(model.config, mode=best)
     for folder in folders:

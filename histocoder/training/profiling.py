@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocoder import distributed
-from histocoder.files import temporary_folder
+from histocoder.files import replacing_folder
 from histocoder.training.console import say
 
 SKIPPED_STEPS = 5
@@ -57,11 +56,9 @@ def profiling(
             return
         by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
         table = done.key_averages().table(sort_by=by, row_limit=_TABLE_ROWS)
-        with temporary_folder(path) as temporary:
+        with replacing_folder(path) as temporary:
             done.export_chrome_trace(str(temporary / "trace.json.gz"))
             (temporary / "table.txt").write_text(table, encoding="utf-8")
-            shutil.rmtree(path, ignore_errors=True)
-            os.replace(temporary, path)
         say(f"{table}\nThe profile of {recorded} step{'s' * (recorded > 1)} is in {path}.")
         on_pause(started)
 

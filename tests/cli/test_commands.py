@@ -351,11 +351,37 @@ def test_review_tells_codes_from_alternatives(tmp_path: Path):
     coding = {"hisco_1": "61110", "prob_1": 0.7, "desc_1": "Farmer", "alt_hisco_2": "77610", "alt_prob_2": 0.2}
     row = {"occupation": "farmer", **{f"pred_{name}": value for name, value in coding.items()}, "pred_conf": 0.7}
     pd.DataFrame([row]).to_csv(tmp_path / "out.csv", index=False)
-    named = Columns("occupation", target_cols=("code_a", "code_b"), renamed={"occupation": "occ1"})
+    named = Columns("occupation", target_cols=("code_a", "code_b"), run_input_col="occ1")
     chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, columns=named)
     alternatives = ["alt_hisco_2", "alt_prob_2"]
     assert list(chosen) == ["occ1", "checked", "code_a", "desc_1", "code_b", *alternatives, "conf", "times"]
     assert chosen.iloc[0].tolist()[:6] == ["farmer", "", "61110", "Farmer", "", "77610"]
+
+
+@pytest.mark.parametrize(
+    ("header", "run_language_col", "expected"),
+    [
+        ("occ1,lang,pred_lang,hisco_1,prob_1,conf", None, ["lang", "xx"]),  # predict --language, the file having lang
+        ("occ1,pred_lang,lang,hisco_1,prob_1,conf", "language", ["language", "xx"]),
+        ("occ1,lang,other,pred_hisco_1,pred_prob_1,pred_conf", "language", ["language", "da"]),
+        ("occ1,da,other,hisco_1,prob_1,conf", "language", ["checked", ""]),
+    ],
+)
+def test_review_names_languages_as_the_run_does(
+    tmp_path: Path, header: str, run_language_col: str | None, expected: list[str]
+):
+    (tmp_path / "out.csv").write_text(f"{header}\nsmed,da,xx,83110,0.9,0.9\n")
+    columns = Columns(target_cols=("hisco_1",), run_language_col=run_language_col)
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, columns=columns, say=lambda _: None)
+    assert [chosen.columns[1], chosen.iloc[0, 1]] == expected
+
+
+@pytest.mark.parametrize("name", ["times", "checked", "hisco_1"])
+def test_review_refuses_descriptions_in_a_column_of_its_own(tmp_path: Path, name: str):
+    (tmp_path / "out.csv").write_text(f"{name},pred_hisco_1,pred_prob_1,pred_conf\nsmed,83110,0.9,0.9\n")
+    columns = Columns(name, target_cols=("hisco_1",))
+    with pytest.raises(UserError, match="Rename that of the descriptions"):
+        review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, columns=columns)
 
 
 def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

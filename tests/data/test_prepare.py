@@ -84,6 +84,20 @@ def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
     assert not (tmp_path / "60" / "data_held_out.csv").exists()
 
 
+def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Path):
+    table, checked, said = tmp_path / "t.csv", tmp_path / "review.csv", []
+    rows = "".join(f"smed {i},sv,83110\n" for i in range(20))
+    table.write_text(f"occ1,language,hisco_1\n{rows}bonde,sv,61110\nbonde,Swedish,61110\nbonde,da,61115\n")
+    checked.write_text("occ1,language,checked,hisco_1\nBonde,sv,x,62105\nråd,Danish,x,20110\n")
+    settings = {"language": "unk", "language_col": "language", "corrections": (str(checked),)}
+    frame = prepared(table, tmp_path / "a", **settings, share_val=0.3)["data_train"]
+    found = frame[frame["occ1"].isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
+    assert found == {("bonde", "se", "62105"): 2, ("bonde", "da", "61115"): 1, ("råd", "da", "20110"): 1}
+    checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
+    prepare(config(table, **settings, share_val=0.3), tmp_path / "b", say=said.append)
+    assert any("no column 'language': its codes are for descriptions in every language" in text for text in said)
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
 def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str):

@@ -10,6 +10,7 @@ import pytest
 from archives import read_table
 
 from histocoder.data import dialect
+from histocoder.data.dialect import RowsInCellWarning
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.table import fingerprint, open_table
@@ -82,6 +83,31 @@ def test_refused_in_one_sentence(tmp_path: Path, content: bytes, message: str):
     with pytest.raises(UserError, match=message) as caught:
         read_table(path, ["occ1"])
     assert "\n" not in str(caught.value)
+
+
+STRAY = {
+    "opened in the last column, and not closed": ('a,en,"Smith\nb,en,x\nc,en,y\n', UserError),
+    "the same behind a closed one": ('a,en,"x"\nb,en,"Smith', None),  # nothing is lost
+    "opened twice in one column": ('a,"en,x\nb,en,y\nc,"en,z\n', RowsInCellWarning),
+    "ditto marks": ('a,",x\nb,",y\n', RowsInCellWarning),
+    "text of two lines": ('a,en,"x\ny, z"\nb,en,"one\ntwo"\n', None),
+    "at the end, closed": ('a,en,"x\ny"\n\n', None),
+}
+
+
+@pytest.mark.parametrize(("rows", "expected"), STRAY.values(), ids=STRAY)
+def test_quotation_marks_too_few_or_too_many(
+    tmp_path: Path, rows: str, expected: type[Exception] | None, recwarn: pytest.WarningsRecorder
+):
+    path = tmp_path / "t.csv"
+    path.write_text("occ1,lang,note\n" + rows)
+    if expected is UserError:
+        with pytest.raises(UserError, match="line 2: a quotation mark is opened and not closed"):
+            read_table(path, ["occ1"])
+        return
+    read_table(path, ["occ1"])
+    found = [str(one.message) for one in recwarn if issubclass(one.category, RowsInCellWarning)]
+    assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
 def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):

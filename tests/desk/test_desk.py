@@ -304,6 +304,21 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
     assert refused.status_code == 422 and "--allow-training" in refused.json()["detail"]
 
 
+def test_the_last_decision_on_a_description_is_exported(coder: tuple[Coder, Path], tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(coder[1], run)
+    (run / "args.yaml").write_text("dataset: t.csv\ninput_col: occ1\n")  # of one language
+    (tmp_path / "coded.csv").write_text(
+        "occ1,lang,hisco_1,prob_1,conf\nSmith,unk,61110,0.2,0.2\nsmith ,en,61110,0.4,0.4\n"
+    )
+    with served((coder[0], run), tmp_path / "desk", data=tmp_path / "coded.csv") as client:
+        for card, code in zip(cards(client), ("77610", "95410"), strict=True):
+            decide(client, card, codes=[code])
+        exported = client.get("/api/corrections.csv").text
+        assert client.get("/api/improve").json()["corrections"] == 1
+    assert "95410" in exported and "77610" not in exported
+
+
 def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     started: list[list[str]] = []
 

@@ -24,7 +24,7 @@ from histocoder.inference import engines
 from histocoder.inference.coder import Coder
 from histocoder.inference.engines import Actor, Distinct, Job, by_key, in_a_row
 from histocoder.inference.pairs import LANG, TEXT
-from histocoder.inference.predict_file import predict_file
+from histocoder.inference.predict_file import predict_file_by
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_an_engine_writes_what_one_process_does(model: Path, tmp_path: Path):
         yield from (job.add(block, by_key(pa.concat_tables(coded))) for block in table.chunks(chunk_rows=90))
 
     coder = Coder(load_model(model), "cpu")
-    predict_file(coder, settings, model_id="m", engine=engine, say=lambda _: None)
+    predict_file_by(engine, coder, settings, say=lambda _: None)
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
 
 

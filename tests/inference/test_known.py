@@ -56,6 +56,12 @@ def test_the_most_frequent_set_of_codes_answers():
     assert known.find("tie", "en") == Answer(("5",), 0.5) and known.find("DRÄNG", "en") == Answer(("7",), 1)
     assert known.find("none", "en") is None and known.find("smith", "xx") is None
     assert known.num_contradictory == 2 and known.width == 2
+    assert known.find("smith", "Danish") == known.find("smith", "da-DK") == Answer(("4",), 1)
+    swedish = Known(languages=("se", "unk"))
+    swedish.add(rows(("bonde", "se", "1")))
+    assert all(swedish.find("bonde", lang) for lang in ("se", "sv", "Swedish", "SV")) and not swedish.find(
+        "bonde", "da"
+    )
     exact = Known(exact=True, any_language=True)
     exact.add(given)
     assert exact.find("Smith", "xx") == Answer(("1", "2"), 1) and exact.find("SMITH", "en") is None
