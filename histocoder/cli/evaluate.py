@@ -134,6 +134,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         (Path(config.data),),
         tuple(config.target_cols or coder.model.config.target_cols),
         coder.formatter,
+        all_needed=config.target_cols is not None,
         input_col=config.input_col,
         language_col=config.language_col,
         language=config.language,

@@ -70,6 +70,8 @@ class ExampleFiles:
     """Columns of codes, first code first, which a file may have in capitals. It may have the first few of them only.
     Where it has none, but has `code1`, `code2`, … instead, these are indices into `key`."""
     formatter: Formatter
+    all_needed: bool = False
+    """Whether a file without one of them is refused."""
     input_col: str = TEXT_COL
     language_col: str = LANG_COL
     """Without it all rows of a file are "unk"."""
@@ -145,6 +147,8 @@ class ExampleFiles:
         indexed = [column for column in _INDEX_COLS if column in file.header]
         first = self.target_cols[0]
         own_names = {target: self._own_name(file, target) for target in self.target_cols}
+        if self.all_needed:
+            file.check([*own_names.values()])
         if own_names[first] in file.header or _INDEX_COLS[0] not in indexed:
             return {t: name for t, name in own_names.items() if t == first or name in file.header}, False
         if self.key is None:
@@ -155,7 +159,8 @@ class ExampleFiles:
     @staticmethod
     def _own_name(file: TableFile, column: str) -> str:
         """Return what a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
-        return next((name for name in (column, column.upper(), column.lower()) if name in file.header), column)
+        alike = (name for name in file.header if name.casefold() == column.casefold())
+        return column if column in file.header else next(alike, column)
 
 
 class CheckedChunk(NamedTuple):

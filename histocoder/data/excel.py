@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -11,9 +12,11 @@ from typing import Any
 
 import openpyxl
 import pyarrow as pa
+import pyarrow.compute as pc
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
+from histocoder.data.cells import MOST_DIGITS, for_sheets
 from histocoder.data.formulas import are_formulas
 from histocoder.errors import UserError, shown
 
@@ -25,6 +28,8 @@ _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """How old workbooks begin, and new ones with a password."""
 _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 """Of a workbook's unpacked content: bytes at most, and times its packed size, if it is not small."""
+_FIRST_YEAR = 1901
+"""From which Excel has dates as people count them: it has none before 1900, and a 29 February then."""
 _ZEROS = re.compile(r"0+")
 
 
@@ -142,7 +147,19 @@ def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
     beside = "1 cell is" if num_beside == 1 else f"{num_beside:,} cells are"
     notices = [f"{path}: {beside} in columns without a name, and left out."] if num_beside else []
     arrays = [_array(columns[i]) for i in kept]
-    return pa.Table.from_arrays(arrays, [str(names[i]) for i in kept]), header_row + 1, notices
+    unlike = _unlike([str(names[i]) for i in kept])
+    if renamed := [name for i, name in zip(kept, unlike, strict=True) if name != str(names[i])]:
+        notices.append(f"{path}: columns of the same name are numbered: {', '.join(map(shown, renamed))}.")
+    return pa.Table.from_arrays(arrays, unlike), header_row + 1, notices
+
+
+def _unlike(names: list[str]) -> list[str]:
+    """Return names of which each is there once: a second `a` is `a.1`, as in pandas."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}.{number}" for number in itertools.count(1))
+        found.append(name if name not in found else next(new for new in numbered if new not in (*found, *names)))
+    return found
 
 
 def _array(values: list[Any]) -> pa.Array:
@@ -150,7 +167,7 @@ def _array(values: list[Any]) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
     if kinds == {datetime}:
         return pa.array(values, pa.timestamp("s"))
-    if kinds and kinds <= {int, float} and all(value is None or abs(value) < 2**53 for value in values):
+    if kinds and kinds <= {int, float} and all(value is None or abs(value) < MOST_DIGITS for value in values):
         return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
     return pa.array([None if value is None else _text(value) for value in values], pa.string())
 
@@ -197,6 +214,10 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
         return cell
 
     def column_of(values: pa.ChunkedArray) -> list[Any]:
+        values = for_sheets(values)
+        has_years = pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)
+        if has_years and (pc.min(pc.year(values)).as_py() or _FIRST_YEAR) < _FIRST_YEAR:
+            values = pc.replace_substring_regex(values.cast(pa.string()), r" 00:00:00(\.0+)?$", "")
         if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
             return [None if value != value else value for value in values.to_pylist()]  # noqa: PLR0124  # NaN
         marks = are_formulas(values).to_pylist()

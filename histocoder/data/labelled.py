@@ -11,9 +11,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from histocoder.data.cells import for_sheets
 from histocoder.errors import UserError
 
-_CODES = re.compile(r"code of ([0-9]+) characters")
+_CODES = re.compile(r"code(?: of ([0-9]+) characters)?")
 """The label of a variable that `write_labelled` has written from codes; the number tells how many zeros are lost."""
 _LONGEST_NAME = {".dta": 32, ".sav": 64}
 _MAX_LABEL_BYTES = 120
@@ -58,7 +59,7 @@ def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[st
         column = values[name]
         match = _CODES.fullmatch(titles.get(name) or "")
         if match is not None:
-            columns[name] = column.map(lambda value, length=int(match[1]): _code(value, length))
+            columns[name] = column.map(lambda value, length=int(match[1] or 0): _code(value, length))
         elif value_labels.get(name) and name not in codes:
             labels = {_text(value): label for value, label in value_labels[name].items()}
             columns[name] = column.map(lambda value, labels=labels: labels.get(_text(value), _text(value)))
@@ -138,7 +139,8 @@ def write_labelled(
     """
     kind = path.suffix.lower()
     names = _legal_names(table.column_names, longest=_LONGEST_NAME[kind])
-    frame = table.to_pandas(types_mapper=None).set_axis(names, axis=1)
+    columns = [_storable(column) for column in table.columns]
+    frame = pa.table(columns, names=names).to_pandas()
     labels: dict[str, dict] = {}
     variable_labels: dict[str, str] = {}
     for old, name in zip(table.column_names, names, strict=True):
@@ -158,7 +160,8 @@ def write_labelled(
             labels[name] = {
                 code: title.encode()[:_MAX_LABEL_BYTES].decode(errors="ignore") for code, title in found.items()
             }
-        variable_labels[name] = f"code of {max(lengths, default=1)} characters"
+        # with codes of several lengths, zeros that one does not have would be added when it is read
+        variable_labels[name] = f"code of {max(lengths, default=1)} characters" if len(lengths) < 2 else "code"
     if kind == ".dta":
         long = [n for n in names if frame[n].dtype == object and frame[n].str.len().max() > _LONGEST_TEXT]
         with warnings.catch_warnings():
@@ -175,6 +178,19 @@ def write_labelled(
         _pyreadstat(path).write_sav(frame, str(temporary), column_labels=variable_labels, variable_value_labels=labels)
     changed = [f"{old} as {new}" for old, new in zip(table.column_names, names, strict=True) if old != new]
     return [f"{path}: names of variables can't be as they were: {', '.join(changed)}."] if changed else []
+
+
+def _storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return dates as times, numbers as such, and other things that are no text as text."""
+    column = for_sheets(column)
+    kind = column.type
+    if pa.types.is_date(kind):
+        return column.cast(pa.timestamp("ms"))
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.int8())
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.float64())
+    return column.cast(pa.string()) if pa.types.is_time(kind) else column
 
 
 def _is_number(code: str) -> bool:

@@ -10,14 +10,16 @@ from functools import partial
 from typing import Any
 
 from histocoder import distributed
+from histocoder.errors import Notice
 from histocoder.inference.descriptions import UnknownLanguageWarning
 from histocoder.inference.reading import TextCutWarning
 
 
 class FileNotices:
-    """Collects notices over the chunks of a file."""
+    """Collects notices over the chunks of a file; `say` receives each notice to the user."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._num_cut = 0  # descriptions; one that was coded twice counts twice
         self._limit: tuple[int, str] = (0, "")
         self._languages: set[str] = set()
@@ -42,20 +44,23 @@ class FileNotices:
             self._languages.update(new)
             self._known = message.known
             if new and distributed.is_primary():
-                show(UnknownLanguageWarning(new, message.known), *where, **more)
+                self._say(str(UnknownLanguageWarning(new, message.known)))
         elif str(message) not in self._shown:
             self._shown.add(str(message))
-            show(message, *where, **more)
+            if not isinstance(message, Notice):
+                show(message, *where, **more)
+            elif distributed.is_primary():
+                self._say(str(message))
 
-    def tell(self, say: Callable[[str], None], *, may_repeat: bool) -> None:
+    def tell(self, *, may_repeat: bool) -> None:
         """Say what all processes have found; `may_repeat`: whether one may have coded a description twice."""
         own = {"num_cut": self._num_cut, "limit": self._limit, "languages": [*self._languages], "known": self._known}
         found = [json.loads(text) for text in distributed.gather_texts(json.dumps(own))]
         for part in found[1:]:  # rank 0 has told its own
             if new := sorted(set(part["languages"]) - self._languages):
                 self._languages.update(new)
-                say(str(UnknownLanguageWarning(new, part["known"])))
+                self._say(str(UnknownLanguageWarning(new, part["known"])))
         if num_cut := sum(part["num_cut"] for part in found):
             limit = next(part["limit"] for part in found if part["num_cut"])
             up_to = "Up to " if may_repeat or len(found) > 1 else ""
-            say(f"{up_to}{TextCutWarning(num_cut, *limit)}")
+            self._say(f"{up_to}{TextCutWarning(num_cut, *limit)}")

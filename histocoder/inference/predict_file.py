@@ -163,7 +163,7 @@ def _code_chunks(
     if not parts.folder.is_dir():
         raise UserError(f"{parts.folder.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
     rank, world_size = distributed.rank(), distributed.world_size()
-    notices = FileNotices()
+    notices = FileNotices(say)
     for notice in table.notices:
         say(notice)
     num_chunks = rows_done = 0
@@ -175,7 +175,7 @@ def _code_chunks(
             rows_done += len(chunk)
             bar.update(rows_done - bar.n)
     distributed.wait_for_all(doing="coding its share")
-    notices.tell(say, may_repeat=coder.is_full)
+    notices.tell(may_repeat=coder.is_full)
     if coder.has_known:
         total = sum(map(int, distributed.gather_texts(str(coder.num_known))))
         say(f"{total:,} of {rows_done:,} rows got the codes of hand-coded descriptions (--known).")

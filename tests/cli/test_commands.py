@@ -253,6 +253,17 @@ def test_evaluate_takes_training_data_of_its_own_run_only(model: Path, tmp_path:
     assert seen == {"best": True, "checkpoints/step-0000010": True, "copy": False}
 
 
+def test_evaluate_refuses_columns_of_codes_that_are_not_there(
+    general: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = tmp_path / "t.csv"
+    data.write_text("occ1,lang,hisco_1,Hisco_2\nfarmer,en,61110,71105\n")
+    with pytest.raises(SystemExit) as ended:
+        evaluate(general, data, "--target-cols", "hisco_1", "hisko_2")
+    assert ended.value.code == 2 and "no column 'hisko_2'" in capsys.readouterr().err
+    evaluate(general, data, "--target-cols", "hisco_1", "hisco_2")  # however they are capitalised
+
+
 def test_evaluate_takes_labels_as_training_does(general: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = tmp_path / "t.csv"
     data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\nclerk,en,1110\nminer,en,71105\ncook,en,\ncook,en,\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import openpyxl
@@ -227,3 +229,33 @@ def test_what_is_not_installed_is_named(model: Path, tmp_path: Path, monkeypatch
 def test_more_rows_than_excel_takes(tmp_path: Path):
     with pytest.raises(UserError, match=r"1,048,576 rows are more than Excel's 1,048,575; choose \.csv"):
         Output(tmp_path / "t.xlsx").check(1_048_576)
+
+
+@pytest.mark.parametrize("suffix", [".xlsx", ".dta", ".sav"])
+def test_what_sheets_can_not_hold_is_written_as_text_or_as_clocks_showed_it(tmp_path: Path, suffix: str):
+    if suffix == ".sav":
+        pytest.importorskip("pyreadstat")
+    table = pa.table(
+        {
+            "born": pa.array([date(1850, 3, 1), None]),
+            "seen": pa.array([datetime(2020, 3, 1, 12), None], pa.timestamp("us")).cast(pa.timestamp("us", "UTC")),
+            "person": [9_007_199_254_740_993, 9_007_199_254_740_995],
+            "alive": pa.array([True, None]),
+            "paid": pa.array([Decimal("1.50"), None]),
+            "code": ["7", "02110"],
+        }
+    )
+    path = tmp_path / f"out{suffix}"
+    Output(path, codes=["code"], titles={"7": "Seven"}).write(path, table.schema, [table])
+    found = read_table(path, table.column_names).columns
+    assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
+    assert found["code"].to_pylist() == ["7", "02110"]  # codes of several lengths have no zeros to be restored
+    assert str(found["born"][0]).startswith("1850-03-01") and str(found["seen"][0]).startswith("2020-03-01 12")
+    assert float(found["paid"][0].as_py()) == 1.5 and not found["born"][1].is_valid
+
+
+def test_columns_of_excel_with_the_same_name_are_numbered(tmp_path: Path):
+    path = workbook(tmp_path / "t.xlsx", ("a", [["occ1", "a", "a", "a.1"], ["farmer", 1, 2, 3]]))
+    file = open_table(path, ["occ1"])
+    assert file.header == ["occ1", "a", "a.2", "a.1"] and "numbered: 'a.2'" in file.notices[0]
+    assert read_table(path, file.header).columns["a.2"].to_pylist() == ["2"]
