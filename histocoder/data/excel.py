@@ -214,6 +214,7 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
         return cell
 
     def column_of(values: pa.ChunkedArray) -> list[Any]:
+        """Return what the cells of a column hold."""
         values = for_sheets(values)
         has_years = pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)
         if has_years and (pc.min(pc.year(values)).as_py() or _FIRST_YEAR) < _FIRST_YEAR:

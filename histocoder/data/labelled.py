@@ -181,7 +181,7 @@ def write_labelled(
 
 
 def _storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return dates as times, numbers as such, and other things that are no text as text."""
+    """Return dates as times, booleans and decimals as numbers, and times of day as text."""
     column = for_sheets(column)
     kind = column.type
     if pa.types.is_date(kind):
