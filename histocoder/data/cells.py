@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-MOST_DIGITS = 2**53
-"""The largest whole number that programs which compute with doubles tell from the next."""
 MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})
 """What stands where a value is missing: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A;
 Stata and SAS a dot. Lower case "na" and "none" are left out, since people write them as words."""
@@ -51,16 +46,3 @@ def printed_hisco(cell: str) -> str | None:
 def looks_like_a_number(cell: str) -> bool:
     """Return whether a cell is a number with decimals or an exponent."""
     return not cell.lstrip("+-").isdigit() and _NUMBER.fullmatch(cell) is not None
-
-
-def for_sheets(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column as spreadsheets and statistics programs can hold it.
-
-    Times with a zone become what clocks showed there, and whole numbers that would lose digits, text.
-    """
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pc.local_timestamp(column)
-    if pa.types.is_integer(kind) and max(abs(end.as_py() or 0) for end in pc.min_max(column).values()) > MOST_DIGITS:
-        return column.cast(pa.string())
-    return column

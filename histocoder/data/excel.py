@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
-from histocoder.data.cells import MOST_DIGITS, for_sheets
 from histocoder.data.formulas import are_formulas
+from histocoder.data.sheets import MOST_DIGITS, for_sheets
 from histocoder.errors import UserError, shown
 
 MAX_ROWS = 1_048_575

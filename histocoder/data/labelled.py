@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.data.cells import for_sheets
+from histocoder.data.sheets import for_sheets
 from histocoder.errors import UserError
 
 _CODES = re.compile(r"code(?: of ([0-9]+) characters)?")
