@@ -108,7 +108,7 @@ class RowsInCellWarning(Notice):
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
     """Yield all columns as text as it is meant; raises UserError, with the line, where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
-    num_rows, is_warned = 0, False
+    num_rows, is_warned, last = 0, False, ""
     try:
         for batch in pa.csv.open_csv(path, **_csv_options(header, dialect, ragged)):
             if not is_warned and (found := _rows_in_cell(batch, dialect.delimiter)):
@@ -116,13 +116,13 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
                 warn_user(RowsInCellWarning(path, line, found[1]))
                 is_warned = True
             num_rows += len(batch)
-            last = batch.columns[-1][-1].as_py() if len(batch) else ""
+            last = batch.columns[-1][-1].as_py() if len(batch) else last
             yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], header)
     except pa.ArrowInvalid as error:
         raise _malformed(path, dialect, ragged, error) from error
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
-    if num_rows and _BREAK.search(last) and not _ends_with_quote(path):
+    if _BREAK.search(last) and not _ends_with_quote(path):
         line = find_lines(path, dialect, np.array([num_rows - 1]))[0]
         raise UserError(f"{path}, line {line}: a quotation mark is opened and not closed. Close it, or remove it.")
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 from histocoder.data.sheets import for_sheets
 from histocoder.errors import UserError
 
-_CODES = re.compile(r"code(?: of ([0-9]+) characters)?")
+_SEVERAL = "code of several lengths"
+_CODES = re.compile(rf"code of ([0-9]+) characters|{_SEVERAL}")
 """The label of a variable that `write_labelled` has written from codes; the number tells how many zeros are lost."""
 _LONGEST_NAME = {".dta": 32, ".sav": 64}
 _MAX_LABEL_BYTES = 120
@@ -161,7 +162,7 @@ def write_labelled(
                 code: title.encode()[:_MAX_LABEL_BYTES].decode(errors="ignore") for code, title in found.items()
             }
         # with codes of several lengths, zeros that one does not have would be added when it is read
-        variable_labels[name] = f"code of {max(lengths, default=1)} characters" if len(lengths) < 2 else "code"
+        variable_labels[name] = f"code of {max(lengths, default=1)} characters" if len(lengths) < 2 else _SEVERAL
     if kind == ".dta":
         long = [n for n in names if frame[n].dtype == object and frame[n].str.len().max() > _LONGEST_TEXT]
         with warnings.catch_warnings():

@@ -82,5 +82,5 @@ def _calibration(run: Path) -> list[dict[str, Any]]:
     """Return what a run's report says of confidence and accuracy; nothing where there is no report."""
     try:
         return json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["answer"]["calibration"]["bins"]
-    except (OSError, KeyError):
+    except (OSError, ValueError, KeyError):
         return []

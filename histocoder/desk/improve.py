@@ -198,7 +198,7 @@ def _gains(run: Path) -> list[Gain]:
     """Return what a run's report says of the model before; nothing where there is no report."""
     try:
         found = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["corrections"]
-    except (OSError, KeyError):
+    except (OSError, ValueError, KeyError):
         return []
     gains = []
     for part, what in {"validation": "rows of validation data", "held_out": "corrections that were held out"}.items():

@@ -129,7 +129,7 @@ def _read(predictions: Path, columns: Columns, *, sheet: str | None, say: Callab
         say(notice)
     prefix = _prefix(file.header)
     predicted = _predicted_columns(file.header, prefix, columns.target_cols)
-    language_col = columns.language_col or _language_col(file.header, prefix, predicted)
+    language_col = columns.language_col or _language_col(file.header, prefix, predicted, columns.run_language_col)
     by = [columns.input_col, *([language_col] if language_col else [])]
     if columns.input_col in (CHECKED_COL, "conf", "times", *predicted.values()):
         raise UserError(
@@ -170,11 +170,11 @@ def _prefix(header: list[str]) -> str:
     return next((prefix for prefix in reversed(found) if f"{prefix}prob_1" in header), "")
 
 
-def _language_col(header: list[str], prefix: str, predicted: Iterable[str]) -> str | None:
-    """Return the column of languages that `predict --language` added before its codes, else one called lang."""
+def _language_col(header: list[str], prefix: str, predicted: Iterable[str], of_run: str | None) -> str | None:
+    """Return the column of languages that `predict --language` added before its codes, else lang, else the run's."""
     first = next((header.index(name) for name in predicted), 0)
     before = [name for name in header[max(first - 1, 0) : first] if f"_{name}".endswith("_lang")]
-    return next((name for name in (*before, f"{prefix}lang", "lang") if name in header), None)
+    return next((name for name in (*before, f"{prefix}lang", "lang", of_run) if name in header), None)
 
 
 def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:

@@ -375,6 +375,7 @@ def test_review_tells_codes_from_alternatives(tmp_path: Path):
         ("occ1,lang,pred_lang,hisco_1,prob_1,conf", None, ["lang", "xx"]),  # predict --language, the file having lang
         ("occ1,pred_lang,lang,hisco_1,prob_1,conf", "language", ["language", "xx"]),
         ("occ1,lang,other,pred_hisco_1,pred_prob_1,pred_conf", "language", ["language", "da"]),
+        ("occ1,language,other,hisco_1,prob_1,conf", "language", ["language", "da"]),  # predict --language-col language
         ("occ1,da,other,hisco_1,prob_1,conf", "language", ["checked", ""]),
     ],
 )
