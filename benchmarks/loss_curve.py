@@ -32,7 +32,7 @@ def losses(side: Ours, steps: int, *, pad: bool) -> np.ndarray:
         batch = next(side.epochs)
         if pad:
             batch.input_ids = F.pad(batch.input_ids, (0, MAX_LEN - batch.input_ids.shape[1]))
-        found.append(float(side.trainer.train_step([batch])[0]))
+        found.append(float(side.trainer.learner.train_step([batch])[0]))
     return np.array(found)
 
 

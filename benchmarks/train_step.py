@@ -122,7 +122,7 @@ class Ours:
         started = time.perf_counter()
         for _ in range(count):
             self.taken.append(next(self.epochs))
-            loss, _ = self.trainer.train_step(self.taken[-1:])
+            loss, _ = self.trainer.learner.train_step(self.taken[-1:])
         float(loss)
         return count * self.rows / (time.perf_counter() - started)
 
@@ -150,7 +150,7 @@ class Ours:
         attention.flops, kernels.Attention = 0, attention
         with FlopCounterMode(display=False, custom_mapping=_PRODUCTS) as counter:
             for batch in self.taken[-count:]:
-                self.trainer.train_step([batch])
+                self.trainer.learner.train_step([batch])
         kernels.Attention = attention.__base__
         return (counter.get_total_flops() + attention.flops) / (count * self.rows)
 

@@ -55,7 +55,7 @@ def break_loss(rank: str, steps: str) -> None:
     first, last = map(int, steps.split("-"))
     if os.environ.get("RANK", "0") == rank:
         wrap(
-            "histocoder.training.trainer.mixed_loss",
+            "histocoder.training.learner.mixed_loss",
             lambda f, number, *args: f(*args) * (float("nan") if first <= number <= last else 1),
         )
 
@@ -66,7 +66,7 @@ def break_memory(rank: str, step: str) -> None:
 
     if os.environ.get("RANK", "0") == rank:
         wrap(
-            "histocoder.training.trainer.mixed_loss",
+            "histocoder.training.learner.mixed_loss",
             lambda f, number, *args: (
                 f(*args) + (torch.empty(10**15, dtype=torch.uint8)[0] if number == int(step) else 0)
             ),

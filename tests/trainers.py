@@ -66,7 +66,7 @@ def losses(trainer: Trainer, steps: int, *, pad: bool) -> list[float]:
             if pad:
                 width = MAX_LEN - batch.input_ids.shape[1]
                 batch.input_ids = torch.nn.functional.pad(batch.input_ids, (0, width))
-            found.append(trainer.train_step([batch])[0].item())
+            found.append(trainer.learner.train_step([batch])[0].item())
             if len(found) == steps:
                 return found
     raise AssertionError

@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,45 +20,30 @@ from histocoder.formatters import BOS, EOS
 from histocoder.model import MixerModel
 from histocoder.ops.memory import is_out_of_memory
 from histocoder.training.learner import Learner
-from histocoder.training.losses import mixed_loss
 from histocoder.training.out_of_memory import advice
 from histocoder.training.strategies import Replicated
 
 MAX_ROWS = 1024
-"""Of a batch; larger ones are no faster."""
+"""Rows of the largest batch to try; larger ones are no faster."""
 _SHARE_OF_MEMORY = 0.9
-"""Of what is free, since it comes in pieces, and others may want some."""
+"""Share of the free memory to use, since it is fragmented and other programs may need some."""
 
 
 def find_batch_size(
     build: Callable[[], MixerModel], config: TrainConfig, device: torch.device, *, num_rows: int
 ) -> tuple[int, float]:
-    """Return the largest power of two of rows for which a step fits on all processes, and the share of memory it takes.
+    """Return the largest power of two of rows for which a step fits on all ranks, and the share of memory it takes.
 
-    All processes call this. Steps are taken with a model that is thrown away, and with the longest texts and most codes
-    that there can be.
-
-    Parameters
-    ----------
-    build : callable
-        Gives the model, frozen as far as it is to be; on the CPU.
-    config : TrainConfig
-    device : torch.device
-        A GPU.
-    num_rows : int
-        Rows to train on. A step takes no more, and a batch at most `MAX_ROWS`.
-
-    Raises
-    ------
-    UserError
-        Where not even one row fits.
+    A collective call. Steps are taken with a model that is thrown away, on the longest texts and the most codes
+    possible. Raises a UserError if not even one row fits.
     """
     limit = min(num_rows // config.num_parts(distributed.world_size()), MAX_ROWS)
     room = _SHARE_OF_MEMORY * (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
-    trial = _Trial(build(), config, device)
-    size, used = largest_that_fits(trial.peak, room=room, limit=limit)
-    max_len = trial.max_len
-    del trial
+    strategy = _Unconnected(StrategyConfig()) if config.fsdp is None else None
+    learner = Learner(build(), config, device, total_steps=1 << 30, strategy=strategy)
+    size, used = largest_that_fits(partial(peak_of_step, learner), room=room, limit=limit)
+    max_len = learner.model.config.max_len
+    del learner
     _release()
     torch.cuda.reset_peak_memory_stats(device)  # the run's peak is its own
     if size == 0 and limit > 0:
@@ -66,101 +52,75 @@ def find_batch_size(
 
 
 def largest_that_fits(peak: Callable[[int], float], *, room: float, limit: int) -> tuple[int, float]:
-    """Double the rows until memory runs out or is about to on some process; return half of them, and the share used.
+    """Return the most rows, a power of two up to `limit`, whose peak is within `room` on all ranks, and its share.
 
-    Parameters
-    ----------
-    peak : callable
-        Takes rows; returns the bytes that a step of so many needs, infinity where memory runs out.
-    room : float
-        Bytes that there are.
-    limit : int
-        The most rows to try.
+    The rows double until the peak of a step exceeds the room, or is expected to: ranks that shard a model can't catch
+    an error of memory, since the others wait for them.
 
     Examples
     --------
     >>> largest_that_fits(lambda rows: 10 + 3 * rows, room=60, limit=1000)
     (16, 0.966...)
     """
-    peaks: list[float] = []
-    size = 1
+    size, peaks = 1, [0.0]
     while size <= limit:
-        expected = 3 * peaks[-1] - 2 * peaks[-2] if len(peaks) > 1 else 0.0  # twice the rows take twice as much more
-        if not _all_agree(expected <= room) or not _all_agree((found := peak(size)) <= room):
+        expected = 3 * peaks[-1] - 2 * peaks[-2] if len(peaks) > 2 else 0.0  # memory is linear in the rows
+        if _any(expected > room) or _any((found := peak(size)) > room):
             break
         peaks.append(found)
         size *= 2
-    return size // 2, peaks[-1] / room if peaks else 0.0
+    return size // 2, peaks[-1] / room
 
 
-def _all_agree(yes: bool) -> bool:
-    return int(distributed.reduce_sum(torch.tensor(int(not yes)))) == 0
+def _any(yes: bool) -> bool:
+    """Return whether it is so on any rank."""
+    return bool(distributed.reduce_sum(torch.tensor(int(yes))))
 
 
-class _Trial:
-    """Steps of a model that is thrown away."""
+def peak_of_step(learner: Learner, num_rows: int) -> float:
+    """Return the bytes in use at the peak of a step on so many rows; infinity where memory runs out."""
+    is_alone, config = distributed.world_size() == 1, learner.config
+    # gradients are in memory in the forward pass too if batches accumulate, and in DDP's buckets
+    num_parts = 1 if is_alone and config.gradient_accumulation_steps == 1 else 2
+    batch = _longest_batch(learner.model, num_rows)
+    learner.model.train()
+    torch.cuda.reset_peak_memory_stats(learner.device)
+    try:
+        for _ in range(2):  # the first creates the optimizer's state
+            learner.train_step([batch] * num_parts)
+    except RuntimeError as error:
+        if not is_out_of_memory(error) or not (is_alone or config.fsdp is None):
+            raise
+        return math.inf
+    finally:
+        learner.optimizer.zero_grad(set_to_none=True)
+        _release()
+    return float(torch.cuda.max_memory_allocated(learner.device))
 
-    def __init__(self, model: MixerModel, config: TrainConfig, device: torch.device) -> None:
-        self._model, self._config, self._device = model, config, device
-        self.max_len = model.config.max_len
-        # DDP's buckets hold gradients in the forward pass, too, as sums of earlier batches do
-        is_alone = distributed.world_size() == 1
-        self._parts = (False,) if is_alone and config.gradient_accumulation_steps == 1 else (True, False)
-        self._can_run_out = is_alone or config.fsdp is None  # else other processes wait within the step
-        strategy = _Unconnected(StrategyConfig()) if config.fsdp is None else None
-        self._learner = Learner(model, config, device, total_steps=1 << 30, strategy=strategy)
-        model.train()
 
-    def peak(self, num_rows: int) -> float:
-        """Bytes that a step needs, of all that is in use then; infinity where there are not so many."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-        try:
-            for _ in range(2):  # the first makes the optimizer's state
-                self._step(num_rows)
-        except RuntimeError as error:
-            if not (self._can_run_out and is_out_of_memory(error)):
-                raise
-            return math.inf
-        finally:
-            self._learner.optimizer.zero_grad(set_to_none=True)
-            _release()
-        return float(torch.cuda.max_memory_allocated(self._device))
-
-    def _step(self, num_rows: int) -> None:
-        for more in self._parts:
-            with self._learner.accumulating(more=more):
-                batch = self._longest(num_rows).to(self._device)
-                output = self._learner.forward(batch)
-                config = self._config
-                weights = config.seq2seq_weight, config.decoder_stride
-                self._learner.backward(mixed_loss(output, batch, self._model.config, *weights))
-        self._learner.step()
-
-    def _longest(self, num_rows: int) -> Batch:
-        """As many characters and codes as there can be in so many rows."""
-        formatter = self._model.config.formatter
-        targets = torch.full((num_rows, formatter["num_blocks"] * formatter["block_size"] + 2), EOS + 2)
-        targets[:, 0], targets[:, -1] = BOS, EOS
-        text = UNKNOWN + LANG_SEP + "a " * self.max_len
-        tokens = tokenize([text], max_len=self.max_len, tokenizer=self._model.tokenizer)
-        row = torch.from_numpy(tokens.pad(np.arange(1), max_len=self.max_len))
-        return Batch(
-            input_ids=row.repeat(num_rows, 1),
-            targets=targets,
-            class_ids=torch.zeros((num_rows, formatter["num_blocks"]), dtype=torch.int64),
-            num_rows=num_rows,
-            num_target_blocks=formatter["num_blocks"],
-            weight=1.0,
-            rows=np.arange(num_rows),
-            counts=torch.ones(num_rows),
-        )
+def _longest_batch(model: MixerModel, num_rows: int) -> Batch:
+    """Return a batch of rows with as many characters and codes as there can be."""
+    config, num_blocks = model.config, model.config.formatter["num_blocks"]
+    targets = torch.full((num_rows, num_blocks * config.formatter["block_size"] + 2), EOS + 2)
+    targets[:, 0], targets[:, -1] = BOS, EOS
+    tokens = tokenize([UNKNOWN + LANG_SEP + "a " * config.max_len], max_len=config.max_len, tokenizer=model.tokenizer)
+    return Batch(
+        input_ids=torch.from_numpy(tokens.pad(np.arange(1), max_len=config.max_len)).repeat(num_rows, 1),
+        targets=targets,
+        class_ids=torch.zeros((num_rows, num_blocks), dtype=torch.int64),
+        num_rows=num_rows,
+        num_target_blocks=num_blocks,
+        weight=1.0,
+        rows=np.arange(num_rows),
+        counts=torch.ones(num_rows),
+    )
 
 
 class _Unconnected(Replicated):
-    """One process by itself, whatever others do, so that none waits for one that is out of memory."""
+    """Each rank by itself, so that none waits for one that is out of memory."""
 
     def wrap(self, model: MixerModel, device: torch.device) -> MixerModel:
-        """Not wrapped."""
+        """Return the model as it is, without DDP."""
         return model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import choose_tf32, computing_dtype
 from histocoder.ops.memory import keep_freed_memory
+from histocoder.training.losses import mixed_loss
 from histocoder.training.optimizer import collect
 from histocoder.training.strategies import Strategy, strategy_of
 
@@ -63,8 +64,24 @@ class Learner:
         """Of the next step, of the flat head."""
         return float(self.scheduler.get_last_lr()[-1])
 
+    def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
+
+        Returns this rank's part of the loss, and the norm of all gradients.
+        """
+        loss, config = torch.zeros((), device=self.device), self.config
+        for i, part in enumerate(parts, 1):
+            batch = part.to(self.device)
+            with self.accumulating(more=i < len(parts)):
+                output = self.forward(batch)
+                weights = config.seq2seq_weight, config.decoder_stride
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, *weights)
+                self.backward(part_loss)
+            loss += part_loss.detach()
+        return loss, self.step()
+
     def forward(self, batch: Batch) -> MixerOutput:
-        """Outputs for a batch, with which `backward` can do."""
+        """Return the model's outputs for a batch, for `backward`."""
         stride = self.config.decoder_stride
         return self.wrapped(batch.input_ids, batch.targets[::stride, :-2], batch.encoded, decoder_stride=stride)
 

@@ -84,6 +84,6 @@ def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tens
 
     with loader.naming_workers():
         for parts in itertools.islice(steps(), total_steps):
-            trainer.train_step(parts)
+            trainer.learner.train_step(parts)
             progress.advance()
     progress.close()

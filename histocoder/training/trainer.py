@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from histocoder import distributed
 from histocoder.checkpoints.hub import model_card, write_card
@@ -26,7 +25,7 @@ from histocoder.checkpoints.training_state import (
     unfinished,
 )
 from histocoder.config import LoaderConfig, TrainConfig
-from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.dataset import OccupationDataset
 from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.distributed.signals import StopSignals
@@ -36,7 +35,6 @@ from histocoder.ops.memory import peak_gpu_memory
 from histocoder.training.console import Progress, say
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
-from histocoder.training.losses import mixed_loss
 from histocoder.training.meter import Meter
 from histocoder.training.profiling import profiling
 from histocoder.training.tracking import NullRun, Tracker
@@ -149,7 +147,7 @@ class Trainer:
         self.model.train()
         self.sampler.set_position(state.epoch, state.samples)
         for parts in zip(*[iter(self.train_loader)] * config.gradient_accumulation_steps, strict=True):
-            loss, grad_norm = self.train_step(parts)
+            loss, grad_norm = self.learner.train_step(parts)
             count_step()
             state.step += 1
             state.samples += parts[0].num_rows
@@ -179,22 +177,6 @@ class Trainer:
     def is_over(self) -> bool:
         """Whether validations have found nothing better for as long as `early_stopping` says."""
         return self.config.early_stopping is not None and self.state.num_worse >= self.config.early_stopping
-
-    def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
-
-        Returns this rank's part of the loss, and the norm of all gradients.
-        """
-        loss, config = torch.zeros((), device=self.device), self.config
-        for i, part in enumerate(parts, 1):
-            batch = part.to(self.device)
-            with self.learner.accumulating(more=i < len(parts)):
-                output = self.learner.forward(batch)
-                weights = config.seq2seq_weight, config.decoder_stride
-                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, *weights)
-                self.learner.backward(part_loss)
-            loss += part_loss.detach()
-        return loss, self.learner.step()
 
     def log_training(self) -> None:
         """Read the losses since the last time, and pass them on."""

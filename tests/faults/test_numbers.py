@@ -14,7 +14,7 @@ from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.errors import UserError
-from histocoder.training import trainer as trainer_module
+from histocoder.training import learner as learner_module
 from histocoder.training.meter import Meter
 from histocoder.training.trainer import Trainer
 
@@ -30,7 +30,7 @@ def started(tmp_path: Path) -> Trainer:
 
 def one_step(trainer: Trainer) -> None:
     batch = next(iter(trainer.train_loader))
-    loss, grad_norm = trainer.train_step([batch])
+    loss, grad_norm = trainer.learner.train_step([batch])
     trainer.state.step += 1
     trainer.meter.add(loss, grad_norm, rows=batch.num_rows)
 
@@ -43,9 +43,9 @@ def state_of(trainer: Trainer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("summand", "factor"), [(0, math.nan), (0, math.inf), (math.inf, 1)])
 def test_a_step_that_is_not_finite_changes_nothing(started: Trainer, monkeypatch, summand: float, factor: float):
-    mixed_loss, before = trainer_module.mixed_loss, state_of(started)  # of inf + loss, the gradients would be finite
+    mixed_loss, before = learner_module.mixed_loss, state_of(started)  # of inf + loss, the gradients would be finite
     with monkeypatch.context() as patched:
-        patched.setattr(trainer_module, "mixed_loss", lambda *args: summand + factor * mixed_loss(*args))
+        patched.setattr(learner_module, "mixed_loss", lambda *args: summand + factor * mixed_loss(*args))
         one_step(started)
     assert all(map(torch.equal, before, state_of(started)))
     one_step(started)

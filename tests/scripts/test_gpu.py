@@ -91,12 +91,12 @@ def test_a_step_neither_waits_for_the_gpu_nor_casts_weights(tmp_path: Path, tabl
     data = dataset(tmp_path, table, ("hisco_1",))
     trainer = begin(tmp_path, data, precision=precision, num_classes=8, device=torch.device(DEVICE, 0))
     batch = next(iter(trainer.train_loader))
-    trainer.train_step([batch])
+    trainer.learner.train_step([batch])
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")  # whatever waits for the GPU is refused
         with Casts(list(trainer.model.parameters())) as casts:
-            loss, _ = trainer.train_step([batch])
+            loss, _ = trainer.learner.train_step([batch])
         with pytest.raises(RuntimeError, match="synchroniz"):
             loss.item()
     finally:

@@ -55,7 +55,7 @@ def test_three_graphs_serve_all_lengths_and_batches(
         trained.sampler.set_position(epoch, 0)
         for batch in trained.train_loader:
             shapes.add(batch.input_ids.shape)
-            trained.train_step([batch])
+            trained.learner.train_step([batch])
     assert {size for size, _ in shapes} == {4, 6} and len({length for _, length in shapes}) >= 5
     assert num_graphs() == 3  # the encoder's first layer, all others, and the decoder's
     assert not counters["graph_break"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from histocoder.cli.arguments import parse
 from histocoder.config import FinetuneConfig, TrainConfig
 from histocoder.errors import Notice, UserError
 from histocoder.ops.memory import RowsAtOnce
-from histocoder.training.batch_size import _Trial, find_batch_size, largest_that_fits
+from histocoder.training.batch_size import find_batch_size, largest_that_fits, peak_of_step
+from histocoder.training.learner import Learner
 from histocoder.training.losses import mixed_loss
 from histocoder.training.out_of_memory import advice, explaining_out_of_memory
 from histocoder.training.settings import check_machine
@@ -112,21 +114,10 @@ def test_the_largest_size_that_fits(base: float, each: float, most: float, limit
     assert seen == tried
 
 
-class Steps:
-    """A trial of steps that take a byte for each row."""
-
-    max_len = 8
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def peak(self, num_rows: int) -> float:
-        return float(num_rows)
-
-
 def test_the_peak_of_the_search_is_not_that_of_the_run(monkeypatch: pytest.MonkeyPatch):
     reset: list[torch.device] = []
-    monkeypatch.setattr("histocoder.training.batch_size._Trial", Steps)
+    monkeypatch.setattr("histocoder.training.batch_size.Learner", lambda model, *_, **__: Mock(model=model))
+    monkeypatch.setattr("histocoder.training.batch_size.peak_of_step", lambda _, rows: float(rows))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (12, 24))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
@@ -137,10 +128,10 @@ def test_the_peak_of_the_search_is_not_that_of_the_run(monkeypatch: pytest.Monke
 def test_memory_that_runs_out_in_a_trial_is_no_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 0)
-    trial = _Trial(tiny_model(), CONFIG, CPU)
-    assert trial.peak(2) < math.inf
-    monkeypatch.setattr("histocoder.training.batch_size.mixed_loss", lambda *_: torch.empty(10**15))
-    assert trial.peak(4) == math.inf
+    learner = Learner(tiny_model(), CONFIG, CPU, total_steps=9)
+    assert peak_of_step(learner, 2) < math.inf
+    monkeypatch.setattr("histocoder.training.learner.mixed_loss", lambda *_: torch.empty(10**15))
+    assert peak_of_step(learner, 4) == math.inf
 
 
 def test_sums_of_gradients_are_in_memory(monkeypatch: pytest.MonkeyPatch):
@@ -152,10 +143,11 @@ def test_sums_of_gradients_are_in_memory(monkeypatch: pytest.MonkeyPatch):
         held.append(any(p.grad is not None for p in model.parameters()))
         return mixed_loss(*args)
 
-    monkeypatch.setattr("histocoder.training.batch_size.mixed_loss", loss)
+    monkeypatch.setattr("histocoder.training.learner.mixed_loss", loss)
     for steps, expected in ((1, [False, False]), (4, [False, True, False, True])):
         held.clear()
-        _Trial(model := tiny_model(), replace(CONFIG, gradient_accumulation_steps=steps), CPU).peak(2)
+        config = replace(CONFIG, gradient_accumulation_steps=steps)
+        peak_of_step(Learner(model := tiny_model(), config, CPU, total_steps=9), 2)
         assert held == expected
 
 
@@ -179,7 +171,7 @@ from histocoder.training import batch_size, train
 torch.cuda.mem_get_info = lambda device: (100 / batch_size._SHARE_OF_MEMORY, None)
 torch.cuda.memory_reserved = lambda device: 0
 torch.cuda.reset_peak_memory_stats = lambda device: None
-batch_size._Trial.peak = lambda trial, rows: rows * (20 if os.environ.get("RANK") == "1" else 1)
+batch_size.peak_of_step = lambda learner, rows: rows * (20 if os.environ.get("RANK") == "1" else 1)
 train.check_machine = lambda config, device: None
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -220,7 +212,7 @@ def test_rows_are_not_sought_where_positions_are_given(table: Path, tmp_path: Pa
 RESUMED = """
 import runpy, sys, weakref
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.training import trainer
+from histocoder.training.learner import Learner
 
 held = []
 
@@ -229,11 +221,11 @@ def open_checkpoint(*args, opened=RunFolder.checkpoint):
     held.extend(map(weakref.ref, (checkpoint, *checkpoint.learner.weights.values(), *checkpoint.ranks.values())))
     return checkpoint
 
-def train_step(self, parts, step=trainer.Trainer.train_step):
+def train_step(self, parts, step=Learner.train_step):
     print("alive:", sum(ref() is not None for ref in held), "of", len(held))
     return step(self, parts)
 
-RunFolder.checkpoint, trainer.Trainer.train_step = open_checkpoint, train_step
+RunFolder.checkpoint, Learner.train_step = open_checkpoint, train_step
 sys.argv = {args!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -94,9 +94,9 @@ def test_deterministic_refuses_what_varies(table: Path, tmp_path: Path):
     varies = "import torch; torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))"
     args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1)
     code = (
-        f"import runpy, sys, histocoder.training.trainer as e; step = e.Trainer.train_step\n"
+        f"import runpy, sys, histocoder.training.learner as e; step = e.Learner.train_step\n"
         f"def other(*args):\n    {varies}\n    return step(*args)\n"
-        f"e.Trainer.train_step = other; sys.argv = {args!r}\n"
+        f"e.Learner.train_step = other; sys.argv = {args!r}\n"
     )
     start = "runpy.run_path(sys.argv[0], run_name='__main__')"
     run("-c", code + start)

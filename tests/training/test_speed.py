@@ -44,7 +44,7 @@ def test_a_step_waits_for_no_number(tmp_path: Path):
     trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
     batch = next(iter(trainer.train_loader))
     with Counter() as counter:
-        loss, _ = trainer.train_step([batch])
+        loss, _ = trainer.learner.train_step([batch])
         assert counter.reads == 0
         loss.item()
         assert counter.reads == 1
@@ -99,7 +99,7 @@ def test_what_lies_between_products_is_done_by_kernels(tmp_path: Path):
     trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
     batch = next(iter(trainer.train_loader))
     with Counter() as counter:
-        trainer.train_step([batch])
+        trainer.learner.train_step([batch])
     assert "mm" in counter.names and counter.by_columns == 0
     assert not counter.names & {"bmm", "_softmax", "_fused_adamw_", "_foreach_norm", "bernoulli_", "native_dropout"}
     of_encoder, of_decoder = map(len, trainer.model.layers())
