@@ -16,7 +16,7 @@ import torch
 
 from histocoder import distributed
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
-from histocoder.training.out_of_memory import that_a_gpu_is_full
+from histocoder.training.out_of_memory import full_gpu_message
 
 _NOBODY_READS = 128 + 13
 """128 + SIGPIPE, as shells say it; Windows lacks the name."""
@@ -46,7 +46,7 @@ def run_script(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         distributed.leave("Interrupted.", 130)
     except torch.OutOfMemoryError as error:
-        distributed.leave(f"error: {that_a_gpu_is_full(error)}", 2)
+        distributed.leave(f"error: {full_gpu_message(error)}", 2)
     except RuntimeError as error:
         if not distributed.is_lost_contact(error):
             raise

@@ -1,4 +1,4 @@
-"""What a run says at its start."""
+"""The description of a run at its start."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from histocoder.training.trainer import Trainer
 
 
 def banner(trainer: Trainer, *, encoder: str) -> list[str]:
-    """Return what a run says at its start; all ranks call this together.
-
-    Examples
-    --------
-    >>> _counted(1, "process", "processes"), _counted(8, "process", "processes")
-    ('1 process', '8 processes')
-    """
+    """Return the lines that describe a run at its start; a collective call."""
     config, model, data = trainer.config, trainer.model, trainer.train_data
     epochs = max(config.num_epochs, trainer.total_steps // trainer.sampler.num_batches(0))  # --min-steps repeats them
     total = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""What a run says in the terminal while it trains."""
+"""Output of a run in the terminal while it trains."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ from tqdm import tqdm
 from histocoder.distributed.log import log
 
 ESTIMATE_AFTER = 20
-"""Steps, after which is said how long all will take."""
+"""Steps after which a run estimates how long it will take."""
 _FIRST_STEPS = 5
-"""Not counted in that: they start workers, compile, and choose kernels."""
+"""Steps left out of the estimate: they start workers, compile, and choose kernels."""
 
 
 class Progress:
-    """Steps done: a bar on a terminal, and a line now and then.
-
-    Parameters
-    ----------
-    total, start : int
-        Steps of the run, and those done already.
-    show : bool
-        Whether this process may show a bar.
-    """
+    """Shows the steps done: a bar on a terminal if `show`, and lines of numbers; `start` steps are done already."""
 
     def __init__(self, total: int, *, start: int = 0, show: bool = True) -> None:
         self._total = total
@@ -36,7 +28,7 @@ class Progress:
             self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1)
 
     def advance(self, **values: float) -> None:
-        """Advance by a step; `values` are shown in the progress bar, if there is one."""
+        """Advance by a step, and show `values` in the bar."""
         self._done += 1
         if self._done == _FIRST_STEPS:
             self._counted_since = time.monotonic()
@@ -48,7 +40,7 @@ class Progress:
             self._bar.update()
 
     def pause(self, seconds: float) -> None:
-        """Leave out, of the estimate, what was not spent on steps."""
+        """Leave time that was not spent on steps out of the estimate."""
         self._counted_since += seconds
 
     def _say_estimate(self) -> None:
@@ -57,14 +49,14 @@ class Progress:
         say(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
 
     def line(self, step: int, values: dict[str, float]) -> None:
-        """Say some numbers in a line of their own."""
+        """Print a line with the step, some numbers, and the time left."""
         done = step - self._start
         left = (time.monotonic() - self._started) / done * (self._total - step) if done else 0
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         say(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
 

@@ -1,4 +1,4 @@
-"""What shows a run's curves while it trains: Weights & Biases, TensorBoard. A run does not depend on either."""
+"""Weights & Biases and TensorBoard, which show a run's curves while it trains; a run depends on neither."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from histocoder.config import RunConfig, recorded
 from histocoder.distributed.log import log
 from histocoder.errors import UserError
 from histocoder.files import write_text
-from histocoder.training.tracking import CsvLog, NullRun, Tee, Tracker, dashboard_values
+from histocoder.training.tracking import CsvLog, Tee, Tracker, dashboard_values
 
 UPLOAD_SECONDS = 600.0
-"""How long an upload of the final model may hold up a run's end."""
+"""Time that an upload of the final model may hold up a run's end."""
 _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
 """W&B's own timeouts, so that it gives up within `PATIENCE_SECONDS`."""
 
@@ -48,29 +48,20 @@ def run_name(encoder: str, system: str, *, world_size: int) -> str:
 
 
 def open_trackers(config: RunConfig, run: RunFolder, *, start_step: int, system: str) -> Tracker:
-    """Return what takes a run's numbers on rank 0: `logs.csv`, and dashboards that training does not depend on."""
+    """Return what takes a run's numbers on rank 0: `logs.csv`, and the dashboards that the settings ask for."""
     if not distributed.is_primary():
-        return NullRun()
+        return Tracker()
     trackers: list[Tracker] = [CsvLog(run.logs, start_step=start_step)]
     if config.log_wandb:
         name = config.run_name or run_name(config.encoder, system, world_size=distributed.world_size())
         trackers.append(InBackground("W&B", lambda: WandbRun(run, config, name), patience_with_model=UPLOAD_SECONDS))
     if config.log_tensorboard:
         trackers.append(InBackground("TensorBoard", lambda: TensorBoardRun(run.tensorboard, start_step=start_step)))
-    return Tee(*trackers)
+    return Tee(trackers)
 
 
-class WandbRun:
-    """A W&B run whose id is kept in the run's folder, so that a resumed run continues its curves.
-
-    Parameters
-    ----------
-    run : RunFolder
-    config : RunConfig
-        Shown in W&B.
-    name : str
-        Likewise.
-    """
+class WandbRun(Tracker):
+    """A W&B run whose id is kept in the run's folder, so that a resumed run continues its curves."""
 
     def __init__(self, run: RunFolder, config: RunConfig, name: str) -> None:
         upload = {"WANDB_FINISH_TIMEOUT": f"{UPLOAD_SECONDS:g}"} if config.wandb_artifact else {}
@@ -86,11 +77,10 @@ class WandbRun:
         write_text(run.wandb_id, run_id + "\n")
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Send numbers."""
         self._run.log(dashboard_values(values), step=step)
 
     def keep_model(self, folder: Path) -> None:
-        """Send the final model as an artifact: a new version of that of the run's name."""
+        """Send the final model as a new version of the artifact with the run's name."""
         import wandb
 
         artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", self._name, flags=re.ASCII), type="model")
@@ -101,19 +91,11 @@ class WandbRun:
         self._run.log_artifact(artifact)
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
-class TensorBoardRun(NullRun):
-    """Event files in `tensorboard/`; a resumed run continues the same curves.
-
-    Parameters
-    ----------
-    folder : Path
-    start_step : int
-        Points beyond this step, which a run logged after its last checkpoint, are hidden.
-    """
+class TensorBoardRun(Tracker):
+    """Event files in `tensorboard/`; points beyond `start_step`, from after the last checkpoint, are hidden."""
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -122,18 +104,16 @@ class TensorBoardRun(NullRun):
         self._writer = SummaryWriter(str(folder), purge_step=start_step + 1)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Write numbers, and see that they are written."""
         for name, value in dashboard_values(values).items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 
 def _hush_writers() -> None:
-    """TensorBoard writes in threads. They pass errors on, and need not print them as well."""
+    """Keep TensorBoard's threads from printing errors, which they pass on as well."""
     before = threading.excepthook
 
     def print_error(args: threading.ExceptHookArgs, /) -> None:
@@ -144,24 +124,24 @@ def _hush_writers() -> None:
 
 
 PATIENCE_SECONDS = 30.0
-"""How long a service may hold up a run's start, and its end."""
+"""Time that a service may hold up a run's start, and its end."""
 
 
-class InBackground:
+class InBackground(Tracker):
     """Runs a tracker in its own thread: if it hangs or fails, one warning is shown and training continues without it.
 
     Parameters
     ----------
     name : str
-        What the warning calls it.
+        Name of the service in the warning.
     begin : callable
-        Makes the tracker.
+        Builds the tracker.
     patience : float
         Seconds to wait for it at the start, and at the end for what it has not taken in yet.
     patience_with_model : float, optional
-        At the end, instead, where it has been given the model.
+        Seconds to wait at the end instead, if it was given the model.
     room : int
-        Lines that it may lag behind.
+        Log calls that it may lag behind.
     """
 
     def __init__(
@@ -184,16 +164,13 @@ class InBackground:
             self._give_up(f"has not answered within {patience:g} s")
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Hand numbers over."""
         self._put(lambda tracker: tracker.log(step, values))
 
     def keep_model(self, folder: Path) -> None:
-        """Hand the final model over; it has to stay as it is until `close`."""
         self._patience = self._patience_with_model
         self._put(lambda tracker: tracker.keep_model(folder))
 
     def close(self) -> None:
-        """Let the tracker finish."""
         self._put(None)
         if not self._given_up:
             self._thread.join(self._patience)

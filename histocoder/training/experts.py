@@ -1,4 +1,4 @@
-"""Give a trained model its linear expert, and fit how much each of its experts counts."""
+"""Weights of a trained model's experts, and the mode that it predicts in."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from histocoder.model.linear_expert import LinearExpert
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
 _HALF_GROWN = 500
-"""Training rows with which what is trained by gradients has half of its usual weight."""
+"""Training rows at which decoder and flat head have half of their usual weights."""
 _TRUST = 50.0
-"""Validation rows that it takes to doubt the usual weights."""
+"""Strength of the penalty on weights other than the usual ones, in validation rows."""
 
 
 @torch.inference_mode()
 def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by batch."""
+    """Yield `CombinedSearch.votes_and_truth` of descriptions with known codes, batch by batch."""
     place = {code: i for i, code in enumerate(coder.codes)}
     true = np.array([[place.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
     known = coder.model.config.languages
@@ -43,22 +43,11 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tenso
 
 
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:
-    """Return how much each expert counts: the weights that make the true codes most likely among the candidates.
+    """Return the experts' weights, 0 or more, that make the true codes most likely among the candidates.
 
-    Parameters
-    ----------
-    votes : sequence of dict
-        See `votes_on`.
-    is_true : sequence of Tensor of bool
-        Rows without any true candidate are left out.
-    num_train : int
-        Rows that the model is trained on.
-
-    Returns
-    -------
-    dict
-        Expert -> weight, 0 or more: those of a conditional logit model (McFadden 1974), drawn to the usual ones where
-        there are few rows.
+    They are those of a conditional logit model (McFadden 1974), drawn to the usual ones where there are few rows.
+    `votes` and `is_true` come from `votes_on`; rows without any true candidate are left out. The model was trained on
+    `num_train` rows.
     """
     names = list(votes[0])
     scores = torch.cat([torch.stack([vote[name] for name in names], dim=-1).double() for vote in votes])
@@ -117,20 +106,20 @@ def fit_experts(
     Parameters
     ----------
     *folders : Path
-        Those that hold this one model; it is written again into each.
+        Folders that hold this one model; it is written again into each.
     expert : LinearExpert, optional
     examples : Examples
-        Validation data; each description counts once, or a few that are frequent would decide.
+        Validation data; each description counts once, so that frequent ones do not decide.
     num_train : int
-        Rows that the model is trained on.
+        Rows that the model was trained on.
     device : torch.device
     precision : str
-        That the model will be used in.
+        Precision that the model will be used in.
 
     Returns
     -------
     str
-        What to tell.
+        A sentence on the accuracy of each mode.
     """
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
@@ -151,7 +140,7 @@ def fit_experts(
 
 
 def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:
-    """Give a model in a folder the weights and the linear expert that were fitted to validation data as well."""
+    """Write a model again with weights and a linear expert that were fitted to the validation data as well."""
     model = load_model(folder)
     model.linear_expert = None
     model.load_state_dict(weights)
@@ -167,7 +156,7 @@ def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
 
 
 def _save(folder: Path, model: MixerModel, *, remark: str = "") -> None:
-    """Write a model again, and its card, with a remark behind what that says of accuracy."""
+    """Write a model again, and its card, with a remark behind the card's section on accuracy."""
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
     path, behind = folder / CARD_FILE, "\n## What it is"
     if remark and path.is_file():

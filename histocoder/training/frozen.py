@@ -1,4 +1,4 @@
-"""Training on the outputs of an encoder that is frozen: they never change, so they are computed once."""
+"""Training on the outputs of a frozen encoder, which are computed once."""
 
 from __future__ import annotations
 
@@ -30,28 +30,18 @@ from histocoder.training.console import say
 
 _VERSION = 1
 _SHARE_OF_DISK = 0.8
-"""Of the free disk at most, so that checkpoints have room."""
-_ROWS_AT_ONCE = {"cpu": 64}
-_ROWS_AT_ONCE_ELSEWHERE = 1024
+"""Share of the free disk to use at most, so that checkpoints have room."""
 
 
 def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, folder: Path) -> None:
-    """Give each dataset whose texts never change the outputs of the model's frozen encoder.
+    """Give each dataset without noise the outputs of the model's frozen encoder; a collective call.
 
-    Rank 0 computes them, each distinct text's once, into files beside the tokenised texts; where an earlier run has,
-    they are found there. Where the disk has no room for them, nothing changes but for a warning.
-
-    Parameters
-    ----------
-    model : MixerModel
-        On its device and with its weights.
-    datasets : sequence of OccupationDataset
-        Those with noise are left alone.
-    folder : Path
-        The run's; what it holds of other encoders is deleted.
+    Rank 0 computes them, once for each distinct text, into files beside the tokenised texts, unless an earlier run has.
+    If the disk has no room for them, the run warns and computes them in each step. Encodings by other encoders in the
+    run's `folder` are deleted.
     """
     if not (model.encoder_is_frozen and model.config.mask_memory) or isinstance(model.encoder, NgramEncoder):
-        return  # of an n-gram encoder, outputs take longer to read than to compute
+        return  # an n-gram encoder's outputs take longer to read than to compute
     fixed = [data for data in datasets if data.augmenter is None]
 
     def build() -> list[str]:
@@ -68,7 +58,7 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
 
 
 def _encoder_id(model: MixerModel) -> str:
-    """Return a hash of all that outputs depend on."""
+    """Return a hash of all that the encoder's outputs depend on."""
     config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
     digest = hashlib.sha256(f"{_VERSION} {model.dtype} {config}".encode())
     for name, weight in model.encoder.state_dict().items():
@@ -100,7 +90,7 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
 
 
 def _delete_others(path: Path, folder: Path) -> None:
-    """Delete the same texts' encodings by other encoders, where they are kept in the run's own folder."""
+    """Delete encodings of the same texts by other encoders, if they are in the run's own folder."""
     if folder in path.parents:
         for other in set(path.parent.glob(f"{path.name.partition('-')[0]}-*")) - {path}:
             shutil.rmtree(other, ignore_errors=True)
@@ -109,7 +99,7 @@ def _delete_others(path: Path, folder: Path) -> None:
 @torch.no_grad()
 def _encode(model: MixerModel, data: OccupationDataset, distinct: DistinctTexts) -> Iterator[Encoded]:
     device = next(model.parameters()).device
-    step = _ROWS_AT_ONCE.get(device.type, _ROWS_AT_ONCE_ELSEWHERE)
+    step = 64 if device.type == "cpu" else 1024
     for start in tqdm(range(0, len(distinct.rows), step), unit="batch", disable=None, leave=False):
         texts = data.arrays.texts(distinct.rows[start : start + step])
         tokens = tokenize(texts, max_len=model.config.max_len, tokenizer=model.tokenizer)

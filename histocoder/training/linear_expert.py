@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.tokens import lower_characters
@@ -23,9 +21,10 @@ MAX_COST = 12_000_000
 MAX_ROWS = 200_000
 """Above which there is no expert: as many take about a minute, though each machine is fitted to few of them."""
 NUM_RIVALS, NUM_OTHERS = 60, 500
-"""Of a large table: the classes whose machines a row is an example against, beside others drawn for each machine."""
+"""For a large table: rival classes of a row, whose machines take it as a negative example, and random negative examples
+of a machine."""
 MAX_WEIGHTS = 1 << 26
-"""Of an expert, 128 MB; the n-grams of fewest descriptions are left out beyond."""
+"""Weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out."""
 _ROWS_AT_ONCE = 2048
 
 
@@ -38,31 +37,18 @@ class _Machines(NamedTuple):
     intercepts: np.ndarray
 
 
-def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExpert | None:
+def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExpert | None:
     """Fit linear support vector machines, one against the rest, to TF-IDF of the n-grams of descriptions.
 
     With many rows and classes, each machine is fitted to the rows of its class, to those that resemble them most, and
-    to a sample of the others; so Slice (Jain et al. 2019) chooses negative examples.
-
-    Parameters
-    ----------
-    *data : OccupationDataset
-        Its noise is left out.
-    num_classes : int
-
-    Returns
-    -------
-    LinearExpert or None
-        None where it would take too long (`MAX_COST`, `MAX_ROWS`), or there are fewer than two codes.
+    to a sample of the others, as Slice (Jain et al. 2019) chooses negative examples. Noise is left out of the data.
+    Returns None if fitting would take too long (`MAX_COST`, `MAX_ROWS`), or there are fewer than two codes.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    starts = np.cumsum([0, *map(len, data)])
-    labels = [part.labels() for part in data]
-    rows = np.concatenate([start + rows for start, (rows, _) in zip(starts, labels, strict=False)])
-    class_ids = np.concatenate([found for _, found in labels])
+    rows, class_ids = data.labels()
     is_costly = len(rows) * num_classes > MAX_COST
-    if len(np.unique(class_ids)) < 2 or (is_costly and starts[-1] > MAX_ROWS):
+    if len(np.unique(class_ids)) < 2 or (is_costly and len(data) > MAX_ROWS):
         return None
     buckets, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_classes)
     tfidf = TfidfTransformer(sublinear_tf=True)
@@ -79,20 +65,18 @@ def fit_linear_expert(*data: OccupationDataset, num_classes: int) -> LinearExper
     return expert
 
 
-def _ngram_counts(data: tuple[OccupationDataset, ...], *, max_features: int) -> tuple[np.ndarray, csr_matrix]:
-    """Return the hashes of n-grams in order, of those that most rows have, and how often each row has each."""
+def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.ndarray, csr_matrix]:
+    """Return the sorted hashes of the n-grams that most rows have, and their counts, of shape (rows, n-grams)."""
     from scipy.sparse import csr_matrix
 
-    starts = np.cumsum([0, *map(len, data)])
-    parts = [
-        (start + first + row.numpy(), bucket.numpy())
-        for start, part in zip(starts, data, strict=False)
-        for first, characters in _characters(part)
-        for row, bucket in [ngram_rows(characters)]
-    ]
+    parts = []
+    for start in range(0, len(data), _ROWS_AT_ONCE):
+        texts = data.arrays.texts(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
+        row, bucket = ngram_rows(torch.from_numpy(lower_characters(texts)))
+        parts.append((start + row.numpy(), bucket.numpy()))
     row, bucket = (np.concatenate(part) for part in zip(*parts, strict=True))
     buckets, column = np.unique(bucket, return_inverse=True)
-    counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(starts[-1], len(buckets)))
+    counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(len(data), len(buckets)))
     if len(buckets) <= max_features:
         return buckets, counts
     num_rows = np.bincount(counts.indices, minlength=len(buckets))
@@ -116,7 +100,7 @@ def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -
 
 
 def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
-    """Fit each machine to the rows of its class, to those that it is a rival for, and to some others.
+    """Fit each machine to the rows of its class, to those whose rival it is, and to some others.
 
     A row's rivals are the `NUM_RIVALS` classes other than its own whose centroids are nearest to it.
     """
@@ -161,9 +145,3 @@ def _fit_one(features: csr_matrix, is_one: np.ndarray) -> tuple[np.ndarray, floa
         return np.zeros(features.shape[1]), 1.0
     machine = LinearSVC(tol=0.1, random_state=0).fit(features, is_one)
     return machine.coef_[0], machine.intercept_[0]
-
-
-def _characters(data: OccupationDataset) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(data), _ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(data)))
-        yield start, torch.from_numpy(lower_characters(data.arrays.texts(rows)))

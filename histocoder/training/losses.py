@@ -1,8 +1,6 @@
-"""The two losses and their mixture, normalised over whatever batch they are parts of."""
+"""The losses of decoder and flat head, and their mixture; losses of a batch's parts add up to the batch's."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,37 +12,26 @@ from histocoder.formatters.tokens import PAD
 from histocoder.model import MixerOutput
 
 
-class BlockLosses(NamedTuple):
-    """What `block_losses` returns."""
-
-    target: Tensor
-    """Of shape (B, num_blocks): each target block's smallest cross-entropy; 0 where there is no such block."""
-    unused: Tensor
-    """Of shape (B, num_blocks): each unused predicted block's cross-entropy to PAD; 0 where it is used."""
-
-
-def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> BlockLosses:
-    """Order-invariant cross-entropy of blocks, before any averaging over rows.
+def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Return the order-invariant cross-entropy of blocks, in fp32, before any averaging over rows.
 
     With k codes in a row's target, each target block takes the smallest cross-entropy that it has with one of the
-    first k predicted blocks (the mean over its positions); the other predicted blocks are pushed to PAD.
+    first k predicted blocks (the mean over its positions); the other predicted blocks are pushed to PAD. This is the
+    loss of OccCANINE (Dahl, Johansen and Vedel, "Breaking the HISCO Barrier", 2024).
 
     Parameters
     ----------
     logits : Tensor of shape (B, L, vocab_size)
-        For the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS, which has no part in it.
+        Logits of the tokens behind BOS; L is `num_blocks * block_size`, or one more for EOS, which is ignored.
     targets : Tensor of int, of shape (B, 2 + num_blocks * block_size)
         BOS, blocks, EOS; a row's codes come first, unused blocks are all PAD.
     num_blocks : int
 
     Returns
     -------
-    BlockLosses
-        In fp32.
-
-    Notes
-    -----
-    The loss of OccCANINE (Dahl, Johansen and Vedel, "Breaking the HISCO Barrier", 2024).
+    target, unused : Tensor of shape (B, num_blocks)
+        Each target block's smallest cross-entropy, 0 where there is no such block; and each unused predicted block's
+        cross-entropy to PAD, 0 where it is used.
     """
     codes = targets[:, 1:-1].unflatten(1, (num_blocks, -1)).long()  # (B, N, S)
     logits = logits[:, : codes[0].numel()].unflatten(1, (num_blocks, -1)).float()  # (B, N, S, V)
@@ -60,7 +47,7 @@ def block_losses(logits: Tensor, targets: Tensor, *, num_blocks: int) -> BlockLo
     target = torch.where(used, target, 0.0)
 
     unused = torch.where(used, 0.0, -log_probs[..., PAD].mean(-1))
-    return BlockLosses(target, unused)
+    return target, unused
 
 
 def block_order_invariant(
@@ -72,22 +59,12 @@ def block_order_invariant(
     num_target_blocks: int | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """Return the block loss as one number; see `block_losses` for the arguments not named here.
+    """Return the block loss as one number, of shape (); see `block_losses` for logits and targets.
 
     Target blocks are averaged over all rows (a row without that block counts as 0) and then over the target blocks
-    that occur; unused blocks over all rows and blocks.
-
-    Parameters
-    ----------
-    num_rows, num_target_blocks : int, optional
-        Rows, and occurring target blocks, of the whole batch of which these rows are a part; by default this is the
-        whole batch. The parts' losses then add up to the whole batch's.
-    counts : Tensor of shape (B,), optional
-        How often each row is meant to occur, `num_rows` being their sum by default; once by default.
-
-    Returns
-    -------
-    Tensor of shape ()
+    that occur; unused blocks over all rows and blocks. `num_rows` and `num_target_blocks` are those of the batch of
+    which these rows are a part, so that its parts' losses add up to its own; by default these rows are all of it.
+    `counts`, of shape (B,), is how often each row occurs, once by default.
     """
     target, unused = block_losses(logits, targets, num_blocks=num_blocks)
     if counts is None:
@@ -106,46 +83,27 @@ def target_blocks(targets: Tensor, *, num_blocks: int) -> Tensor:
 
 
 def multi_hot(class_ids: Tensor, num_classes: int) -> Tensor:
-    """Flat targets: 1.0 at each row's classes.
-
-    Parameters
-    ----------
-    class_ids : Tensor of int, of shape (B, num_blocks)
-        -1 where there is none.
-
-    Returns
-    -------
-    Tensor of shape (B, num_classes)
-    """
+    """Return 1.0 at each row's classes, else 0.0, of shape (B, num_classes); a class id of -1 is none."""
     spare = torch.zeros(len(class_ids), num_classes + 1, device=class_ids.device)
     return spare.scatter(1, torch.where(class_ids < 0, num_classes, class_ids).long(), 1.0)[:, :num_classes]
 
 
 def flat_loss(
-    logits: Tensor,
-    class_ids: Tensor,
-    *,
-    kind: str,
-    num_rows: int | None = None,
-    counts: Tensor | None = None,
+    logits: Tensor, class_ids: Tensor, *, kind: str, num_rows: int | None = None, counts: Tensor | None = None
 ) -> Tensor:
-    """Return the flat head's loss, averaged over rows.
+    """Return the flat head's loss, averaged over rows, of shape ().
 
     Parameters
     ----------
     logits : Tensor of shape (B, num_classes)
     class_ids : Tensor of int, of shape (B, num_blocks)
-        See `multi_hot`.
+        -1 where there is none.
     kind : {"softmax", "bce", "bce-mean"}
         softmax: cross-entropy, with the target spread evenly over a row's codes; 0 for rows without any. bce: binary
         cross-entropy summed over classes. bce-mean: averaged over classes, as by OccCANINE, which makes its gradients
         smaller the more classes there are.
     num_rows, counts : optional
         See `block_order_invariant`.
-
-    Returns
-    -------
-    Tensor of shape ()
     """
     if counts is None:
         counts = torch.ones(len(logits), device=logits.device)
@@ -164,7 +122,7 @@ def mixed_loss(
 ) -> Tensor:
     """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`.
 
-    With a `decoder_stride`, the rows that the decoder is given stand for all of them.
+    With a `decoder_stride`, the rows that the decoder is given represent all of them.
     """
     counts = batch.counts[::decoder_stride]
     block = block_order_invariant(

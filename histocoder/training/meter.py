@@ -1,4 +1,4 @@
-"""What was trained since it was last looked at: sums of the steps' numbers."""
+"""Sums of the numbers of training steps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Meter:
     """Sums loss, gradient norm and rows since the last read, on the device."""
 
     loss: Tensor | float = 0.0
-    """Sum over steps, as is `grad_norm`, without those skipped because gradients were not finite."""
+    """Sum over steps, as `grad_norm` is, without those skipped because gradients were not finite."""
     grad_norm: Tensor | float = 0.0
     steps: int = 0
-    """All steps, skipped ones included."""
+    """Number of steps, skipped ones included."""
     skipped: Tensor | int = 0
     skipped_in_a_row: Tensor | int = 0
     """Consecutive skipped steps up to now; not reset by `read`."""
@@ -51,7 +51,7 @@ class Meter:
         return means
 
     def state(self) -> Tensor:
-        """Return what this rank has summed, of shape (7,)."""
+        """Return this rank's sums, of shape (7,)."""
         sums = (self.loss, self.grad_norm, self.skipped, self.skipped_in_a_row)
         seconds = time.monotonic() - self.started
         return torch.tensor([*map(float, sums), self.steps, self.rows, seconds], dtype=torch.float64)
@@ -60,7 +60,7 @@ class Meter:
         """Restore from the states of all ranks, of shape (num_ranks, 7); the number of ranks may have changed."""
         mine = states[min(distributed.rank(), len(states) - 1)]
         loss = mine[0]
-        if len(states) != distributed.world_size():  # the sum is what counts
+        if len(states) != distributed.world_size():  # only the sum over ranks matters
             loss = states[:, 0].sum() if distributed.is_primary() else torch.zeros(())
         self.loss, self.grad_norm = loss.float(), mine[1].float()
         self.skipped, self.skipped_in_a_row, self.steps, self.rows = mine[2:6].int().tolist()

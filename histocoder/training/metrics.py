@@ -10,7 +10,7 @@ from histocoder.training.losses import multi_hot
 
 
 def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
-    """Token blocks in one spelling: nothing counts behind a block's EOS, or in a block that begins with PAD."""
+    """Return token blocks in one spelling: EOS behind a block's first EOS, PAD in a block that begins with PAD."""
     blocks = tokens.unflatten(1, (num_blocks, -1))
     ended = blocks.eq(EOS).cumsum(-1).gt(0)
     unused = blocks[..., :1].eq(PAD)
@@ -18,16 +18,9 @@ def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
 
 
 def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
-    """Return whether the predicted codes are the target's codes, in whatever order; one too many is wrong.
+    """Return whether the predicted codes are the target's codes in any order, of shape (B,); one too many is wrong.
 
-    Parameters
-    ----------
-    target, predicted : Tensor of int, of shape (B, num_blocks * block_size)
-        Tokens without BOS and EOS around them.
-
-    Returns
-    -------
-    Tensor of bool, of shape (B,)
+    Tokens are of shape (B, num_blocks * block_size), without BOS and EOS around them.
 
     Examples
     --------
@@ -45,19 +38,10 @@ def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
 
 
 def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Correct and real tokens of each row.
+    """Return the numbers of correct and of real tokens of each row, of shape (B,); tokens as in `exact_set`.
 
-    As in the block loss, a target block is held against the one of the first k predicted blocks that fits it best,
-    k being the number of target blocks.
-
-    Parameters
-    ----------
-    target, predicted : Tensor of int, of shape (B, num_blocks * block_size)
-        Tokens without BOS and EOS around them.
-
-    Returns
-    -------
-    correct, real : Tensor of int, of shape (B,)
+    As in the block loss, each of k target blocks is compared with the one of the first k predicted blocks that fits it
+    best.
     """
     true, guess = target.unflatten(1, (num_blocks, -1)), predicted.unflatten(1, (num_blocks, -1))
     real = true.ne(PAD)
@@ -68,19 +52,10 @@ def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tupl
 
 
 def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:
-    """Return whether the flat head's answer is exactly the target's classes.
+    """Return whether the flat head's answer is exactly the target's classes, of shape (B,).
 
-    Parameters
-    ----------
-    probabilities : Tensor of shape (B, num_classes)
-    class_ids : Tensor of int, of shape (B, num_blocks)
-        -1 where there is none.
-    threshold : float
-        See `chosen_classes`.
-
-    Returns
-    -------
-    Tensor of bool, of shape (B,)
+    Probabilities are of shape (B, num_classes); class ids of shape (B, num_blocks), -1 where there is none. See
+    `chosen_classes` for the threshold.
     """
     guess = chosen_classes(probabilities, threshold, most=class_ids.shape[1])
     return guess.eq(multi_hot(class_ids, probabilities.shape[1]).bool()).all(1)

@@ -1,4 +1,4 @@
-"""What a run says that is out of memory: what it asked for, and what to try."""
+"""Errors of a run that is out of memory: what it asked for, and what to try."""
 
 from __future__ import annotations
 
@@ -18,40 +18,34 @@ _MIN_MAX_LEN = 32
 
 @contextmanager
 def explaining_out_of_memory(config: TrainConfig, device: torch.device, *, max_len: int) -> Iterator[None]:
-    """End with a sentence on what to try where memory runs out.
-
-    Raises
-    ------
-    UserError
-        In place of what torch raises then.
-    """
+    """Raise a UserError that says what to try, in place of PyTorch's error, where memory runs out."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(advice(config, device, max_len=max_len, asked_for=_asked_for(str(error)))) from error
+        raise UserError(advice(config, device, max_len=max_len, requested=_requested(error))) from error
 
 
-def advice(config: TrainConfig, device: torch.device, *, max_len: int, asked_for: str = "") -> str:
-    """Return what to try where memory has run out, in order, but what is in use already."""
+def advice(config: TrainConfig, device: torch.device, *, max_len: int, requested: str = "") -> str:
+    """Return what to try where memory has run out, in order, without what is in use already."""
     size = f"{config.batch_size} rows" if config.tokens_per_batch is None else f"{config.tokens_per_batch} positions"
-    asked = f" while allocating {asked_for}" if asked_for else ""
-    tries = [*_smaller_batches(config, max_len), *_other_ways(config, device, max_len)]
-    numbered = "".join(f"\n  {i}. {what}" for i, what in enumerate(tries, 1))
-    what = " Try in this order, each on top of the ones before:" if tries else " No other flag saves memory."
+    allocating = f" while allocating {requested}" if requested else ""
+    remedies = "".join(f"\n  {i}. {remedy}" for i, remedy in enumerate(_remedies(config, device, max_len), 1))
+    what = " Try in this order, each on top of the ones before:" if remedies else " No other flag saves memory."
     return (
-        f"Out of memory ({device}){asked}, with batches of {size} of up to {max_len} characters each.{what}{numbered}"
+        f"Out of memory ({device}){allocating}, with batches of {size} of up to {max_len} characters each."
+        f"{what}{remedies}"
     )
 
 
-def that_a_gpu_is_full(error: torch.OutOfMemoryError) -> str:
-    """Return what to say where no flag is known to save any."""
-    asked = f": {size} could not be allocated" if (size := _asked_for(str(error))) else ""
+def full_gpu_message(error: torch.OutOfMemoryError) -> str:
+    """Return what to say where no flag is known to save memory."""
+    asked = f": {size} could not be allocated" if (size := _requested(error)) else ""
     return f"The GPU's memory is full{asked}. End other programs that use it, or compute on the CPU, with --device cpu."
 
 
-def _smaller_batches(config: TrainConfig, max_len: int) -> Iterator[str]:
+def _remedies(config: TrainConfig, device: torch.device, max_len: int) -> Iterator[str]:
     flag, size, least = "--batch-size", config.batch_size, 1
     if config.tokens_per_batch is not None:
         flag, size, least = "--tokens-per-batch", config.tokens_per_batch, max_len
@@ -59,29 +53,26 @@ def _smaller_batches(config: TrainConfig, max_len: int) -> Iterator[str]:
         num_parts = 2 * config.gradient_accumulation_steps
         same = "; the steps stay the same" if size % 2 == 0 and flag == "--batch-size" else ""
         yield f"{flag} {size // 2} with --gradient-accumulation-steps {num_parts}{same}"
-
-
-def _other_ways(config: TrainConfig, device: torch.device, max_len: int) -> Iterator[str]:
-    fsdp, is_alone = config.fsdp, distributed.world_size() == 1
     if not config.gradient_checkpointing:
         yield "--gradient-checkpointing; the same results in more time"
     if max_len > _MIN_MAX_LEN:
         yield f"--max-len {max(max_len // 8 * 4, _MIN_MAX_LEN)}, which cuts longer descriptions, in a new run"
-    if is_alone and fsdp is None and device.type == "cuda":
+    is_alone, on_gpu = distributed.world_size() == 1, device.type == "cuda"
+    if is_alone and config.fsdp is None and on_gpu:
         yield "--fsdp full_shard --fsdp-cpu-offload, which keep weights and optimizer state in the machine's memory"
     if is_alone:
         yield "several processes with --fsdp full_shard, which share the model out among them"
-    elif fsdp is None:
+    elif config.fsdp is None:
         yield "--fsdp full_shard, which shares the model out among the processes"
-    elif fsdp == "shard_grad_op":
+    elif config.fsdp == "shard_grad_op":
         yield "--fsdp full_shard in place of shard_grad_op"
-    if fsdp is not None and not config.fsdp_cpu_offload and device.type == "cuda":
+    if config.fsdp is not None and not config.fsdp_cpu_offload and on_gpu:
         yield "--fsdp-cpu-offload"
 
 
-def _asked_for(message: str) -> str:
-    """Return the size in an error of torch's, if it says one."""
-    found = re.search(r"tried to allocate ([\d.]+) (bytes|[KMG]i?B)", message, re.IGNORECASE)
+def _requested(error: BaseException) -> str:
+    """Return the size that an error says could not be allocated; empty if it says none."""
+    found = re.search(r"tried to allocate ([\d.]+) (bytes|[KMG]i?B)", str(error), re.IGNORECASE)
     if found is None:
         return ""
     number, unit = found.groups()

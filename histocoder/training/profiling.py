@@ -1,4 +1,4 @@
-"""Where the time of some steps goes: a trace to look at, and a table."""
+"""A profile of some training steps: a trace to look at, and a table."""
 
 from __future__ import annotations
 
@@ -23,25 +23,12 @@ _TABLE_ROWS = 30
 
 @contextmanager
 def profiling(
-    num_steps: int | None,
-    path: Path,
-    *,
-    device: torch.device,
-    on_pause: Callable[[float], None],
+    num_steps: int | None, path: Path, *, device: torch.device, on_pause: Callable[[float], None]
 ) -> Iterator[Callable[[], None]]:
-    """Profile some steps on rank 0, once; give what is to be called after each step.
+    """Profile some steps on rank 0, unless `num_steps` is None; yield a function to call after each step.
 
-    Writes `trace.json.gz`, for chrome://tracing or ui.perfetto.dev, and `table.txt`.
-
-    Parameters
-    ----------
-    num_steps : int or None
-        None: nothing is recorded.
-    path : Path
-        The folder to make.
-    device : torch.device
-    on_pause : callable
-        Receives the time (`time.monotonic`) since which training has been paused.
+    Writes `trace.json.gz`, for chrome://tracing or ui.perfetto.dev, and `table.txt` to the new folder `path`.
+    `on_pause` receives the time (`time.monotonic`) since which training has been paused.
     """
     if num_steps is None or not distributed.is_primary():
         yield lambda: None
@@ -49,7 +36,7 @@ def profiling(
     recorded = 0
 
     def write(done: profile) -> None:
-        """Write what was recorded, and say where it is."""
+        """Write the profile, and say where it is."""
         nonlocal recorded
         started, recorded = time.monotonic(), done.step_num - SKIPPED_STEPS
         if recorded <= 0:

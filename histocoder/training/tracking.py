@@ -1,11 +1,11 @@
-"""Where a run's numbers go, and what they are called there: `logs.csv`, and dashboards beside it."""
+"""Trackers of a run's numbers: `logs.csv`, and the base of those that feed dashboards."""
 
 from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from histocoder.errors import UserError
 from histocoder.files import replacing
@@ -27,46 +27,31 @@ DASHBOARD_NAMES = {
     "skipped_steps": "train/skipped_steps",
     "gpu_memory_gb": "perf/gpu_memory_gb",
 }
-"""What each number is called in W&B and TensorBoard."""
+"""Name of each number in W&B and TensorBoard."""
 COLUMNS = ("step", *DASHBOARD_NAMES)
-"""Of `logs.csv`."""
+"""Columns of `logs.csv`."""
 
 
 def dashboard_values(values: dict[str, float]) -> dict[str, float]:
-    """Numbers under their dashboards' names, those left out that were not measured."""
+    """Return numbers under their names in dashboards, without those that were not measured."""
     return {DASHBOARD_NAMES[name]: value for name, value in values.items() if not math.isnan(value)}
 
 
-class Tracker(Protocol):
-    """Takes a run's numbers."""
-
-    def log(self, step: int, values: dict[str, float]) -> None: ...
-    def keep_model(self, folder: Path) -> None: ...
-    def close(self) -> None: ...
-
-
-class NullRun:
-    """Takes numbers, and the final model, and keeps none: on all processes but rank 0."""
+class Tracker:
+    """Takes a run's numbers, and the final model, and keeps none: for all ranks but 0, and as a base."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Nothing."""
+        """Take the numbers of a step; NaN stands for one that was not measured."""
 
     def keep_model(self, folder: Path) -> None:
-        """Nothing."""
+        """Take the final model, which stays as it is until `close`."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Finish what was begun."""
 
 
-class CsvLog(NullRun):
-    """Writes `logs.csv`: one line per log call; a cell is empty if the number was not measured.
-
-    Parameters
-    ----------
-    path : Path
-    start_step : int
-        Lines beyond this step, which a run logged after its last checkpoint, are removed.
-    """
+class CsvLog(Tracker):
+    """Writes `logs.csv`, a line per log call; lines beyond `start_step`, behind the last checkpoint, are removed."""
 
     def __init__(self, path: Path, *, start_step: int = 0) -> None:
         self._path = path
@@ -80,7 +65,7 @@ class CsvLog(NullRun):
             writer.writerows(kept)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Add a line."""
+        """Append a line; a cell is empty if the number was not measured."""
         cells = {name: f"{value:.6g}" for name, value in values.items() if not math.isnan(value)}
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
@@ -89,23 +74,20 @@ class CsvLog(NullRun):
             raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
 
 
-class Tee:
+class Tee(Tracker):
     """Several trackers as one."""
 
-    def __init__(self, *trackers: Tracker) -> None:
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Tell each."""
         for tracker in self._trackers:
             tracker.log(step, values)
 
     def keep_model(self, folder: Path) -> None:
-        """Give each the final model."""
         for tracker in self._trackers:
             tracker.keep_model(folder)
 
     def close(self) -> None:
-        """Close each."""
         for tracker in self._trackers:
             tracker.close()

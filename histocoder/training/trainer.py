@@ -37,7 +37,7 @@ from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
 from histocoder.training.meter import Meter
 from histocoder.training.profiling import profiling
-from histocoder.training.tracking import NullRun, Tracker
+from histocoder.training.tracking import Tracker
 from histocoder.training.validation import validate
 
 
@@ -88,7 +88,7 @@ class Trainer:
         self.learner = Learner(model, config, device, total_steps=self.total_steps)
         self.state, self.meter, self.ballot = TrainState(), Meter(), distributed.Ballot()
         self.saved_step: int | None = None
-        self.tracker: Tracker = NullRun()  # these two until `fit`
+        self.tracker: Tracker = Tracker()  # these two until `fit`
         self.progress = Progress(self.total_steps, show=False)
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:

@@ -20,23 +20,9 @@ _MOST_CODES = 3
 
 @torch.no_grad()
 def validate(
-    model: MixerModel,
-    data: OccupationDataset,
-    *,
-    batch_size: int,
-    seq2seq_weight: float,
-    device: torch.device,
+    model: MixerModel, data: OccupationDataset, *, batch_size: int, seq2seq_weight: float, device: torch.device
 ) -> dict[str, float]:
-    """Losses and accuracies over all rows, each counted once, whatever the number of processes.
-
-    Parameters
-    ----------
-    model : MixerModel
-        Unwrapped.
-    data : OccupationDataset
-    batch_size : int
-    seq2seq_weight : float
-    device : torch.device
+    """Return losses and accuracies over all rows, each counted once, whatever the number of ranks; a collective call.
 
     Returns
     -------
@@ -44,8 +30,8 @@ def validate(
         `val_loss`, `val_loss_linear`, `val_loss_seq2seq`: as if all rows were one batch. In percent: `seq_acc` (exact
         set of codes) and `token_acc`, with teacher forcing on all rows; `flat_acc` (exact set, of the best class and
         those above the default threshold); and `greedy_seq_acc`, the exact set of codes decoded freely, on `NUM_GREEDY`
-        rows, the same ones each time. Where rows have several codes, `flat_acc_{k}` and `greedy_seq_acc_{k}` are those
-        of rows with k codes; k = 3 stands for 3 or more.
+        rows, the same ones each time. Where rows have several codes, `flat_acc_{k}` and `greedy_seq_acc_{k}` are the
+        accuracies on rows with k codes; k = 3 means 3 or more.
     """
     model.eval()
     num_blocks = model.config.formatter["num_blocks"]

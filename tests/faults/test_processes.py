@@ -42,7 +42,7 @@ from trainers import begin, dataset
 
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.errors import Interrupted
-from histocoder.training.tracking import NullRun
+from histocoder.training.tracking import Tracker
 
 # A killed rank
 
@@ -210,7 +210,7 @@ def test_a_signal_in_the_last_validation_counts(table: Path, tmp_path: Path):
     data = dataset(tmp_path / "cache", table, ("hisco_1",))
     trainer = begin(tmp_path / "out", data, precision="fp32", num_classes=8, max_steps=2)
 
-    class Asks(NullRun):
+    class Asks(Tracker):
         def log(self, step: int, values: dict[str, float]) -> None:
             if "val_loss" in values:
                 os.kill(os.getpid(), signal.SIGTERM)

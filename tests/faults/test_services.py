@@ -12,12 +12,12 @@ from conftest import DEADLINE, environment, free_port, run
 from jobs import assert_complete, finetune
 
 from histocoder.training.dashboards import InBackground
-from histocoder.training.tracking import NullRun
+from histocoder.training.tracking import Tracker
 
 FOREVER = threading.Event()
 
 
-class Broken(NullRun):
+class Broken(Tracker):
     """Notes the steps it is told of; raises or hangs in one of its calls."""
 
     def __init__(self, call: str = "", how: str = "") -> None:
