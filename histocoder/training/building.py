@@ -1,4 +1,4 @@
-"""A model to train, from settings: with new weights, or those of an encoder, a checkpoint or another model."""
+"""The model to train: with new weights, or those of an encoder, a checkpoint or another model."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def seeded_model(
     key: Key,
     languages: tuple[str, ...],
 ) -> MixerModel:
-    """Build a new model, or one of a checkpoint's configuration; later draws differ from rank to rank, as dropout
-    should.
-    """
+    """Build a new model, or one of a checkpoint's configuration; later draws differ between ranks, for dropout."""
     torch.manual_seed(config.seed)
     if model_config is not None:
         model = MixerModel(model_config, tokenizer=tokenizer)
@@ -69,8 +67,9 @@ def seeded_model(
 
 
 def _freeze_unused(model: MixerModel) -> None:
-    """Take out of training those weights of an encoder that no output depends on, such as Longformer's for tokens that
-    attend to all others: DDP would wait for their gradients.
+    """Freeze weights of an encoder that no output depends on, such as Longformer's for global attention.
+
+    DDP would wait for their gradients.
     """
     trained = {name: p for name, p in model.encoder.named_parameters() if p.requires_grad}
     tokens = tokenize([UNKNOWN + LANG_SEP], max_len=model.config.max_len, tokenizer=model.tokenizer)
@@ -136,7 +135,7 @@ def build_model(
 
 
 def _load_encoder(config: RunConfig) -> Encoder:
-    """On rank 0 first, so that one process alone downloads, and shows how far it is."""
+    """Load the encoder, on rank 0 first, so that one process alone downloads and shows its progress."""
 
     def load() -> Encoder:
         return load_encoder(config.encoder, max_len=config.max_len, ngram_dropout=config.ngram_dropout)
@@ -202,7 +201,7 @@ def _from_initial_checkpoint(
 
 
 def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
-    """Weights whose flat head has the new codes' classes: those of old codes as they were, others improbable."""
+    """Return weights whose flat head has the new codes' classes: old codes keep theirs, others are improbable."""
     weight, bias = weights["linear_decoder.weight"], weights["linear_decoder.bias"]
     index = [new.index(code) for code in old]
     heads = weight.new_zeros(len(new), weight.shape[1]), bias.new_full((len(new),), -math.log(len(new)))
@@ -211,7 +210,7 @@ def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[
 
 
 def initial_key(config: RunConfig) -> Key | None:
-    """Return the codes of the model that `--initial-checkpoint` names; None where it has none that are taken."""
+    """Return the codes of the model that `--initial-checkpoint` names; None if they are not taken."""
     if config.initial_checkpoint is None or config.only_encoder:
         return None
     path = Path(config.initial_checkpoint)

@@ -1,4 +1,4 @@
-"""The data of a run: read and tokenised once, by rank 0, into a cache that all processes map into memory."""
+"""The data of a run, which rank 0 reads and tokenises once, into a cache that all ranks map into memory."""
 
 from __future__ import annotations
 
@@ -27,17 +27,14 @@ from histocoder.model import Tokenizer
 from histocoder.training.building import initial_key
 
 _WORD_ROWS = 250_000
-"""Descriptions whose words are counted, at most."""
+"""Descriptions whose words are counted at most."""
 _ROWS_AT_ONCE = 1 << 14
 
 
 def example_files(config: FinetuneConfig | MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
     """Return the files to train on and to validate on; those of a `FinetuneConfig` are prepared first if needed.
 
-    Raises
-    ------
-    UserError
-        On every rank, if the data or the settings can't be used.
+    Raises a UserError on every rank if the data or the settings can't be used.
     """
     return _prepared_files(config) if isinstance(config, FinetuneConfig) else _given_files(config)
 
@@ -92,18 +89,15 @@ def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
 def open_data(
     config: RunConfig, files: list[ExampleFiles], run: RunFolder, tokenizer: Tokenizer
 ) -> list[ExampleArrays]:
-    """Open the examples of some files, from the cache in `--cache-dir` or the run's folder; built there if missing.
+    """Open the examples of files from the cache in `--cache-dir` or the run's folder; rank 0 builds it if missing.
 
-    Raises
-    ------
-    UserError
-        On every rank, if the data or the settings can't be used.
+    Raises a UserError on every rank if the data or the settings can't be used.
     """
     cache_dir = Path(config.cache_dir) if config.cache_dir else run.cache
 
     def build() -> list[str]:
-        options: dict[str, Any] = {"max_len": config.max_len, "text_normalization": config.text_normalization}
-        return [build_cache(part, cache_dir, tokenizer=tokenizer, **options).name for part in files]
+        form: dict[str, Any] = {"max_len": config.max_len, "text_normalization": config.text_normalization}
+        return [build_cache(part, cache_dir, tokenizer=tokenizer, **form).name for part in files]
 
     names = distributed.from_primary(build, doing="tokenising the data")
     built = [on_each_node(cache_dir / name, marker=CACHE_FILE, is_whole=is_whole) for name in names]
@@ -113,7 +107,7 @@ def open_data(
 
 
 def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
-    """Return the noise that the settings ask for; None where they ask for none."""
+    """Return the augmenter that the settings ask for, or None."""
     alters = config.augmentation_prob > 0 and config.num_transformations > 0
     if not alters and config.unk_lang_prob == 0:
         return None
@@ -131,14 +125,14 @@ def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
 
 
 def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
-    """Descriptions from all over the data, in their order; all where there are few."""
+    """Yield descriptions evenly spaced over the data, or all of a small one."""
     rows = np.arange(0, len(arrays), -(-len(arrays) // _WORD_ROWS))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         yield from arrays.descriptions(rows[start : start + _ROWS_AT_ONCE])
 
 
 def read_word_list(path: str, text_normalization: str) -> WordList:
-    """Read words, as they are to be read, and their frequencies from a CSV file with the columns `word` and `freq`."""
+    """Read normalised words and their frequencies from a CSV file with the columns `word` and `freq`."""
     table = open_table(path, ("word", "freq")).read(("word", "freq"))
     words = normalize([word or "" for word in table.columns["word"].to_pylist()], text_normalization)
     counts = pd.to_numeric(table.columns["freq"].to_pandas().fillna(""), errors="coerce").to_numpy(float)

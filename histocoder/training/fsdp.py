@@ -1,4 +1,4 @@
-"""FSDP: each process holds a shard of weights, gradients and optimizer state; layers are whole while they compute."""
+"""FSDP: each rank holds a shard of weights, gradients and optimizer state; layers are whole while they compute."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import SHARDS_FOLDER
@@ -27,6 +32,8 @@ from histocoder.model.layers import TransformerLayer
 from histocoder.training.optimizer import parameter_groups
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)
+"""Whole tensors in rank 0's CPU memory; nothing on other ranks."""
 
 
 class Sharded:
@@ -40,11 +47,10 @@ class Sharded:
         self.name = f"FSDP {config.fsdp}" + (", CPU offload" if config.fsdp_cpu_offload else "")
         self._config = config
         self._empty: MixerModel
-        """The model as it was before it was sharded, without weights."""
+        """The model before it was sharded, with weights on the meta device."""
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
         """Shard the model in place."""
-        self._device = device
         self._empty = copy.deepcopy(
             model, {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
         )
@@ -69,12 +75,12 @@ class Sharded:
         return model
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> ShardedAdamW:
-        """Build torch's optimizer of the shards."""
+        """Build the optimizer of the shards."""
         options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         return ShardedAdamW(parameter_groups(model.named_parameters(), config), lr=config.learning_rate, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Do nothing: gradients that processes have not exchanged would be whole ones."""
+        """Do nothing: gradients that ranks have not exchanged yet would not be sharded."""
         return nullcontext()
 
     def own_parameters(self, model: MixerModel) -> list[Tensor]:
@@ -83,13 +89,19 @@ class Sharded:
 
     @contextmanager
     def whole(self, model: MixerModel) -> Iterator[MixerModel]:
-        """Give a second model, with the whole weights on this process's device."""
-        with self._filled(self._gathered(model.state_dict(), lambda tensor: tensor)) as whole:
-            yield whole.train(model.training)
+        """Give a second model, with the whole weights on this rank's device."""
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        self._empty.load_state_dict(weights, assign=True)
+        try:
+            yield self._empty.train(model.training)
+        finally:
+            for module in self._empty.modules():
+                for name, parameter in module.named_parameters(recurse=False):
+                    setattr(module, name, nn.Parameter(parameter.to("meta"), parameter.requires_grad))
 
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
         """Return the weights in rank 0's CPU memory; they are gathered one by one."""
-        return self._gathered(model.state_dict(), _on_primary)
+        return get_model_state_dict(model, options=_ON_PRIMARY)
 
     def state(
         self, model: MixerModel, optimizer: ShardedAdamW, *, into: Path | None
@@ -97,7 +109,10 @@ class Sharded:
         """Return weights and optimizer state; with --fsdp-state-dict sharded, each rank writes its shard."""
         state = optimizer.state_dict()
         if into is None or self._config.fsdp_state_dict == "full":
-            moments = {i: self._gathered(values, _on_primary) for i, values in state["state"].items()}
+            # torch's function would take a first step where there has been none
+            whole = get_optimizer_state_dict(model, optimizer, options=_ON_PRIMARY) if state["state"] else {}
+            names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+            moments = {names.index(name): values for name, values in whole.get("state", {}).items()}
             return self.weights(model), {**state, "state": moments}
         try:
             write_shards(into / SHARDS_FOLDER, model.state_dict(), state["state"])
@@ -107,51 +122,23 @@ class Sharded:
             raise
         return {}, {**state, "state": {}}
 
-    @torch.no_grad()
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         """Load weights in place, each rank its shards."""
-        with self._filled(weights) as whole:
-            for name, parameter in model.named_parameters():
-                _local(parameter).copy_(_shard_of(whole.get_parameter(name)))
-            for name, buffer in model.named_buffers():
-                buffer.copy_(whole.get_buffer(name))
+        own = model.state_dict()
+        model.load_state_dict({name: _sharded(weight, own[name]) for name, weight in weights.items()})
 
     def load_optimizer(self, optimizer: ShardedAdamW, state: dict[str, Any]) -> None:
         """Load the optimizer's state, each rank its shards."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         shards = {
-            i: {
-                name: _like(parameters[i], _shard_of(value)) if value.dim() else value for name, value in values.items()
-            }
+            i: {name: _sharded(value, parameters[i]) if value.dim() else value for name, value in values.items()}
             for i, values in state["state"].items()
         }
         optimizer.load_state_dict({**state, "state": shards})
 
-    @contextmanager
-    def _filled(self, weights: dict[str, Tensor]) -> Iterator[MixerModel]:
-        """Give the model as it was before it was sharded, with these weights, which are not copied."""
-        self._empty.load_state_dict(weights, assign=True)
-        try:
-            yield self._empty
-        finally:
-            for module in self._empty.modules():
-                for name, parameter in module.named_parameters(recurse=False):
-                    setattr(module, name, nn.Parameter(parameter.to("meta"), parameter.requires_grad))
-
-    def _gathered(self, tensors: dict[str, Tensor], kept: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return what is kept of each of some tensors, when it is whole on this process's device."""
-
-        def whole(tensor: Any) -> Tensor:
-            if not isinstance(tensor, DTensor):
-                return tensor
-            shard: Any = tensor.to(self._device)
-            return shard.full_tensor()
-
-        return {name: kept(whole(tensor)) for name, tensor in tensors.items()}
-
 
 class ShardedAdamW(torch.optim.AdamW):
-    """Torch's fused AdamW of DTensors, with `optimizer.AdamW`'s clipping; steps that are not finite are left out."""
+    """PyTorch's fused AdamW on DTensors; it clips, and skips steps that are not finite, as `optimizer.AdamW` does."""
 
     def __init__(
         self, parameters: list[dict[str, Any]], *, lr: float, weight_decay: float, max_grad_norm: float
@@ -159,11 +146,11 @@ class ShardedAdamW(torch.optim.AdamW):
         super().__init__(parameters, lr=lr, weight_decay=weight_decay, fused=True)
         self._max_grad_norm = max_grad_norm
         self.grad_norm = torch.zeros(())
-        """Of shape (): the norm of all gradients at the last step, before they were scaled."""
+        """Norm of all gradients at the last step, before they were scaled, of shape ()."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip by the norm over all ranks, and step; read `grad_norm` to know whether it was left out."""
+        """Clip by the norm over all ranks, and step; `grad_norm` is not finite if the step was skipped."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         gradients = [_local(p.grad) for p in parameters if p.grad is not None]
         self.grad_norm = distributed.reduce_sum(nn.utils.get_total_norm(gradients).square()).sqrt()
@@ -173,22 +160,12 @@ class ShardedAdamW(torch.optim.AdamW):
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return what this process holds of a tensor, in its place."""
+    """Return this rank's shard of a tensor, which shares its memory."""
     return tensor.to_local().detach()
 
 
-def _on_primary(tensor: Tensor) -> Tensor:
-    return tensor.cpu() if distributed.is_primary() else torch.empty(0)
-
-
-def _like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Return a DTensor that is sharded as a parameter is, of this process's shard."""
-    found = torch.empty_like(parameter.detach())
-    _local(found).copy_(shard)
-    return found
-
-
-def _shard_of(whole: Tensor) -> Tensor:
-    """Return this process's shard of a tensor; FSDP cuts along the first dimension."""
-    parts = whole.chunk(distributed.world_size())
-    return parts[distributed.rank()] if distributed.rank() < len(parts) else whole[:0]
+def _sharded(whole: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor, whole on each rank, sharded as another one is; without communication."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to(like.device)

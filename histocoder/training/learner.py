@@ -1,4 +1,4 @@
-"""A model in training: where it lies, in what precision it computes, and what an optimizer step does to it."""
+"""A model in training: its device, its precision, and its optimizer steps."""
 
 from __future__ import annotations
 
@@ -25,18 +25,10 @@ from histocoder.training.strategies import Strategy, strategy_of
 
 
 class Learner:
-    """A model with its optimizer, schedule and loss scale, spread over processes.
+    """A model with its optimizer, schedule and loss scale, spread over ranks.
 
-    Parameters
-    ----------
-    model : MixerModel
-        Already frozen as far as it is to be; on the CPU. It is moved.
-    config : TrainConfig
-    device : torch.device
-    total_steps : int
-        Of the whole run.
-    strategy : Strategy, optional
-        In place of the configuration's.
+    The model is on the CPU, with its frozen weights marked; it is moved to the device. `total_steps` is the length of
+    the run. `strategy` replaces the one that the configuration asks for.
     """
 
     def __init__(
@@ -56,12 +48,12 @@ class Learner:
         warmup = round(config.warmup_pct * total_steps)
         schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, schedule)
-        # of fp16; in other precisions it does nothing
+        # for fp16; in other precisions it does nothing
         self.scaler = torch.amp.GradScaler(device.type, enabled=model.dtype == torch.float16)
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step, of the flat head."""
+        """Learning rate of the flat head in the next step."""
         return float(self.scheduler.get_last_lr()[-1])
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
@@ -87,19 +79,19 @@ class Learner:
 
     @contextmanager
     def accumulating(self, *, more: bool) -> Iterator[None]:
-        """Around a forward and a backward pass; with `more` of them to come before the step."""
+        """Keep gradients on this rank in a forward and a backward pass if `more` of them come before the step."""
         with self.strategy.accumulating(self.wrapped) if more else nullcontext():
             yield
         if more:
             collect(self.model.parameters())
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of this process's part of a loss; the loss is the sum of all processes' parts."""
+        """Add the gradients of this rank's part of a loss, which is the sum of all ranks' parts."""
         # gradients are averaged over ranks; 0 * loss makes them NaN on all ranks where one's loss is so
         self.scaler.scale(loss * (distributed.world_size() + 0 * loss.detach())).backward()
 
     def step(self) -> Tensor:
-        """Take a step, skipped by all processes where gradients are not finite; return the norm of all gradients."""
+        """Take a step, which all ranks skip if gradients are not finite; return the norm of all gradients."""
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -108,33 +100,30 @@ class Learner:
         return self.optimizer.grad_norm
 
     def whole(self) -> AbstractContextManager[MixerModel]:
-        """Give the whole model on each rank, for use without collective calls."""
+        """Give the whole model on each rank, for use without collective calls; a collective call itself."""
         return self.strategy.whole(self.model)
 
     def is_finite(self) -> bool:
-        """Return whether all weights are; all processes call this."""
+        """Return whether all weights are finite; a collective call."""
         own = self.strategy.own_parameters(self.model)
         found = torch.stack([p.detach().isfinite().all() for p in own]).all()
         return int(distributed.reduce_sum((~found).int())) == 0
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the model's state dict, whole on rank 0; all processes call this."""
+        """Return the model's state dict, whole on rank 0; a collective call."""
         return self.strategy.weights(self.model)
 
     def state(self, *, into: Path | None = None) -> LearnerState:
-        """Return what training has made of the model, whole on rank 0; all processes call this.
+        """Return the state dicts of a run, whole on rank 0; a collective call.
 
-        Parameters
-        ----------
-        into : Path, optional
-            A checkpoint's folder: where the strategy has processes write their shares, these lie in it afterwards, and
-            are left out of what is returned.
+        `into` is a checkpoint's folder: with --fsdp-state-dict sharded, each rank writes its shards there, and they
+        are left out of the result.
         """
         weights, optimizer = self.strategy.state(self.model, self.optimizer, into=into)
         return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
 
     def begin_again(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
-        """Train on from some weights, whole on every process, from a share of the peak learning rate down to 0."""
+        """Train from weights, whole on every rank, at a share of the peak learning rate that falls to 0."""
         self.strategy.load(self.model, weights)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]
@@ -143,7 +132,7 @@ class Learner:
         )
 
     def restore(self, state: LearnerState) -> None:
-        """Go back to a state, whole on every process."""
+        """Restore a state, whole on every rank."""
         self.strategy.load(self.model, state.weights)
         self.strategy.load_optimizer(self.optimizer, state.optimizer)
         self.scheduler.load_state_dict(state.scheduler)
@@ -152,14 +141,14 @@ class Learner:
 
 
 def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
-    """Return the share of the peak learning rate: up over the warm-up, then down to 0 at the end."""
+    """Return the share of the peak learning rate, which rises over the warm-up and falls to 0 at the end."""
     if step < warmup_steps:
         return step / warmup_steps
     return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
 
 
 def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None:
-    """Put a model on its device, in the precision of the run."""
+    """Move a model to its device, and set its precision."""
     if device.type == "cpu":
         keep_freed_memory()
     model.to(device)

@@ -1,4 +1,4 @@
-"""AdamW that clips; on a CPU in one pass over the weights, since there a step waits for memory."""
+"""AdamW with clipping; on a CPU in one pass over the weights, since a step there is bound by memory."""
 
 from __future__ import annotations
 
@@ -15,27 +15,24 @@ from histocoder.model.copies import KeptCopy, kept_copy
 from histocoder.ops import kernels
 
 _CLIP_EPS = 1e-6
-"""As torch's `clip_grad_norm_` adds to a norm."""
+"""Summand of a norm, as in PyTorch's `clip_grad_norm_`."""
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov and Hutter 2019), fused, which scales gradients to a norm of at most `max_grad_norm` first.
+    """Fused AdamW (Loshchilov and Hutter 2019) that first scales gradients to a norm of at most `max_grad_norm`.
 
-    A step whose gradients are not all finite is left out: weights and state stay as they are.
+    A step whose gradients are not all finite is skipped: weights and state stay as they are. State and arithmetic are
+    those of `torch.optim.AdamW`. Gradients are those of the parameters, or of the copies that `keep_copies` keeps,
+    which a step updates. Of a parameter with a sparse gradient, a step changes only the rows that have one, without
+    weight decay, as `torch.optim.SparseAdam` does.
 
     Parameters
     ----------
     parameters : iterable of Parameter, or of dict
-        All on one device; or groups of them, as torch's optimizers take them.
+        Parameters on one device, or groups of them.
     lr, weight_decay, max_grad_norm : float
     rows_of_all : callable, optional
-        Takes a sparse gradient; gives its mean over all processes.
-
-    Notes
-    -----
-    State and arithmetic are those of `torch.optim.AdamW`. Gradients are those of the parameters, or of the copies that
-    `keep_copies` keeps, which a step brings up to date. Of a parameter with a sparse gradient a step touches only the
-    rows that have one, and decays none, as `torch.optim.SparseAdam` does.
+        Takes a sparse gradient; returns its mean over all ranks.
     """
 
     def __init__(
@@ -53,11 +50,11 @@ class AdamW(torch.optim.AdamW):
         self._parameters = [p for group in self.param_groups for p in group["params"]]
         self._max_grad_norm, self._rows_of_all = max_grad_norm, rows_of_all
         self.grad_norm = torch.zeros((), device=device)
-        """Of shape (): the norm of all gradients at the last step, before they were scaled."""
+        """Norm of all gradients at the last step, before they were scaled, of shape ()."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip and step; read `grad_norm` to know whether it was left out."""
+        """Clip and step; `grad_norm` is not finite if the step was skipped."""
         tables = {
             p: _coalesced(self._rows_of_all(p.grad)) for p in self._parameters if is_table(p) and p.grad is not None
         }
@@ -83,7 +80,7 @@ class AdamW(torch.optim.AdamW):
             self._step_rows(tables, scale=scale)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, those of copies as well."""
+        """Reset the gradients, those of copies as well."""
         super().zero_grad(set_to_none)
         for parameter in self._parameters:
             if (copy := kept_copy(parameter)) is not None:
@@ -151,29 +148,23 @@ class AdamW(torch.optim.AdamW):
 
 
 def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -> list[dict[str, Any]]:
-    """Return what is trained, in groups by learning rate, which lie one behind the other in the model's order.
+    """Return the trained parameters of a `MixerModel`, in its order, in groups by learning rate.
 
-    Parameters
-    ----------
-    named : iterable of (str, Parameter)
-        Of a `MixerModel`.
-    config : TrainConfig
-        New weights have its `learning_rate`; the encoder, and of it the table of n-grams, their own where they are set.
+    New weights have the `learning_rate`; the encoder, and in it the table of n-grams, have their own if they are set.
     """
 
     def rate(item: tuple[str, Tensor]) -> float:
         name, parameter = item
         if is_table(parameter):
             return config.table_learning_rate or config.encoder_learning_rate or config.learning_rate
-        is_encoders = name.startswith("encoder.")
-        return (config.encoder_learning_rate if is_encoders else None) or config.learning_rate
+        return (config.encoder_learning_rate if name.startswith("encoder.") else None) or config.learning_rate
 
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     return [{"params": [p for _, p in group], "lr": lr} for lr, group in itertools.groupby(trained, key=rate)]
 
 
 def is_table(parameter: Tensor) -> bool:
-    """Return whether a parameter has sparse gradients: those of the rows that were looked up."""
+    """Return whether a parameter's gradients are sparse, with the rows that were looked up."""
     return getattr(parameter, "is_sparse_table", False)
 
 
@@ -184,7 +175,7 @@ def _coalesced(gradient: Tensor) -> Tensor:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:
-    """Return a parameter's, and its kept copy's, in the precision of either."""
+    """Return the sum of a parameter's gradient and its kept copy's, or either of them."""
     copied = None if (copy := kept_copy(parameter)) is None else copy.gradient
     if parameter.grad is None or copied is None:
         return copied if parameter.grad is None else parameter.grad
@@ -192,10 +183,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor | None:
 
 
 def collect(parameters: Iterable[nn.Parameter]) -> None:
-    """Add gradients that are in kept copies to the parameters' own, in the precision of those.
-
-    To be called between batches that accumulate, since sums in bf16 would lose what is small.
-    """
+    """Add the gradients of kept copies to the parameters' own, between batches: sums in bf16 would lose small ones."""
     copies = {p: copy for p in parameters if (copy := kept_copy(p)) is not None}
     gradients = {p: gradient for p, copy in copies.items() if (gradient := copy.gradient) is not None}
     with_own = {p: p.grad for p in gradients if p.grad is not None}
@@ -210,7 +198,7 @@ def collect(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _refresh_copies(parameters: Iterable[nn.Parameter]) -> None:
-    """Bring kept copies up to date, all in one go."""
+    """Update kept copies, all in one call."""
     copies = {p: copy for p in parameters if (copy := kept_copy(p)) is not None and copy.tensor is not None}
     if copies:
         torch._foreach_copy_([cast(Tensor, copy.tensor) for copy in copies.values()], list(copies))

@@ -1,4 +1,4 @@
-"""Settings that work, for each kind of start: what is not given on the command line comes from here."""
+"""Recipes: defaults of settings for each kind of start."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ _Config = TypeVar("_Config", bound=RunConfig)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Defaults of the settings that depend on what a run starts from; by themselves OccCANINE's own numbers, made for
-    training on from its published model.
-    """
+    """Defaults of settings that depend on what a run starts from; those of the fields are OccCANINE's own."""
 
     learning_rate: float = 2e-5
-    """Peak of new weights: decoder and flat head."""
+    """Peak learning rate of new weights: decoder and flat head."""
     encoder_learning_rate: float | None = None
-    """Peak of the encoder; None: `learning_rate`."""
+    """Peak learning rate of the encoder; None: `learning_rate`."""
     table_learning_rate: float | None = None
-    """Peak of an n-gram encoder's table; None: the encoder's."""
+    """Peak learning rate of an n-gram encoder's table; None: the encoder's."""
     batch_size: int = 128
     num_epochs: int = 5
     min_steps: int = 0
-    """Small tables are gone through more often than `num_epochs`, until there have been so many steps."""
+    """Least number of steps; epochs are repeated on small tables."""
     max_epoch_steps: int = 0
-    """Of larger tables more rows make a step, until an epoch has so many steps."""
+    """Most steps of an epoch: batches grow on large tables; 0: no limit."""
     warmup_pct: float = 0.05
     flat_loss: str = "bce-mean"
     pooling: str = "auto"
@@ -61,13 +59,12 @@ RECIPES = {
     "continued": Recipe(learning_rate=5e-5),
     "continued n-gram": replace(_NEW_HEADS, learning_rate=3e-4, table_learning_rate=1e-3, num_epochs=5, min_steps=0),
 }
-"""By kind of start: an n-gram encoder, another preset from scratch, a bare pretrained encoder with new heads, a frozen
-one, a trained model whose heads are kept, one of these with an n-gram encoder, and the reference's numbers whatever the
-start."""
+"""Recipes by kind of start: the reference's numbers whatever the start, an n-gram encoder, another preset from scratch,
+a pretrained encoder with new heads, a frozen one, a trained model whose heads are kept, and one with n-grams."""
 
 
 def kind_of_start(config: RunConfig) -> str:
-    """Which of the recipes a run's settings ask for."""
+    """Return the recipe that a run's settings ask for."""
     if config.recipe == "reference":
         return "reference"
     own = _own_config(config.initial_checkpoint)
@@ -84,7 +81,7 @@ def kind_of_start(config: RunConfig) -> str:
 
 
 def fill_in(config: _Config) -> _Config:
-    """Return a run's settings with the values of their recipe where none are given.
+    """Return a run's settings, with the recipe's values for those that are not given.
 
     A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
     """
@@ -111,5 +108,5 @@ def fill_in(config: _Config) -> _Config:
 
 
 def _own_config(path: str | None) -> ModelConfig | None:
-    """Return the config of a model of this program's."""
+    """Return the config of a model that histocoder trained, else None."""
     return read_model_config(Path(path)) if path is not None and is_own_model(Path(path)) else None

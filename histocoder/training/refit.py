@@ -1,4 +1,4 @@
-"""Once all is measured, the best model learns from the validation data as well."""
+"""Training of the best model on the validation data, once it is measured on them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from histocoder.training.frozen import use_encodings
 from histocoder.training.trainer import Trainer
 
 _MAX_ROWS = 100_000
-"""Up to which the validation data make a difference."""
+"""Rows up to which the validation data improve the model."""
 _LEAST_STEPS, _MOST_STEPS = 50, 200
-"""At least so many, and two epochs unless they are more; but one epoch."""
+"""Bounds of the steps of two epochs; one epoch is always trained."""
 _RATE = 0.3
-"""Of the peak learning rate, at which this begins."""
+"""Share of the peak learning rate at the start."""
 
 
 def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
-    """Return whether the best model is to learn from the validation data as well: where rows are few, each tells."""
+    """Return whether the best model is to be refitted: not if asked, with many rows, or on several machines."""
     num_rows = len(trainer.train_data) + len(trainer.val_data)
     if config.no_refit or num_rows > _MAX_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
         return False
@@ -39,7 +39,7 @@ def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
 
 
 def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
-    """Fit the best model to the data that have served to measure it as well; all processes call this."""
+    """Train the best model on training and validation data and held-out corrections; a collective call."""
     run = trainer.run
     corrections = held_out(run.path)
     files = replace(train_files, paths=train_files.paths + val_files.paths + corrections)
@@ -67,7 +67,7 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
 
 
 def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
-    """Train for one or two more epochs, at a low learning rate, from a model's weights."""
+    """Train from a model's weights for one or two epochs, at a low learning rate."""
     with trainer.learner.whole() as model:
         use_encodings(model, [data], folder=trainer.run.path)
     sampler, loader = trainer.batches_of(data)

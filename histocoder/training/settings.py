@@ -1,4 +1,4 @@
-"""What the settings of a run mean for training, and which of them a resumed run must agree on."""
+"""Checks of a run's settings, and the values that a resumed run must agree on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from histocoder.training.strategies import check_strategy
 
 
 def check_machine(config: RunConfig, device: torch.device) -> None:
-    """Raise a UserError where the settings ask for what this machine has not; say what has no effect on it."""
+    """Raise a UserError if the settings ask for what this machine does not have; print what has no effect on it."""
     check_strategy(config, device, computing_dtype(config.precision, device, use_amp=config.use_amp))
     if config.world_size is not None:
         say(f"Notice: --world-size has no effect; by its launcher the run has {distributed.world_size()} process(es).")
@@ -49,14 +49,7 @@ def what_to_agree_on(
 ) -> dict[str, Any]:
     """Return what a resumed run must agree on: its data, all settings declared by `fixed`, and the rows of a step.
 
-    Parameters
-    ----------
-    config : RunConfig
-        With scaled learning rates.
-    files : ExampleFiles
-        Those to train on.
-    train_arrays, val_arrays : ExampleArrays
-    key : Key
+    Learning rates in `config` are scaled; `files` are the training files.
     """
     size, by_rows = config.step_size(distributed.world_size()), config.tokens_per_batch is None
     values: dict[str, Any] = {

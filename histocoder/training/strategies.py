@@ -1,4 +1,4 @@
-"""How a model is spread over processes while it is trained."""
+"""Strategies that spread a model over ranks while it is trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Strategy: TypeAlias = "Replicated | Sharded"
 
 
 def strategy_of(config: StrategyConfig) -> Strategy:
-    """Return the strategy that is asked for."""
+    """Return the strategy that the settings ask for."""
     if config.fsdp is None:
         return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
     from histocoder.training.fsdp import Sharded  # here, since it takes a while to import
@@ -33,7 +33,7 @@ def strategy_of(config: StrategyConfig) -> Strategy:
 
 
 def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise a UserError where a device can't do what is asked for, or not in the precision of the run."""
+    """Raise a UserError if the device can't do what the settings ask for, or not in the precision of the run."""
     if config.fsdp is not None and device.type == "mps":
         raise UserError("--fsdp is for NVIDIA GPUs and CPUs; omit it, or add --device cpu.")
     if config.fsdp_cpu_offload and device.type != "cuda":
@@ -47,15 +47,7 @@ def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dt
 
 
 class Replicated:
-    """Each process holds all of the model; DDP exchanges gradients.
-
-    All processes call each method of a strategy.
-
-    Attributes
-    ----------
-    name : str
-        For people.
-    """
+    """Each rank holds all of the model; DDP exchanges gradients. Methods of a strategy are collective calls."""
 
     def __init__(self, config: StrategyConfig) -> None:
         self._config = config
@@ -63,7 +55,7 @@ class Replicated:
         self.name = f"DDP{gradients}" if distributed.world_size() > 1 else "one process"
 
     def wrap(self, model: MixerModel, device: torch.device) -> nn.Module:
-        """Return the model as training calls it; gradients are means over processes."""
+        """Return the model as training calls it; gradients are means over ranks."""
         if distributed.backend() is None:
             return model
         ids = [device.index] if device.type == "cuda" else None
@@ -82,9 +74,7 @@ class Replicated:
         return wrapped
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
-        """Build the optimizer, once the model is wrapped; with copies of weights in the run's precision where that
-        pays.
-        """
+        """Build the optimizer of a wrapped model; the model keeps copies of weights in bf16 where that pays."""
         trained = parameter_groups(model.named_parameters(), config)
         if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
             model.keep_copies()
@@ -92,15 +82,15 @@ class Replicated:
         return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Within it, forward and backward passes add to gradients that processes do not exchange yet."""
+        """Keep ranks from exchanging the gradients of forward and backward passes."""
         return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
     def own_parameters(self, model: MixerModel) -> list[Tensor]:
-        """Return what this process holds of the parameters."""
+        """Return this rank's parameters, or its shards of them."""
         return list(model.parameters())
 
     def whole(self, model: MixerModel) -> AbstractContextManager[MixerModel]:
-        """Give the model as each process can use it as often as it likes, whatever the others do."""
+        """Give the whole model, which each rank can call any number of times."""
         return nullcontext(model)
 
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
@@ -110,16 +100,16 @@ class Replicated:
     def state(
         self, model: MixerModel, optimizer: AdamW, *, into: Path | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return `weights`, and the optimizer's state dict as one process has it, whole on rank 0.
+        """Return the state dicts of model and optimizer in the form of one process, whole on rank 0.
 
-        With a folder, a strategy may have the processes write their shards there, and leave these out.
+        With a folder, ranks may write their shards there instead, which are then left out.
         """
         return self.weights(model), optimizer.state_dict()
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
-        """Set the weights from a state dict, whole on every process."""
+        """Load weights from a state dict that is whole on every rank."""
         model.load_state_dict(weights)
 
     def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
-        """Set the optimizer's state from a dict as one process has it, whole on every process."""
+        """Load the optimizer's state dict, in the form of one process and whole on every rank."""
         optimizer.load_state_dict(state)

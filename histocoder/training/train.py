@@ -1,4 +1,4 @@
-"""From the settings of a run to a fitted model: what both scripts do."""
+"""A run from its settings to a fitted model, as both scripts do it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from histocoder.training.settings import check_batch_size, check_machine, what_t
 from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000
-"""Validation rows that the report at the end of a run is about, at most."""
+"""Validation rows in the report at the end of a run, at most."""
 
 
 def train(config: FinetuneConfig | MixerConfig) -> Path:
@@ -83,7 +83,7 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
 
 
 def start(config: RunConfig) -> torch.device:
-    """Join the other processes, if any, and choose a device; mistakes in settings are named before any work."""
+    """Join the process group, check the settings, and return the device."""
     if config.deterministic:
         compute_deterministically()
     device = distributed.start(
@@ -106,7 +106,7 @@ def fit(
     run: RunFolder,
     device: torch.device,
 ) -> None:
-    """Build the model and the data that the settings describe, and fit; resumes from a checkpoint if there is one."""
+    """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     run.stay_interrupted()
     _check_together(config, run.path)
     checkpoint = run.checkpoint("never" if config.overwrite and config.resume == "auto" else config.resume)
@@ -119,7 +119,7 @@ def fit(
     build = partial(seeded_model, config, train_files, model_config, tokenizer=tokenizer, key=key, languages=languages)
     if config.auto_batch_size:
         size = _fitting_batch_size(config, checkpoint, build, device, num_rows=len(train_arrays))
-        config = replace(config, batch_size=size, auto_batch_size=False)  # in args.yaml stands what was found
+        config = replace(config, batch_size=size, auto_batch_size=False)  # args.yaml has the size that was found
     check_batch_size(config, len(train_arrays))
     scaled = config.for_rows(len(train_arrays), distributed.world_size())
     settings = what_to_agree_on(scaled, train_files, train_arrays, val_arrays, key)
@@ -150,7 +150,7 @@ def fit(
         with explaining():
             if checkpoint is not None:
                 trainer.restore(checkpoint)
-            del checkpoint  # or all that was read would stay in memory while the run trains
+            del checkpoint  # or its tensors would stay in memory while the run trains
             trainer.fit(tracker)
         if config.wandb_artifact:
             tracker.keep_model(run.path)
@@ -185,7 +185,7 @@ def _finish(
 
 
 def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
-    """Return the languages of the data and "unk", with a notice on those that histocoder does not know."""
+    """Return the languages of the data and "unk"; print a notice on those that histocoder does not know."""
     languages = tuple(sorted({*arrays.languages, "unk"}))
     if strange := [lang for lang in languages if not is_language(lang)]:
         say(not_in_table(strange))
@@ -193,7 +193,7 @@ def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
 
 
 def _check_together(config: RunConfig, folder: Path) -> None:
-    """Raise a UserError where processes can't do together what they do before all settings are known, and after."""
+    """Raise a UserError if settings that ranks need before all others differ, or ranks don't see the same folder."""
     refuse_differences({"--auto-batch-size": config.auto_batch_size, "--fsdp-state-dict": config.fsdp_state_dict})
     if config.fsdp_state_dict == "sharded" and distributed.world_size() > 1:
         from histocoder.checkpoints.sharded import check_folder  # here, since it takes a while to import
@@ -236,7 +236,7 @@ def _fitting_batch_size(
 
 
 def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
-    """Fit what is fitted once a model is trained, for the last one and the best; rank 0's part."""
+    """Fit the experts of the last and the best model; for rank 0."""
     from histocoder.training.experts import fit_experts  # here, since scikit-learn takes a second to import
     from histocoder.training.linear_expert import fit_linear_expert
 
@@ -261,14 +261,14 @@ def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
 
 
 def model_before(config: RunConfig) -> Path | None:
-    """Return the model that a run's corrections correct; None without any, or where its form is another program's."""
+    """Return the model that a run's corrections correct; None without any, or if histocoder did not train it."""
     path = Path(config.initial_checkpoint or "")
     corrects = isinstance(config, FinetuneConfig) and config.corrections and not config.only_encoder
     return path if corrects and config.initial_checkpoint and is_own_model(path) else None
 
 
 def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, before: Path | None = None) -> None:
-    """Write `report.html` on the model as it was saved last, on the validation data or a sample; rank 0's part."""
+    """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0."""
     from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
     from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
     from histocoder.evaluation.gain import gain
@@ -296,7 +296,7 @@ def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles,
 
 
 def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
-    """Two checkpoints must fit: the last one, and the one that is being written."""
+    """Warn if there is no room for two checkpoints: the last one, and the one that is being written."""
     needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
     if free < needed:
         say(

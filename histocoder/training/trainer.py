@@ -1,4 +1,4 @@
-"""Fits a model: epochs, steps, validation, saves; readable from top to bottom."""
+"""The training loop: epochs, steps, validation, saves."""
 
 from __future__ import annotations
 
@@ -42,28 +42,10 @@ from histocoder.training.validation import validate
 
 
 class Trainer:
-    """What fits a model, on this process or together with others, and saves it.
+    """Fits a model, on this process or together with others, and saves it.
 
-    Parameters
-    ----------
-    model : MixerModel
-        Already frozen as far as it is to be; on the CPU. It is moved.
-    train_data, val_data : OccupationDataset
-        All rows, on every rank.
-    config : TrainConfig
-    loader : LoaderConfig
-    device : torch.device
-    run : RunFolder
-        Rank 0 writes there, from `fit` on.
-    settings : dict
-        What a resumed run must agree on; kept in each checkpoint.
-
-    Attributes
-    ----------
-    total_steps : int
-        Of the whole run.
-    learner : Learner
-    state : TrainState
+    The model is on the CPU, with its frozen weights marked. Every rank has all rows; rank 0 writes to the run's folder,
+    from `fit` on. `settings` is what a resumed run must agree on.
     """
 
     def __init__(
@@ -92,7 +74,7 @@ class Trainer:
         self.progress = Progress(self.total_steps, show=False)
 
     def batches_of(self, data: OccupationDataset) -> tuple[BucketSampler, BatchLoader]:
-        """Return what names the batches of training data, and what makes them."""
+        """Return the sampler and the loader of training data."""
         size = self.config.step_size(distributed.world_size())
         budget = TokenBudget(size, self.model.config.max_len, self.model.tokenizer)
         sampler = BucketSampler(
@@ -108,25 +90,10 @@ class Trainer:
         return sampler, BatchLoader(data, sampler, self.loader, pin_memory=pin_memory)
 
     def fit(self, tracker: Tracker | None = None) -> dict[str, float]:
-        """Train, from the beginning or from where `restore` has gone back to, and save the model.
+        """Train from the start or the restored state, save the model, and return the numbers of the last validation.
 
-        Parameters
-        ----------
-        tracker : Tracker, optional
-
-        Returns
-        -------
-        dict
-            The last validation's numbers.
-
-        Raises
-        ------
-        Interrupted
-            Where the run was asked to stop; its state is saved.
-        UserError
-            Where a file can't be written.
-        MachineError
-            Where a loader worker is killed, or hangs.
+        Raises Interrupted where the run was asked to stop, with its state saved; a UserError where a file can't be
+        written; and a MachineError where a loader worker is killed or hangs.
         """
         self.tracker = tracker or self.tracker
         with self.learner.whole() as model:
@@ -156,7 +123,7 @@ class Trainer:
             is_last = state.step == self.total_steps
             if state.step % config.log_interval == 0 or is_last:
                 self.log_training()
-            # the loss is read from a CPU only, where that makes no one wait
+            # the loss is read on a CPU only, where reading does not wait for the device
             self.progress.advance(**({"loss": float(loss)} if self.device.type == "cpu" else {}))
             if state.step % self.eval_interval == 0 or is_last:
                 self.validate()
@@ -175,11 +142,11 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether validations have found nothing better for as long as `early_stopping` says."""
+        """Whether the last `early_stopping` validations have found no better model."""
         return self.config.early_stopping is not None and self.state.num_worse >= self.config.early_stopping
 
     def log_training(self) -> None:
-        """Read the losses since the last time, and pass them on."""
+        """Log the numbers of the steps since the last time."""
         values: dict[str, float] = {
             **self.meter.read(),
             **peak_gpu_memory(self.device),
@@ -194,12 +161,12 @@ class Trainer:
         self.check_skipped()
 
     def check_skipped(self) -> None:
-        """Raise a UserError, on all ranks, where too many steps in a row up to now were skipped."""
+        """Raise a UserError, on all ranks, if too many consecutive steps were skipped."""
         if (in_a_row := int(self.meter.skipped_in_a_row)) >= self.config.max_skipped_steps:
             raise self.not_finite(f"The gradients of the last {in_a_row} steps are not finite")
 
     def not_finite(self, what: str) -> UserError:
-        """Return the error of a run that has come to nothing: what is not finite, and where there is something good."""
+        """Return the error of a run that diverged, with the checkpoint and the model that are still good."""
         last, best = next(reversed(list_checkpoints(self.run.path)), None), self.run.best
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
         if last is None:
@@ -213,7 +180,7 @@ class Trainer:
         )
 
     def validate(self) -> dict[str, float]:
-        """Validate, pass the numbers on, and keep the model if it is the best so far."""
+        """Validate, log the numbers, and save the model if it is the best so far."""
         started = time.monotonic()
         with self.learner.whole() as model:
             results = validate(
@@ -238,13 +205,13 @@ class Trainer:
         return results
 
     def pause(self, started: float) -> None:
-        """Leave the time since then out of rows/s, and of what steps take."""
+        """Leave the time since `started` out of rows/s and of the estimate of the remaining time."""
         seconds = time.monotonic() - started
         self.meter.started += seconds
         self.progress.pause(seconds)
 
     def save_model(self, folder: Path, *, doing: str) -> None:
-        """Write the model with its card."""
+        """Write the model and its card."""
         weights, config = self.learner.weights(), self.model.config
         facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
 
@@ -283,7 +250,7 @@ class Trainer:
         self.pause(started)
 
     def save_result(self) -> None:
-        """Write what a finished run leaves."""
+        """Write the model of a finished run."""
         self.save_model(self.run.path, doing="saving the model")
         if self.config.save_format == "occcanine":
             learner, model = self.learner.state(), self.model
@@ -294,7 +261,7 @@ class Trainer:
             )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to where a checkpoint was saved, right before `fit`; what was read of it may be let go then."""
+        """Restore the state of a checkpoint, right before `fit`; the checkpoint is not needed afterwards."""
         self.learner.restore(checkpoint.learner)
         self.state = checkpoint.state
         self.saved_step = self.state.step
@@ -306,7 +273,7 @@ class Trainer:
             torch.cuda.set_rng_state(checkpoint.ranks["rng.cuda"][rank].clone(), self.device)
 
     def interrupt(self, signum: int) -> None:
-        """Save and end the run, on all ranks in the same step."""
+        """Save the state and end the run, on all ranks in the same step."""
         self.ballot.close()
         self.save()
         self.progress.close()
@@ -322,6 +289,6 @@ class Trainer:
 
 
 def _by_codes(results: dict[str, float], name: str) -> str:
-    """Return an accuracy, and those of rows with one code, two, three or more."""
+    """Format an accuracy, and those of rows with one code, two, three or more."""
     parts = [f"{k} codes {results[f'{name}_{k}']:.1f}" for k in (1, 2, 3) if f"{name}_{k}" in results]
     return f"{results[name]:.1f}" + (f" ({', '.join(parts).replace('1 codes', '1 code')})" if parts else "")
