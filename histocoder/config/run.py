@@ -185,22 +185,16 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
         return replace(self, **rates, batch_size=size, decoder_stride=stride, max_epoch_steps=0, scale_lr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RefitConfig(Settings):
-    """What becomes of validation data that were split off a table, once they have served."""
+@dataclass(frozen=True)
+class FinetuneConfig(RunConfig, PrepareConfig):
+    """Fine-tune a model that codes occupational descriptions, on your own table."""
 
     GROUP = SavingConfig.GROUP
 
+    input_col: str = changed(DataConfig, "input_col", "occ1", is_short=True)
     no_refit: bool = free(
         False, "do not let best/ learn from the validation data too, at the end, once it is measured on them"
     )
-
-
-@dataclass(frozen=True)
-class FinetuneConfig(RefitConfig, RunConfig, PrepareConfig):
-    """Fine-tune a model that codes occupational descriptions, on your own table."""
-
-    input_col: str = changed(DataConfig, "input_col", "occ1", is_short=True)
 
 
 @dataclass(frozen=True)

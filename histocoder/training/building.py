@@ -152,28 +152,27 @@ def _load_encoder(config: RunConfig) -> Encoder:
 def _from_initial_checkpoint(
     path: Path, config: RunConfig, model_config: ModelConfig, tokenizer: Tokenizer
 ) -> MixerModel:
+    """Return a model with the weights of a checkpoint or of another model, or with those of its encoder."""
     weights, codes = initial_weights(path)
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
-    if is_own_model(path):
-        own = read_model_config(path)
+    own = read_model_config(path) if is_own_model(path) else None
+    if own is not None:
         encoder_config = own.encoder
         model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)
-        if not config.only_encoder:
-            names = ("mask_memory", "pad_to", "decoder_prior")
-            model_config = replace(model_config, **{name: getattr(own, name) for name in names})
     elif config.encoder in PRESETS or Path(config.encoder).exists():
         encoder_config = _load_encoder(config).config.to_diff_dict()
     else:
         encoder_config = {}  # CANINE-s's sizes are the defaults
     if not config.only_encoder:
-        if not is_own_model(path):
-            model_config = replace(model_config, decoder_prior=False)
+        names = ("mask_memory", "pad_to", "decoder_prior")
+        kept = {"decoder_prior": False} if own is None else {name: getattr(own, name) for name in names}
+        model_config = replace(model_config, **kept)
         if codes is not None and not set(codes) <= set(model_config.codes):
             raise UserError(_describe_other_codes(path, codes, model_config.codes))
         if codes is not None and codes != model_config.codes:
             weights = _with_classes(weights, codes, model_config.codes)
         head = weights.get("decoder.head.weight")
-        form = read_model_config(path).formatter if is_own_model(path) else model_config.formatter
+        form = model_config.formatter if own is None else own.formatter
         system = formatter_from_config(form).system
         symbols = {name: form[name] for name in ("symbols",) if name in form}  # a decoder may know fewer than all
         is_like = form == model_config.formatter | symbols and not any(map(system.problem, model_config.codes))

@@ -242,22 +242,21 @@ def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
 
     run = trainer.run
     expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
-    examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
-    settings: dict[str, Any] = {
-        "expert": expert,
-        "examples": examples,
-        "num_train": len(trainer.train_data),
-        "device": trainer.device,
-        "precision": trainer.config.precision,
-    }
-    if read_model_config(run.best).fitted_to_validation:  # a run before has done all for it
-        fit_experts(run.path, **settings)
-        return
-    is_last = filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
+    fit_on_sample = partial(
+        fit_experts,
+        expert=expert,
+        examples=val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0),
+        num_train=len(trainer.train_data),
+        device=trainer.device,
+        precision=trainer.config.precision,
+    )
+    is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run
+    is_last = not is_done and filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
     if not is_last:
-        fit_experts(run.path, **settings)
-    said = fit_experts(run.best, *([run.path] if is_last else []), **settings)
-    say(f"{BEST_FOLDER}/: {said}")
+        fit_on_sample(run.path)
+    if not is_done:
+        said = fit_on_sample(run.best, *([run.path] if is_last else []))
+        say(f"{BEST_FOLDER}/: {said}")
 
 
 def model_before(config: RunConfig) -> Path | None:

@@ -10,9 +10,11 @@ from histocoder import distributed
 from histocoder.config import NUM_GREEDY
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
+from histocoder.formatters.tokens import EOS, PAD
+from histocoder.inference.flat import chosen_classes
 from histocoder.inference.greedy import greedy
 from histocoder.model import MixerModel
-from histocoder.training import losses, metrics
+from histocoder.training import losses
 
 _MOST_CODES = 3
 """Rows with this many codes or more are reported together."""
@@ -74,7 +76,7 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
     logits = model.decoder(batch.targets[:, :-2], memory, memory_mask, prior)
     target_loss, unused_loss = losses.block_losses(logits, batch.targets, num_blocks=num_blocks)
     true, forced = batch.targets[:, 1:-1], logits.argmax(-1)
-    correct, real = metrics.token_matches(true, forced, num_blocks=num_blocks)
+    correct, real = token_matches(true, forced, num_blocks=num_blocks)
     right = torch.zeros_like(freely)
     if freely.any():
         mask = None if memory_mask is None else memory_mask[freely]
@@ -84,15 +86,15 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
         tokens, _ = greedy(
             model.decoder, memory[freely], mask, prior, num_tokens=length, block_size=length // num_blocks
         )
-        right[freely] = metrics.exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks)
-    flat_right = metrics.flat_exact_set(
+        right[freely] = exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks)
+    flat_right = flat_exact_set(
         model.class_probabilities(flat_logits), batch.class_ids, threshold=model.config.default_threshold
     )
     parts = (
         target_loss.sum(),
         unused_loss.sum(),
         losses.flat_loss(flat_logits, batch.class_ids, kind=model.config.flat_loss, num_rows=1),
-        metrics.exact_set(true, forced, num_blocks=num_blocks).sum(),
+        exact_set(true, forced, num_blocks=num_blocks).sum(),
         correct.sum(),
         real.sum(),
     )
@@ -100,3 +102,55 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
     groups = [num_codes[flat_right], num_codes, num_codes[right], num_codes[freely]]
     by_codes = torch.stack([torch.bincount(group.cpu(), minlength=_MOST_CODES + 1) for group in groups])
     return torch.stack([part.float() for part in parts]).cpu(), by_codes
+
+
+def _blocks(tokens: Tensor, num_blocks: int) -> Tensor:
+    """Return token blocks in one spelling: EOS behind a block's first EOS, PAD in a block that begins with PAD."""
+    blocks = tokens.unflatten(1, (num_blocks, -1))
+    ended = blocks.eq(EOS).cumsum(-1).gt(0)
+    unused = blocks[..., :1].eq(PAD)
+    return blocks.masked_fill(ended, EOS).masked_fill(unused, PAD)
+
+
+def exact_set(target: Tensor, predicted: Tensor, *, num_blocks: int) -> Tensor:
+    """Return whether the predicted codes are the target's codes in any order, of shape (B,); one too many is wrong.
+
+    Tokens are of shape (B, num_blocks * block_size), without BOS and EOS around them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> exact_set(torch.tensor([[5, 6, 1]]), torch.tensor([[6, 5, 1]]), num_blocks=3)
+    tensor([True])
+    >>> exact_set(torch.tensor([[5, 1, 1]]), torch.tensor([[5, 6, 1]]), num_blocks=3)
+    tensor([False])
+    """
+    true, guess = _blocks(target, num_blocks), _blocks(predicted, num_blocks)
+    same = (true[:, :, None] == guess[:, None]).all(-1)  # (B, true, guess)
+    found = same.any(2) | true[..., 0].eq(PAD)
+    right = same.any(1) | guess[..., 0].eq(PAD)
+    return found.all(1) & right.all(1)
+
+
+def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of correct and of real tokens of each row, of shape (B,); tokens as in `exact_set`.
+
+    As in the block loss, each of k target blocks is compared with the one of the first k predicted blocks that fits it
+    best.
+    """
+    true, guess = target.unflatten(1, (num_blocks, -1)), predicted.unflatten(1, (num_blocks, -1))
+    real = true.ne(PAD)
+    used = real.any(-1)
+    hits = (true[:, :, None].eq(guess[:, None]) & real[:, :, None]).sum(-1)  # (B, true, guess)
+    best = hits.masked_fill(~used[:, None, :], 0).max(-1).values
+    return best.sum(1), real.sum((1, 2))
+
+
+def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:
+    """Return whether the flat head's answer is exactly the target's classes, of shape (B,).
+
+    Probabilities are of shape (B, num_classes); class ids of shape (B, num_blocks), -1 where there is none. See
+    `chosen_classes` for the threshold.
+    """
+    guess = chosen_classes(probabilities, threshold, most=class_ids.shape[1])
+    return guess.eq(losses.multi_hot(class_ids, probabilities.shape[1]).bool()).all(1)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histocoder.formatters import build_formatter
-from histocoder.training.metrics import exact_set, flat_exact_set, token_matches
+from histocoder.training.validation import exact_set, flat_exact_set, token_matches
 
 OCC = build_formatter("occ1950", num_blocks=2)
 GENERAL = build_formatter("general", num_blocks=2, block_size=4)
