@@ -1,4 +1,4 @@
-"""What a run is made of, checked where it is built: its settings (`run` puts them together), and the model's own."""
+"""Settings of a run, which `run` puts together, and of a model, checked when they are built."""
 
 from histocoder.config.data import NUM_CODES, DataConfig
 from histocoder.config.model import (

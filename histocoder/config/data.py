@@ -1,4 +1,4 @@
-"""Settings of the data of a run: the table or the files, and what they look like."""
+"""Settings of the data of a run: the table or the files, and their form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from histocoder.config.model import check_target_len
 from histocoder.config.settings import Settings, free, require
 
 NUM_CODES = {"hisco": 5, "occ1950": 2}
-"""Columns of codes of the formatters that fix their number."""
+"""Number of columns of codes, by formatter that fixes it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TableConfig(Settings):
     prepare_only: bool = free(False, "check and split the table, and stop")
 
     def check(self) -> None:
-        """Raise a UserError where the table can't be used as the settings say."""
+        """Raise a UserError if the table can't be used as the settings say."""
         columns = self.target_cols
         require(
             self.dataset is not None and columns is not None,
@@ -103,7 +103,7 @@ class FilesConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError where no files are named, or no columns."""
+        """Raise a UserError if files or columns are missing."""
         require(
             None not in (self.train_data, self.val_data, self.save_dir),
             "Name your files and a folder: --train-data a.csv --val-data v.csv --save-dir out.",
@@ -127,7 +127,7 @@ class FilesConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Settings):
-    """What the data look like."""
+    """The form of the data."""
 
     GROUP = "data"
 

@@ -1,4 +1,4 @@
-"""What a model is: its config.json."""
+"""The configuration of a model: its config.json."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from histocoder.config.settings import require
 
 MODEL_TYPE = "histocoder"
 FORMAT_VERSION = 1
-"""Version of the model's and the checkpoints' files; a newer one is refused by name."""
+"""Version of the files of models; a newer one is refused by name."""
 
 
 MAX_TARGET_LEN = 128
-"""Positions that the decoder knows."""
+"""Number of positions of the decoder."""
 LANG_SEP = "[SEP]"
-"""Stands between language and description, as these five characters."""
+"""Separator of language and description, as these five characters."""
 FLAT_LOSSES = ("softmax", "bce", "bce-mean")
 DEFAULT_THRESHOLDS = {"softmax": 0.3, "bce": 0.5, "bce-mean": 0.5}
-"""Of a softmax, two codes of a row have about a half each."""
+"""Default thresholds by flat loss; in a softmax, two codes of a row have about a half each."""
 ALL_LANGUAGES = "*"
-"""Stands for all of them among thresholds."""
+"""Key of the threshold for all languages."""
 
 
 def check_target_len(num_blocks: int, block_size: int) -> None:
-    """Raise a UserError where so many codes of so many tokens are more than the decoder has positions for."""
+    """Raise a UserError if so many codes of so many tokens exceed the decoder's positions."""
     require(
         1 + num_blocks * block_size <= MAX_TARGET_LEN,
         f"{num_blocks} codes of {block_size} characters are more than the {MAX_TARGET_LEN - 1} places of the decoder; "
@@ -34,12 +34,12 @@ def check_target_len(num_blocks: int, block_size: int) -> None:
 
 
 def check_max_len(max_len: int) -> None:
-    """Raise a UserError where the encoder can't have so many positions."""
+    """Raise a UserError if the encoder can't have so many positions."""
     require(max_len >= 16 and max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")
 
 
 def check_decoder(*, dropout: float, dim_feedforward: int | None) -> None:
-    """Raise a UserError where there can be no decoder with these."""
+    """Raise a UserError if a decoder can't have these values."""
     require(0 <= dropout < 1, f"--dropout is {dropout:g}; it must be 0 or more and less than 1.")
     require(
         dim_feedforward is None or dim_feedforward >= 1,
@@ -66,9 +66,9 @@ class ModelConfig:
     encoder: dict[str, Any]
     """Fields of the encoder's config; `model_type` says which it is, without one it is CANINE."""
     formatter: dict[str, Any]
-    """See `Formatter.to_config`."""
+    """Fields of `Formatter.to_config`."""
     vocab_size: int
-    """Tokens that the decoder knows."""
+    """Number of tokens of the decoder."""
     codes: tuple[str, ...]
     """The code of each class of the flat head."""
     target_cols: tuple[str, ...]
@@ -80,34 +80,34 @@ class ModelConfig:
     decoder_num_layers: int = 3
     decoder_num_heads: int = 8
     decoder_dim_feedforward: int | None = None
-    """None: the encoder's width."""
+    """Inner width of the decoder; None: the encoder's width."""
     dropout: float = 0.0
-    """Of the decoder and before the flat head; the encoder has its own."""
+    """Dropout in the decoder and before the flat head; the encoder has its own."""
     max_len: int = 128
-    """Characters, or tokens, of the longest input, special tokens and language included; the rest is cut off."""
+    """Characters, or tokens, of the longest input, special tokens and language included; longer ones are cut off."""
     mask_memory: bool = True
-    """Whether the decoder leaves padded positions out."""
+    """Whether the decoder ignores padded positions."""
     pad_to: int | None = None
     """Positions that every input is padded to; None trims each batch."""
     text_normalization: str = "none"
-    """See `data.normalize`."""
+    """Normalization of texts; see `data.normalize`."""
     pooling: str = "auto"
-    """What the flat head reads of Hugging Face's encoders: "mean" (over all tokens), or "auto", the first token where
+    """Input of the flat head from Hugging Face's encoders: "mean" (over all tokens), or "auto", the first token where
     it stands for the whole text, else the mean."""
     flat_loss: str = "bce-mean"
-    """What the flat head was trained with, and so what its logits mean; see `losses.flat_loss`."""
+    """Loss of the flat head, on which the meaning of its logits depends; see `losses.flat_loss`."""
     mode: str = "greedy"
-    """The mode that validated best: the default of `Coder.predict`."""
+    """Mode that was best in validation, the default of `Coder.predict`."""
     decoder_prior: bool = False
     """Whether the decoder starts from what the flat head expects; see `model.prior`."""
     experts: dict[str, float] = field(default_factory=dict)
     """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `inference.combined`."""
     num_linear_features: int = 0
-    """N-grams of the linear expert; 0: there is none."""
+    """Number of n-grams of the linear expert; 0: no linear expert."""
     fitted_to_validation: bool = False
-    """Whether the model has learned from the validation data as well, once all was measured on them."""
+    """Whether the model was trained on the validation data as well, after it was measured on them."""
     thresholds: dict[str, float] = field(default_factory=dict)
-    """By language, the probability from which the flat head's classes count; `ALL_LANGUAGES` for all others."""
+    """Probability from which the flat head's classes count, by language; `ALL_LANGUAGES` for all others."""
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)
@@ -116,7 +116,7 @@ class ModelConfig:
 
     @property
     def num_classes(self) -> int:
-        """Classes of the flat head."""
+        """Number of classes of the flat head."""
         return len(self.codes)
 
     @property
@@ -127,22 +127,16 @@ class ModelConfig:
 
     @property
     def default_threshold(self) -> float:
-        """The probability from which on classes count beside the best one, where none was tuned."""
+        """Probability from which further classes count, if none was tuned."""
         return DEFAULT_THRESHOLDS[self.flat_loss]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; `from_dict` reads them back."""
+        """Return plain values for JSON, which `from_dict` reads."""
         return {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """Read what `to_dict` wrote.
-
-        Raises
-        ------
-        UserError
-            Where the values are no model's of this program, or those of a newer version of it.
-        """
+        """Return the config with the values of `to_dict`; raises UserError if they are not a histocoder model's."""
         require(values.get("model_type") == MODEL_TYPE, "config.json is not that of a histocoder model.")
         version = values.get("format_version", 0)
         require(

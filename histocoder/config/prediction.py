@@ -1,4 +1,4 @@
-"""How descriptions are coded, and whole files of them."""
+"""Settings of prediction, for descriptions and whole files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from histocoder.errors import UserError
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
 SOURCE_COL = "source"
-"""The column that says who gave a row its codes; see `known`."""
+"""Name of the column with the source of a row's codes; see `known`."""
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
 RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, without an apostrophe before them"
@@ -18,14 +18,14 @@ RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, wi
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(Settings):
-    """How many descriptions are computed at once."""
+    """Number of descriptions in a batch."""
 
     batch_size: int = free(256, "descriptions at once, fewer where memory runs out", metavar="N", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(BatchOptions):
-    """How descriptions are coded; see `Coder.predict`."""
+    """Settings of `Coder.predict`."""
 
     mode: str | None = free(None, "way of decoding (default: the one that validated best)", choices=MODES)
     k: int = free(5, "codes of topk", metavar="N", at_least=1)
@@ -34,7 +34,7 @@ class PredictOptions(BatchOptions):
     min_confidence: float = free(0.0, "leave rows below it without codes", metavar="P")
 
     def check(self) -> None:
-        """Raise a UserError where the threshold is none, or the mode has its own codes."""
+        """Raise a UserError if the threshold is not a probability, or the mode excludes `constrain=False`."""
         require(
             self.threshold is None or 0 <= self.threshold < 1,
             f"--threshold is {self.threshold}; it must be 0 or more and less than 1.",
@@ -47,7 +47,7 @@ class PredictOptions(BatchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(Settings):
-    """The file that is coded, and the form of its output."""
+    """The file to code, and the form of its output."""
 
     input: str = free("", f"{TABLE_HELP} of descriptions, instead; -: standard input", metavar="FILE")
     output: str = free(
@@ -64,7 +64,7 @@ class FileOptions(Settings):
     raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:
-        """Raise a UserError where a row would have two languages."""
+        """Raise a UserError if a row would have two languages."""
         require(
             self.language == "unk" or self.language_col is None,
             "Give --language (one for all rows) or --language-col (one for each row), not both.",
@@ -78,17 +78,13 @@ class FileOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(PredictOptions, FileOptions):
-    """How a file is coded."""
+    """Settings of `histocoder predict`."""
 
     def output_names(self, names: Sequence[str], system: str, *, taken: Sequence[str] = ()) -> dict[str, str]:
-        """Name of each column that is added -> the column of `Coder.predict`, one of `names`.
+        """Map the name of each column to add to the column of `Coder.predict`, one of `names`.
 
-        Of codes that are ranked, all but the first are alternatives, and say so: `alt_hisco_2`.
-
-        Raises
-        ------
-        UserError
-            Where one of them is in the input, whose columns are `taken`.
+        With mode topk, all codes but the first are alternatives, such as `alt_hisco_2`. Raises a UserError if one of
+        the names is in the input, whose columns are `taken`.
         """
         first = (f"{system}_1", "prob_1", "desc_1", "conf", SOURCE_COL)
         other = "alt_" if self.mode == "topk" else ""

@@ -1,7 +1,7 @@
-"""Every setting of a run: one class for each group of flags, here and in `data` and `training`.
+"""All settings of a run: one class for each group of flags, here and in `data` and `training`.
 
-A function takes the smallest class that has what it reads; a `FinetuneConfig` or a `MixerConfig` is all of them.
-Bases are listed last group first, since dataclasses collect fields from the last base to the first.
+A function takes the smallest class that has what it reads; `FinetuneConfig` and `MixerConfig` have all groups. Bases
+are listed last group first, since dataclasses collect fields from the last base to the first.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from histocoder.config.settings import Settings, changed, free, require
 from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, StartConfig, StrategyConfig
 
 NUM_GREEDY = 1024
-"""Validation rows that are decoded freely during training; all are scored with teacher forcing."""
+"""Number of validation rows that are decoded freely during training; all are scored with teacher forcing."""
 RANK_TIMEOUT = 300.0
-"""Seconds without a sign of life after which a process is taken for hung."""
+"""Seconds without a sign of life after which a process counts as hung."""
 _WORKERS_EACH = 8
-"""Loader processes for each processor at most: more than one are of no use, and each takes memory."""
+"""Loader processes per processor at most; more than one is of no use, and each takes memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavingConfig(Settings):
-    """What is saved and logged."""
+    """Saving and logging."""
 
     GROUP = "saving and logging"
 
@@ -63,7 +63,7 @@ class SavingConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError where a model is to be sent to nowhere."""
+        """Raise a UserError if a model is to be sent without a service."""
         require(
             self.log_wandb or not self.wandb_artifact,
             "--wandb-artifact sends the model to Weights & Biases; add --log-wandb.",
@@ -72,7 +72,7 @@ class SavingConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DebugConfig(Settings):
-    """What helps to find out where time goes, and why results differ."""
+    """Profiling and debugging."""
 
     GROUP = "profiling and debugging"
 
@@ -89,7 +89,7 @@ class DebugConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class MachineConfig(Settings):
-    """Where a run computes, and with whom."""
+    """The device and the processes of a run."""
 
     GROUP = "machine"
 
@@ -105,12 +105,12 @@ class MachineConfig(Settings):
     )
     local_rank: int | None = free(None, None, flags=("--local_rank", "--local-rank"), is_recorded=False)
     world_size: int | None = free(None, None, is_recorded=False)
-    """As in OccCANINE's command lines."""
+    """Ignored; OccCANINE's command lines have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig(Settings):
-    """How batches reach the device."""
+    """Loading of batches."""
 
     GROUP = "machine"
 
@@ -123,7 +123,7 @@ class LoaderConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError where there would be far too many processes."""
+        """Raise a UserError if there would be far too many processes."""
         processors = os.cpu_count() or 1
         require(
             self.num_workers <= _WORKERS_EACH * processors,
@@ -134,10 +134,10 @@ class LoaderConfig(Settings):
 
 @dataclass(frozen=True)
 class PrepareConfig(SeedConfig, DataConfig, TableConfig):
-    """How a user's table becomes training and validation data."""
+    """Preparation of training and validation data from a user's table."""
 
     def check(self) -> None:
-        """Raise a UserError where the columns and the codes can't be as the settings say."""
+        """Raise a UserError if settings of columns and codes contradict each other."""
         require(self.input_col not in self.target_cols, f"{self.input_col!r} is both input and target column.")
         require(
             not (self.zero_pad_codes and self.use_within_block_sep),
@@ -147,15 +147,15 @@ class PrepareConfig(SeedConfig, DataConfig, TableConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(DebugConfig, SavingConfig, StrategyConfig, AugmentConfig, SeedConfig, FitConfig):
-    """What the `Trainer` reads."""
+    """Settings that the `Trainer` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfig):
-    """What both scripts have."""
+    """Settings of both scripts."""
 
     def check(self) -> None:
-        """Raise a UserError where batches can't be as the settings say."""
+        """Raise a UserError if settings of batches contradict each other."""
         require(
             self.tokens_per_batch is None or self.tokens_per_batch >= self.max_len,
             f"--tokens-per-batch is {self.tokens_per_batch}; a single row takes up to {self.max_len} positions "
@@ -172,7 +172,7 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
         )
 
     def for_rows(self, num_rows: int, num_processes: int) -> RunConfig:
-        """Apply `max_epoch_steps` and `scale_lr`, for the rows to train on, to the batch and the learning rates."""
+        """Return the settings with `max_epoch_steps` and `scale_lr` applied to batch size and learning rates."""
         growth = 1
         while self.max_epoch_steps and growth < 4:
             if num_rows <= self.max_epoch_steps * growth * self.step_size(num_processes):

@@ -1,4 +1,4 @@
-"""What a setting is: a field of a frozen dataclass that says all there is to say about it, once.
+"""Settings as fields of frozen dataclasses, which declare all about them.
 
 To add a setting, add one field to the dataclass of its group, in `data`, `training` or `run`, by `free` or by `fixed`.
 Its flag, its key in YAML files, its row in docs/configuration.md, its line in args.yaml, its range check and the
@@ -18,61 +18,56 @@ from histocoder.errors import UserError
 
 
 def require(ok: bool, message: str) -> None:
-    """Raise a UserError with a message unless all is well."""
+    """Raise a UserError with a message unless `ok`."""
     if not ok:
         raise UserError(message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a field says of its setting, beside its name, type and default."""
+    """Metadata of a setting beside its name, type and default."""
 
     text: str | None
-    """The help of the flag, to which the default is added unless it names one. Without a text the flag is hidden."""
+    """Help of the flag, to which the default is added unless it names one; None hides the flag."""
     resume: str
-    """What a resumed run must agree on: the "value", the "content" of the file it names, or nothing ("")."""
+    """What a resumed run must agree on: the "value", the "content" of the named file, or nothing ("")."""
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     parse: Callable[[str], Any] | None = None
-    """Reads a value, where the field's type alone does not."""
+    """Parser of a value, if not the field's type."""
     at_least: float | None = None
     above: float | None = None
-    """What a value must exceed."""
+    """Bound that a value must exceed."""
     between: tuple[float, float] | None = None
-    """The least and the largest value."""
+    """Least and largest value."""
     is_short: bool = False
     """Whether `--help` shows the flag as well as `--help-all`."""
     is_negatable: bool = False
     """Whether there is a `--no-` flag."""
     is_required: bool = False
-    """Whether a command can't do without the flag."""
+    """Whether a command requires the flag."""
     is_recorded: bool = True
-    """Whether args.yaml has it, as what belongs to the run, and not to one start of it alone."""
+    """Whether args.yaml has the setting, which is then the run's and not that of one start of it."""
     flags: tuple[str, ...] = ()
-    """Spellings of the flag, where the field's name is not its only one."""
+    """Spellings of the flag, if the field's name is not the only one."""
 
 
 def free(default: Any, text: str | None, **options: Any) -> Any:
     """Declare a setting that a resumed run may change, or whose effect is compared by itself (data, rows of a step).
 
-    Parameters
-    ----------
-    default : object
-        None where there is none, or where the recipe has it (then the type of the field does not allow None).
-    text : str, optional
-    options
-        See `Options`.
+    A default of None means that there is none, or that the recipe has it if the field's type does not allow None. See
+    `Options` for `text` and `options`.
     """
     return field(default=default, metadata={"options": Options(text=text, resume="", **options)})
 
 
 def fixed(default: Any, text: str, *, resume: str = "value", **options: Any) -> Any:
-    """Declare a setting that a resumed run must agree on; parameters as of `free`."""
+    """Declare a setting that a resumed run must agree on; parameters are those of `free`."""
     return field(default=default, metadata={"options": Options(text=text, resume=resume, **options)})
 
 
 def changed(kind: type[Settings], name: str, default: Any, **options: Any) -> Any:
-    """Declare another default, or other options, for a setting of a base class."""
+    """Declare another default or other options for a setting of a base class."""
     declared = next(one for one in settings_of(kind) if one.name == name).options
     return field(default=default, metadata={"options": replace(declared, **options)})
 
@@ -83,7 +78,7 @@ class Setting:
 
     name: str
     type: Any
-    """Without None."""
+    """Type without None."""
     is_optional: bool
     default: Any
     group: str
@@ -91,12 +86,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The flag's name."""
+        """Name of the flag."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def help(self) -> str:
-        """The flag's help, with its default."""
+        """Help of the flag, with its default."""
         text = self.options.text or argparse.SUPPRESS
         says_it = "(default: " in text or "(required)" in text or text is argparse.SUPPRESS
         if says_it or self.options.is_required or self.default == "" or isinstance(self.default, bool | tuple):
@@ -106,7 +101,7 @@ class Setting:
         return f"{text} (default: {shown(self.default)})"
 
     def check(self, value: Any) -> None:
-        """Raise a UserError where a value is none of the setting's choices, or out of its bounds."""
+        """Raise a UserError if a value is not one of the choices, or out of bounds."""
         if value is None:
             return
         options, said = self.options, f"{self.flag} is {shown(value)}; it must"
@@ -121,12 +116,12 @@ class Setting:
 
 
 def shown(value: Any) -> str:
-    """Return a default or a value as a person would write it."""
+    """Return a value as help and messages show it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> Any:
-    """Return what a flag would give, for the lists and paths that Python programs give."""
+    """Return tuples and strings for the lists and paths that Python programs pass."""
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -165,13 +160,13 @@ def settings_of(kind: type[Settings]) -> list[Setting]:
 
 
 def recorded(config: Settings) -> dict[str, Any]:
-    """Return the settings that args.yaml repeats, by name."""
+    """Return the settings that args.yaml has, by name."""
     return {one.name: getattr(config, one.name) for one in settings_of(type(config)) if one.options.is_recorded}
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number, of a form such as 1e6, too."""
+    """Read a whole number, also in a form such as 1e6."""
     value = float(text)
     if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{text} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
     return int(value)

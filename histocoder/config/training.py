@@ -1,4 +1,4 @@
-"""Settings of training: what a model starts from, how it is fitted, and how it is spread over processes."""
+"""Settings of training: the model and its start, its fitting, and its strategy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from histocoder.config.model import FLAT_LOSSES, check_decoder, check_max_len
 from histocoder.config.settings import Settings, fixed, free, require, whole_number
 
 MAX_SEED = 2**32 - 1
-"""What all generators of random numbers take."""
+"""Largest seed that all generators of random numbers take."""
 NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")
-"""See `data.normalize`."""
+"""Choices of `data.normalize`."""
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-"""See `model.devices`."""
+"""Choices of `model.devices`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartConfig(Settings):
-    """What a model is made of, and starts from."""
+    """The model, and what it starts from."""
 
     GROUP = "model"
 
@@ -58,7 +58,7 @@ class StartConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError where there can be no such model."""
+        """Raise a UserError if there can't be such a model."""
         check_max_len(self.max_len)
         check_decoder(dropout=self.dropout, dim_feedforward=self.decoder_dim_feedforward)
         require(
@@ -69,7 +69,7 @@ class StartConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(Settings):
-    """How a model is fitted."""
+    """Fitting of a model."""
 
     GROUP = "training"
 
@@ -80,7 +80,7 @@ class FitConfig(Settings):
         choices=("auto", "reference"),
     )
     by_recipe: tuple[str, ...] | None = free(None, None)
-    """Names of the settings that a recipe has filled in: a run that starts from something else fills them in again."""
+    """Settings that a recipe has filled in, which a run with another start fills in again."""
     num_epochs: int = free(None, "passes over the data", metavar="N", at_least=1, is_short=True)
     min_steps: int = fixed(
         None,
@@ -151,14 +151,14 @@ class FitConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError where the learning rate is to go by rows that are not fixed."""
+        """Raise a UserError if the learning rate is to be scaled by rows that are not fixed."""
         require(
             not self.scale_lr or self.tokens_per_batch is None,
             "--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.",
         )
 
     def num_parts(self, num_processes: int) -> int:
-        """Return the batches of a step: accumulated batches × processes."""
+        """Return the number of batches of a step: accumulated batches × processes."""
         return self.gradient_accumulation_steps * num_processes
 
     def step_size(self, num_processes: int) -> int:
@@ -168,7 +168,7 @@ class FitConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SeedConfig(Settings):
-    """The seed of all that is random."""
+    """Seed of all random numbers."""
 
     GROUP = "training"
 
@@ -177,7 +177,7 @@ class SeedConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig(Settings):
-    """How training descriptions are altered on the fly; see `data.augment`."""
+    """Alteration of training descriptions on the fly; see `data.augment`."""
 
     GROUP = "augmentation, of training descriptions on the fly"
 
@@ -193,7 +193,7 @@ class AugmentConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Settings):
-    """How a model is spread over processes; for one process alone all of it is as if it were not."""
+    """Strategy that spreads a model over processes, without effect on one process."""
 
     GROUP = "strategy, for models and batches that are large"
 
@@ -234,7 +234,7 @@ class StrategyConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError where strategies contradict each other."""
+        """Raise a UserError if strategies contradict each other."""
         for name in ("fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_state_dict", "fsdp_reduce_dtype"):
             require(
                 self.fsdp is not None or getattr(self, name) == getattr(StrategyConfig, name),
