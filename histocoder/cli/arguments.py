@@ -55,7 +55,8 @@ def _form(setting: Setting) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if setting.type is bool:
         return {"action": "store_true"}
-    form: dict[str, Any] = {"metavar": setting.options.metavar, "choices": setting.options.choices}
+    metavar = setting.options.metavar or ("N" if setting.type is int else None)
+    form: dict[str, Any] = {"metavar": metavar, "choices": setting.options.choices}
     if setting.options.is_required:
         form["required"] = True
     if get_origin(setting.type) is tuple:

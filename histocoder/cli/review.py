@@ -20,7 +20,7 @@ class ReviewFlags(Settings):
     model: str = free(None, "that coded it, which corrections are to improve", metavar="DIR", is_required=True)
     predictions: str = free(None, "what histocoder predict wrote", metavar="FILE", is_required=True)
     output: str = free("review.csv", "to fill in", metavar="FILE")
-    budget: int = free(200, "descriptions to check", metavar="N", at_least=1)
+    budget: int = free(200, "descriptions to check", at_least=1)
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language_col: str | None = free(
         None, "column of languages (default: lang, where predict --language added it)", metavar="COL"

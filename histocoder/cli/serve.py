@@ -33,7 +33,7 @@ class ServeFlags(PrecisionFlags, ModelFlags):
         None, "--data: column of languages (default: lang, where there is one)", metavar="COL"
     )
     host: str = free("127.0.0.1", "to listen at", metavar="ADDRESS")
-    port: int = free(8000, "to listen at; 0: any that is free", metavar="N", at_least=0)
+    port: int = free(8000, "to listen at; 0: any that is free", at_least=0)
     token: str | None = free(None, "that the page asks for (default: a random one, the same each time)", metavar="TEXT")
     no_browser: bool = free(False, "do not open the browser")
     allow_training: bool = free(False, "let the page start a training run")

@@ -34,7 +34,7 @@ class TableConfig(Settings):
     language_col: str | None = free(
         None, "column of each row's language, instead of --language", metavar="COL", is_short=True
     )
-    block_size: int = free(5, "characters of the longest code", metavar="N", at_least=1)
+    block_size: int = free(5, "characters of the longest code", at_least=1)
     use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
     share_val: float = free(0.1, "share to validate on", metavar="P")
     split_by: str = free("text", "set aside descriptions or rows", choices=("text", "row"))
@@ -96,7 +96,7 @@ class FilesConfig(Settings):
         None, "codes are in NAME_1, NAME_2, … (default: the formatter's)", choices=tuple(NUM_CODES)
     )
     target_cols: tuple[str, ...] | None = free(None, "columns of codes, instead", metavar="COL", is_short=True)
-    block_size: int = free(5, "with general: characters of the longest code", metavar="N")
+    block_size: int = free(5, "with general: characters of the longest code")
     use_within_block_sep: bool = free(False, "with general: ',' separates a code's tokens")
     key: str | None = free(
         None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", is_short=True

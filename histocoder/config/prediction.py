@@ -20,7 +20,7 @@ RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, wi
 class BatchOptions(Settings):
     """Number of descriptions in a batch."""
 
-    batch_size: int = free(256, "descriptions at once, fewer where memory runs out", metavar="N", at_least=1)
+    batch_size: int = free(256, "descriptions at once, fewer where memory runs out", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class PredictOptions(BatchOptions):
     """Settings of `Coder.predict`."""
 
     mode: str | None = free(None, "way of decoding (default: the one that validated best)", choices=MODES)
-    k: int = free(5, "codes of topk", metavar="N", at_least=1)
+    k: int = free(5, "codes of topk", at_least=1)
     threshold: float | None = free(None, "flat: further codes above it (default: the model's own)", metavar="P")
     constrain: bool | None = free(None, "greedy: only codes of the model's key")
     min_confidence: float = free(0.0, "leave rows below it without codes", metavar="P")

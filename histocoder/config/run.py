@@ -27,9 +27,9 @@ class SavingConfig(Settings):
 
     GROUP = "saving and logging"
 
-    save_interval: int | None = free(1000, "steps between checkpoints", metavar="N", at_least=1)
+    save_interval: int | None = free(1000, "steps between checkpoints", at_least=1)
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
-    keep_checkpoints: int = free(2, "the newest N are kept", metavar="N", at_least=1)
+    keep_checkpoints: int = free(2, "the newest N are kept", at_least=1)
     resume: str = free(
         "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
@@ -39,11 +39,10 @@ class SavingConfig(Settings):
         "occcanine: write last.bin in the reference's form as well, at the end",
         choices=("histocoder", "occcanine"),
     )
-    log_interval: int = free(100, "steps between lines of the log", metavar="N", at_least=1)
+    log_interval: int = free(100, "steps between lines of the log", at_least=1)
     eval_interval: int | None = free(
         None,
         "steps between validations (default: those of an epoch, but 1000 at most and 100 at least)",
-        metavar="N",
         at_least=1,
     )
     no_report: bool = free(False, "leave out report.html on the validation data, at the end")
@@ -79,7 +78,6 @@ class DebugConfig(Settings):
     profile: int | None = free(
         None,
         "write where the time of N steps goes, behind the first five, to profile/: a trace and a table",
-        metavar="N",
         at_least=1,
     )
     deterministic: bool = free(
@@ -114,8 +112,8 @@ class LoaderConfig(Settings):
 
     GROUP = "machine"
 
-    num_workers: int = free(0, "processes that load data", metavar="N", at_least=0)
-    prefetch_factor: int = free(2, "batches that a worker holds ready", metavar="N", at_least=1)
+    num_workers: int = free(0, "processes that load data", at_least=0)
+    prefetch_factor: int = free(2, "batches that a worker holds ready", at_least=1)
     pin_memory: bool | None = free(None, "page-locked batches (default: where there is a GPU)", is_negatable=True)
     persistent_workers: bool = free(False, "keep workers from epoch to epoch")
     worker_timeout: float = free(

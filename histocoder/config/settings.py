@@ -32,6 +32,7 @@ class Options:
     resume: str
     """What a resumed run must agree on: the "value", the "content" of the named file, or nothing ("")."""
     metavar: str | None = None
+    """Name of a value in the help; N for whole numbers."""
     choices: tuple[str, ...] | None = None
     parse: Callable[[str], Any] | None = None
     """Parser of a value, if not the field's type."""

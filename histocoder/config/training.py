@@ -38,7 +38,7 @@ class StartConfig(Settings):
     freeze_encoder: bool = fixed(
         False, "train the decoder and the flat head only; without augmentation texts are encoded once, to --cache-dir"
     )
-    max_len: int = fixed(128, "characters of an input, or tokens where the encoder reads such", metavar="N")
+    max_len: int = fixed(128, "characters of an input, or tokens where the encoder reads such")
     text_normalization: str = fixed(
         None,
         "nfc: one Unicode form for each letter; lower: in lower case and with single blanks as well; lower_ascii: "
@@ -53,9 +53,7 @@ class StartConfig(Settings):
         choices=("auto", "mean"),
     )
     dropout: float = fixed(0.0, "of decoder and heads", metavar="P")
-    decoder_dim_feedforward: int | None = fixed(
-        None, "decoder's inner width (default: the encoder's width)", metavar="N"
-    )
+    decoder_dim_feedforward: int | None = fixed(None, "decoder's inner width (default: the encoder's width)")
 
     def check(self) -> None:
         """Raise a UserError if there can't be such a model."""
@@ -81,38 +79,34 @@ class FitConfig(Settings):
     )
     by_recipe: tuple[str, ...] | None = free(None, None)
     """Settings that a recipe has filled in, which a run with another start fills in again."""
-    num_epochs: int = free(None, "passes over the data", metavar="N", at_least=1, is_short=True)
+    num_epochs: int = free(None, "passes over the data", at_least=1, is_short=True)
     min_steps: int = fixed(
         None,
         "passes are repeated until there have been N steps (default: by the recipe; 0 with --num-epochs)",
-        metavar="N",
         at_least=0,
     )
     early_stopping: int | None = free(
-        None, "end after N validations in a row without a better model (default: off)", metavar="N", at_least=1
+        None, "end after N validations in a row without a better model (default: off)", at_least=1
     )
-    max_steps: int | None = free(None, "end after N steps (default: by --num-epochs)", metavar="N", at_least=1)
-    batch_size: int = free(None, "rows of a batch, on each process", metavar="N", at_least=1, is_short=True)
+    max_steps: int | None = free(None, "end after N steps (default: by --num-epochs)", at_least=1)
+    batch_size: int = free(None, "rows of a batch, on each process", at_least=1, is_short=True)
     max_epoch_steps: int = fixed(
         None,
         "while an epoch has more than N steps, the batch doubles, up to four times --batch-size, and learning rates "
         "grow with its square root; 0: never (default: by the recipe; 0 with --batch-size or --learning-rate)",
-        metavar="N",
         at_least=0,
     )
     decoder_stride: int = fixed(
         1,
         "the decoder learns from every N-th row of a batch; N doubles whenever --max-epoch-steps doubles the batch",
-        metavar="N",
         at_least=1,
     )
     gradient_accumulation_steps: int = free(
-        1, "batches of a step, on each process: as one batch N times as large, in less memory", metavar="N", at_least=1
+        1, "batches of a step, on each process: as one batch N times as large, in less memory", at_least=1
     )
     tokens_per_batch: int | None = free(
         None,
         "positions of a batch, padding included, in training: as many rows as fit (default: --batch-size)",
-        metavar="N",
         at_least=1,
     )
     learning_rate: float = fixed(
@@ -128,7 +122,7 @@ class FitConfig(Settings):
         None, "peak for an n-gram encoder's embeddings (default: by the recipe)", metavar="LR", above=0
     )
     scale_lr: bool = free(False, "times the rows of a step, by all processes, over --base-batch-size")
-    base_batch_size: int = free(128, "rows of a step that --learning-rate is meant for", metavar="N", at_least=1)
+    base_batch_size: int = free(128, "rows of a step that --learning-rate is meant for", at_least=1)
     seq2seq_weight: float = fixed(
         0.1, "weight of the decoder's loss; the flat head's has 1 - W", metavar="W", between=(0, 1)
     )
@@ -146,7 +140,6 @@ class FitConfig(Settings):
     max_skipped_steps: int = free(
         10,
         "end after N consecutive steps with gradients that are not finite; checked when logging",
-        metavar="N",
         at_least=1,
     )
 
@@ -172,7 +165,7 @@ class SeedConfig(Settings):
 
     GROUP = "training"
 
-    seed: int = fixed(42, "of split, batches, noise, weights", metavar="N", between=(0, MAX_SEED))
+    seed: int = fixed(42, "of split, batches, noise, weights", between=(0, MAX_SEED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +175,7 @@ class AugmentConfig(Settings):
     GROUP = "augmentation, of training descriptions on the fly"
 
     augmentation_prob: float = fixed(None, "share altered", metavar="P", between=(0, 1))
-    num_transformations: int = fixed(
-        3, "edits of an altered description: 1 to N, where OccCANINE makes N", metavar="N", at_least=0
-    )
+    num_transformations: int = fixed(3, "edits of an altered description: 1 to N, where OccCANINE makes N", at_least=0)
     unk_lang_prob: float = fixed(None, "share with language withheld", metavar="P", between=(0, 1))
     fn_word_freq: str | None = fixed(
         None, "words to insert: word,freq (default: the data's own)", metavar="CSV", resume="content"
@@ -214,7 +205,6 @@ class StrategyConfig(Settings):
     fsdp_min_num_params: int | None = free(
         None,
         "a layer with at least N parameters is its own FSDP unit, the rest is one unit (default: every layer)",
-        metavar="N",
         parse=whole_number,
         at_least=1,
     )

@@ -28,12 +28,11 @@ _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WAND
 """W&B's own timeouts, so that it gives up within `PATIENCE_SECONDS`."""
 
 
-def check_dashboards(*, wandb: bool, tensorboard: bool) -> None:
+def check_dashboards(config: RunConfig) -> None:
     """Raise a UserError if a requested dashboard is not installed."""
-    if wandb and importlib.util.find_spec("wandb") is None:
-        raise UserError("--log-wandb needs wandb: pip install wandb.")
-    if tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UserError("--log-tensorboard needs tensorboard: pip install tensorboard.")
+    for name, is_requested in (("wandb", config.log_wandb), ("tensorboard", config.log_tensorboard)):
+        if is_requested and importlib.util.find_spec(name) is None:
+            raise UserError(f"--log-{name} needs {name}: pip install {name}.")
 
 
 def run_name(encoder: str, system: str, *, world_size: int) -> str:
@@ -65,7 +64,7 @@ class WandbRun(Tracker):
 
     def __init__(self, run: RunFolder, config: RunConfig, name: str) -> None:
         upload = {"WANDB_FINISH_TIMEOUT": f"{UPLOAD_SECONDS:g}"} if config.wandb_artifact else {}
-        # models on their way are copied to the run's folder, where there is room for models, not to the user's home
+        # W&B copies models before it sends them: to the run's folder, which has room, not to the user's home
         for variable, value in {**_WANDB_SECONDS, **upload, "WANDB_DATA_DIR": str(run.path / "wandb")}.items():
             os.environ.setdefault(variable, value)
         import wandb
@@ -130,18 +129,8 @@ PATIENCE_SECONDS = 30.0
 class InBackground(Tracker):
     """Runs a tracker in its own thread: if it hangs or fails, one warning is shown and training continues without it.
 
-    Parameters
-    ----------
-    name : str
-        Name of the service in the warning.
-    begin : callable
-        Builds the tracker.
-    patience : float
-        Seconds to wait for it at the start, and at the end for what it has not taken in yet.
-    patience_with_model : float, optional
-        Seconds to wait at the end instead, if it was given the model.
-    room : int
-        Log calls that it may lag behind.
+    It waits `patience` seconds for the tracker at the start, and at the end for what it has not taken in yet, there
+    `patience_with_model` if it was given the model. The tracker may lag behind by `room` calls.
     """
 
     def __init__(

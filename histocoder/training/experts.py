@@ -103,23 +103,9 @@ def fit_experts(
 ) -> str:
     """Give a model its linear expert, the weights of its experts, and the mode that is most often right.
 
-    Parameters
-    ----------
-    *folders : Path
-        Folders that hold this one model; it is written again into each.
-    expert : LinearExpert, optional
-    examples : Examples
-        Validation data; each description counts once, so that frequent ones do not decide.
-    num_train : int
-        Rows that the model was trained on.
-    device : torch.device
-    precision : str
-        Precision that the model will be used in.
-
-    Returns
-    -------
-    str
-        A sentence on the accuracy of each mode.
+    The model is written again into each of the folders that hold it. Each description of the validation data counts
+    once, so that frequent ones do not decide; `precision` is the one that the model will be used in. Returns a sentence
+    on the accuracy of each mode.
     """
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))

@@ -76,7 +76,7 @@ class Sharded:
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> ShardedAdamW:
         """Build the optimizer of the shards."""
-        options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
+        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
         return ShardedAdamW(parameter_groups(model.named_parameters(), config), lr=config.learning_rate, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -26,15 +26,7 @@ of a machine."""
 MAX_WEIGHTS = 1 << 26
 """Weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out."""
 _ROWS_AT_ONCE = 2048
-
-
-class _Machines(NamedTuple):
-    """A support vector machine for each of some classes."""
-
-    classes: np.ndarray
-    coefficients: np.ndarray
-    """Of shape (num_classes, num_features)."""
-    intercepts: np.ndarray
+_Machines: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExpert | None:
@@ -55,13 +47,13 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     features = tfidf.fit_transform(counts).astype(np.float64)  # as liblinear computes
     labelled, rows = np.unique(rows, return_inverse=True)
     fit = _fit_to_rivals if is_costly else _fit_to_all
-    machines = fit(features[labelled], rows, class_ids)
+    classes, coefficients, intercepts = fit(features[labelled], rows, class_ids)
     expert = LinearExpert(len(buckets), num_classes)
     expert.buckets.copy_(torch.from_numpy(buckets))
     expert.idf.copy_(torch.from_numpy(tfidf.idf_))
-    expert.bias.fill_(-1.0)  # of codes that only the key knows
-    expert.weight[:, machines.classes] = torch.from_numpy(machines.coefficients.T).half()
-    expert.bias[machines.classes] = torch.from_numpy(machines.intercepts).float()
+    expert.bias.fill_(-1.0)  # for codes that only the key has
+    expert.weight[:, classes] = torch.from_numpy(coefficients.T).half()
+    expert.bias[classes] = torch.from_numpy(intercepts).float()
     return expert
 
 
@@ -85,18 +77,21 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
 
 
 def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
-    """Fit each machine to all rows; a row with several classes is an example of each of them."""
+    """Fit each class's machine to all rows; a row with several classes is an example of each of them.
+
+    Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
+    """
     from sklearn.svm import LinearSVC
 
     classes, num_rows = np.unique(class_ids), features.shape[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of many classes, which are no numbers to regress on
+        warnings.simplefilter("ignore", UserWarning)  # on many classes, as if they were numbers to regress on
         if num_rows == len(rows) and len(classes) > 2:
             machine = LinearSVC(tol=0.1, random_state=0).fit(features, class_ids)
-            return _Machines(classes, machine.coef_, machine.intercept_)
+            return classes, machine.coef_, machine.intercept_
         found = [_fit_one(features, np.isin(np.arange(num_rows), rows[class_ids == each])) for each in classes]
     coefficients, intercepts = zip(*found, strict=True)
-    return _Machines(classes, np.stack(coefficients), np.array(intercepts))
+    return classes, np.stack(coefficients), np.array(intercepts)
 
 
 def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
@@ -133,8 +128,8 @@ def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray
         coefficients[number], intercepts[number] = _fit_one(features[np.concatenate([own, against])], is_own)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(fit, range(len(classes))))  # which raises what they raise
-    return _Machines(classes, coefficients, intercepts)
+        list(pool.map(fit, range(len(classes))))  # raises the errors of the threads
+    return classes, coefficients, intercepts
 
 
 def _fit_one(features: csr_matrix, is_one: np.ndarray) -> tuple[np.ndarray, float]:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from histocoder import distributed
 from histocoder.config import TrainConfig
 from histocoder.model.copies import KeptCopy, kept_copy
 from histocoder.ops import kernels
@@ -26,13 +27,7 @@ class AdamW(torch.optim.AdamW):
     which a step updates. Of a parameter with a sparse gradient, a step changes only the rows that have one, without
     weight decay, as `torch.optim.SparseAdam` does.
 
-    Parameters
-    ----------
-    parameters : iterable of Parameter, or of dict
-        Parameters on one device, or groups of them.
-    lr, weight_decay, max_grad_norm : float
-    rows_of_all : callable, optional
-        Takes a sparse gradient; returns its mean over all ranks.
+    All parameters are on one device. Sparse gradients are averaged over ranks here, dense ones before.
     """
 
     def __init__(
@@ -42,22 +37,20 @@ class AdamW(torch.optim.AdamW):
         lr: float,
         weight_decay: float,
         max_grad_norm: float,
-        rows_of_all: Callable[[Tensor], Tensor] = lambda gradient: gradient,
     ) -> None:
         listed: list[Any] = list(parameters)
         device = (listed[0]["params"][0] if isinstance(listed[0], dict) else listed[0]).device
         super().__init__(listed, lr=lr, weight_decay=weight_decay, fused=device.type in ("cpu", "cuda"))
         self._parameters = [p for group in self.param_groups for p in group["params"]]
-        self._max_grad_norm, self._rows_of_all = max_grad_norm, rows_of_all
+        self._max_grad_norm = max_grad_norm
         self.grad_norm = torch.zeros((), device=device)
         """Norm of all gradients at the last step, before they were scaled, of shape ()."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip and step; `grad_norm` is not finite if the step was skipped."""
-        tables = {
-            p: _coalesced(self._rows_of_all(p.grad)) for p in self._parameters if is_table(p) and p.grad is not None
-        }
+        sparse = {p: p.grad for p in self._parameters if is_table(p) and p.grad is not None}
+        tables = {p: _coalesced(distributed.mean_of_rows(gradient)) for p, gradient in sparse.items()}
         for table in tables:
             table.grad = None  # from here on, all gradients are dense
         if kept_copy(self._parameters[-1]) is not None and kernels.can_do(self._parameters[-1]):
@@ -69,11 +62,11 @@ class AdamW(torch.optim.AdamW):
         self.grad_norm = nn.utils.get_total_norm([*gradients.values(), *values]).to(self.grad_norm.device)
         nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, self.grad_norm)
         if self.defaults["fused"]:
-            self.found_inf = 1.0 - self.grad_norm.isfinite().float()  # the kernel looks at it, without a wait
+            self.found_inf = 1.0 - self.grad_norm.isfinite().float()  # the kernel skips the step, without a wait
         if self.defaults["fused"] or self.grad_norm.isfinite():
             super().step(closure)
             for parameter in gradients:
-                torch.autograd.graph.increment_version(parameter)  # which torch's kernel leaves as it is
+                torch.autograd.graph.increment_version(parameter)  # the fused kernel does not
             _refresh_copies(gradients)
         if tables and self.grad_norm.isfinite():
             scale = (self._max_grad_norm / (self.grad_norm + _CLIP_EPS)).clamp(max=1.0)
@@ -93,7 +86,7 @@ class AdamW(torch.optim.AdamW):
         return state
 
     def _step_in_one_pass(self, tables: dict[nn.Parameter, Tensor]) -> None:
-        parts, steps = [], []
+        parts = []
         for group in self.param_groups:
             gradients = {p: gradient for p in group["params"] if (gradient := _gradient(p)) is not None}
             states = list(map(self._state_of, gradients))

@@ -78,8 +78,8 @@ class Replicated:
         trained = parameter_groups(model.named_parameters(), config)
         if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
             model.keep_copies()
-        options = {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
-        return AdamW(trained, lr=config.learning_rate, rows_of_all=distributed.mean_of_rows, **options)
+        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
+        return AdamW(trained, lr=config.learning_rate, **options)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Keep ranks from exchanging the gradients of forward and backward passes."""

@@ -94,7 +94,7 @@ def start(config: RunConfig) -> torch.device:
         rank_timeout=config.rank_timeout,
     )
     check_machine(config, device)
-    check_dashboards(wandb=config.log_wandb, tensorboard=config.log_tensorboard)
+    check_dashboards(config)
     return device
 
 
