@@ -56,11 +56,6 @@ def largest_that_fits(peak: Callable[[int], float], *, room: float, limit: int) 
 
     The rows double until the peak of a step exceeds the room, or is expected to: ranks that shard a model can't catch
     an error of memory, since the others wait for them.
-
-    Examples
-    --------
-    >>> largest_that_fits(lambda rows: 10 + 3 * rows, room=60, limit=1000)
-    (16, 0.966...)
     """
     size, peaks = 1, [0.0]
     while size <= limit:

@@ -36,13 +36,7 @@ def check_dashboards(config: RunConfig) -> None:
 
 
 def run_name(encoder: str, system: str, *, world_size: int) -> str:
-    """Return a run's name in W&B.
-
-    Examples
-    --------
-    >>> run_name("google/canine-s", "hisco", world_size=4)
-    'canine-s_hisco_gpu4'
-    """
+    """Return a run's name in W&B, such as canine-s_hisco_gpu4."""
     return f"{Path(encoder).name}_{system}_gpu{world_size}"
 
 

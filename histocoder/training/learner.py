@@ -42,7 +42,15 @@ class Learner:
     ) -> None:
         self.model, self.config, self.device = model, config, device
         self.strategy = strategy or strategy_of(config)
-        _place(model, config, device)
+        if device.type == "cpu":
+            keep_freed_memory()
+        model.to(device)
+        model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
+        choose_tf32(model.dtype, device)
+        if config.compile:
+            model.compile_layers()
+        if config.gradient_checkpointing:
+            model.checkpoint_layers()
         self.wrapped = self.strategy.wrap(model, device)
         self.optimizer: Any = self.strategy.optimizer(model, config)
         warmup = round(config.warmup_pct * total_steps)
@@ -145,16 +153,3 @@ def linear_schedule(step: int, *, warmup_steps: int, total_steps: int) -> float:
     if step < warmup_steps:
         return step / warmup_steps
     return max(total_steps - step, 0) / max(total_steps - warmup_steps, 1)
-
-
-def _place(model: MixerModel, config: TrainConfig, device: torch.device) -> None:
-    """Move a model to its device, and set its precision."""
-    if device.type == "cpu":
-        keep_freed_memory()
-    model.to(device)
-    model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
-    choose_tf32(model.dtype, device)
-    if config.compile:
-        model.compile_layers()
-    if config.gradient_checkpointing:
-        model.checkpoint_layers()
