@@ -130,7 +130,7 @@ class Learner:
         weights, optimizer = self.strategy.state(self.model, self.optimizer, into=into)
         return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
 
-    def begin_again(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
+    def restart(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
         """Train from weights, whole on every rank, at a share of the peak learning rate that falls to 0."""
         self.strategy.load(self.model, weights)
         for group in self.optimizer.param_groups:

@@ -73,7 +73,7 @@ def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tens
     sampler, loader = trainer.batches_of(data)
     epoch_steps = sampler.num_batches(0)
     total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
-    trainer.learner.begin_again(weights, share=_RATE, total_steps=total_steps)
+    trainer.learner.restart(weights, share=_RATE, total_steps=total_steps)
     trainer.model.train()
     progress = Progress(total_steps, show=distributed.is_primary())
 

@@ -44,7 +44,7 @@ def check_batch_size(config: TrainConfig, num_rows: int) -> None:
         )
 
 
-def what_to_agree_on(
+def settings_to_compare(
     config: RunConfig, files: ExampleFiles, train_arrays: ExampleArrays, val_arrays: ExampleArrays, key: Key
 ) -> dict[str, Any]:
     """Return what a resumed run must agree on: its data, all settings declared by `fixed`, and the rows of a step.

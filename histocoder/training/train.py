@@ -39,7 +39,7 @@ from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.recipes import fill_in
 from histocoder.training.refit import refit, refits
-from histocoder.training.settings import check_batch_size, check_machine, what_to_agree_on
+from histocoder.training.settings import check_batch_size, check_machine, settings_to_compare
 from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000
@@ -122,7 +122,7 @@ def fit(
         config = replace(config, batch_size=size, auto_batch_size=False)  # args.yaml has the size that was found
     check_batch_size(config, len(train_arrays))
     scaled = config.for_rows(len(train_arrays), distributed.world_size())
-    settings = what_to_agree_on(scaled, train_files, train_arrays, val_arrays, key)
+    settings = settings_to_compare(scaled, train_files, train_arrays, val_arrays, key)
     _check_settings(settings, scaled, checkpoint, run.path)
 
     model = build()
@@ -176,7 +176,7 @@ def _finish(
         distributed.run_on_primary(lambda: experts(trainer, val_files), doing="fitting the experts")
     if not config.no_report:
         say("Writing the report: coding the validation data, and comparing with a linear model.")
-        before = model_before(config)
+        before = corrected_model(config)
         distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
     if isinstance(config, FinetuneConfig) and refits(config, trainer):
         with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
@@ -259,7 +259,7 @@ def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
         say(f"{BEST_FOLDER}/: {said}")
 
 
-def model_before(config: RunConfig) -> Path | None:
+def corrected_model(config: RunConfig) -> Path | None:
     """Return the model that a run's corrections correct; None without any, or if histocoder did not train it."""
     path = Path(config.initial_checkpoint or "")
     corrects = isinstance(config, FinetuneConfig) and config.corrections and not config.only_encoder

@@ -10,7 +10,7 @@ from histocoder.evaluation.report import write_report
 from histocoder.evaluation.summary import gain_in_words
 
 
-def test_the_model_before_is_compared_on_the_same_rows(tmp_path: Path):
+def test_the_corrected_model_is_compared_on_the_same_rows(tmp_path: Path):
     examples = few_examples()
     before, after = tiny_coder(fitted_to_validation=True), tiny_coder()
     examples.codes = before.predict(examples.texts, examples.langs)[["hisco_1", "hisco_2"]]
