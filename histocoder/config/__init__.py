@@ -10,7 +10,7 @@ from histocoder.config.model import (
     ModelConfig,
     check_target_len,
 )
-from histocoder.config.prediction import SOURCE_COL, BatchOptions, FileOptions, PredictConfig, PredictOptions
+from histocoder.config.prediction import SOURCE_COL, PredictConfig, PredictOptions
 from histocoder.config.run import (
     NUM_GREEDY,
     RANK_TIMEOUT,
