@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,13 +14,17 @@ import torch
 from torch import Tensor
 
 from histocoder.checkpoints.hub import CARD_FILE, write_card
-from histocoder.checkpoints.model_files import load_model, save_model
-from histocoder.config import PredictOptions
-from histocoder.data.examples import Examples
+from histocoder.checkpoints.model_files import WEIGHTS_FILE, load_model, read_model_config, save_model
+from histocoder.checkpoints.training_state import BEST_FOLDER
+from histocoder.config import NUM_GREEDY, PredictOptions
+from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
+from histocoder.training.console import say
+from histocoder.training.linear_expert import fit_linear_expert
+from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
 _HALF_GROWN = 500
@@ -93,27 +98,32 @@ def best_mode(right: dict[str, float], *, num_rows: int) -> str:
     return best if right[best] > right["combined"] + standard_error else "combined"
 
 
-def fit_experts(
-    *folders: Path,
-    expert: LinearExpert | None,
-    examples: Examples,
-    num_train: int,
-    device: torch.device,
-    precision: str,
-) -> str:
-    """Give a model its linear expert, the weights of its experts, and the mode that is most often right.
+def fit_experts(trainer: Trainer, val_files: ExampleFiles) -> None:
+    """Give the last and the best model a linear expert, weights of their experts, and a mode; for rank 0.
 
-    The model is written again into each of the folders that hold it. Each description of the validation data counts
-    once, so that frequent ones do not decide; `precision` is the one that the model will be used in. Returns a sentence
-    on the accuracy of each mode.
+    Each description of the validation data counts once, so that frequent ones do not decide.
     """
+    run = trainer.run
+    expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
+    examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
+    is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run
+    is_last = not is_done and filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
+    if not is_last:
+        _fit_to([run.path], trainer, expert, examples)
+    if not is_done:
+        said = _fit_to([run.best, run.path] if is_last else [run.best], trainer, expert, examples)
+        say(f"{BEST_FOLDER}/: {said}")
+
+
+def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, examples: Examples) -> str:
+    """Fit the experts of a model, write it into all folders that hold it, and return how right its modes are."""
     model = load_model(folders[0])
     _set_linear_expert(model, expert)
-    coder = Coder(model, str(device), precision=precision)
+    coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
     votes, is_true = zip(*votes_on(coder, examples), strict=True)
-    weights = fit_weights(votes, is_true, num_train=num_train)
+    weights = fit_weights(votes, is_true, num_train=len(trainer.train_data))
     model.config = replace(model.config, experts=weights)
     modes = ("combined", "greedy", "flat")
     right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}

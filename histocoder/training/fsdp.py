@@ -90,7 +90,7 @@ class Sharded:
     @contextmanager
     def whole(self, model: MixerModel) -> Iterator[MixerModel]:
         """Give a second model, with the whole weights on this rank's device."""
-        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        weights: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         self._empty.load_state_dict(weights, assign=True)
         try:
             yield self._empty.train(model.training)
@@ -101,7 +101,8 @@ class Sharded:
 
     def weights(self, model: MixerModel) -> dict[str, Tensor]:
         """Return the weights in rank 0's CPU memory; they are gathered one by one."""
-        return get_model_state_dict(model, options=_ON_PRIMARY)
+        weights: Any = get_model_state_dict(model, options=_ON_PRIMARY)
+        return weights
 
     def state(
         self, model: MixerModel, optimizer: ShardedAdamW, *, into: Path | None
@@ -110,7 +111,7 @@ class Sharded:
         state = optimizer.state_dict()
         if into is None or self._config.fsdp_state_dict == "full":
             # torch's function would take a first step where there has been none
-            whole = get_optimizer_state_dict(model, optimizer, options=_ON_PRIMARY) if state["state"] else {}
+            whole: Any = get_optimizer_state_dict(model, optimizer, options=_ON_PRIMARY) if state["state"] else {}
             names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
             moments = {names.index(name): values for name, values in whole.get("state", {}).items()}
             return self.weights(model), {**state, "state": moments}

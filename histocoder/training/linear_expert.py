@@ -64,8 +64,8 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
     parts = []
     for start in range(0, len(data), _ROWS_AT_ONCE):
         texts = data.arrays.texts(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
-        row, bucket = ngram_rows(torch.from_numpy(lower_characters(texts)))
-        parts.append((start + row.numpy(), bucket.numpy()))
+        rows, ngrams = ngram_rows(torch.from_numpy(lower_characters(texts)))
+        parts.append((start + rows.numpy(), ngrams.numpy()))
     row, bucket = (np.concatenate(part) for part in zip(*parts, strict=True))
     buckets, column = np.unique(bucket, return_inverse=True)
     counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(len(data), len(buckets)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +12,11 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE, is_own_model, read_model_config
+from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model
 from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.checkpoints.training_state import BEST_FOLDER, Checkpoint, checkpoint_bytes
-from histocoder.config import NUM_GREEDY, FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
+from histocoder.checkpoints.training_state import Checkpoint, checkpoint_bytes
+from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -173,7 +172,9 @@ def _finish(
     folder = trainer.run.path
     if not config.no_experts:
         say("Training is done. Fitting the linear expert, and choosing the mode to predict in.")
-        distributed.run_on_primary(lambda: experts(trainer, val_files), doing="fitting the experts")
+        from histocoder.training.experts import fit_experts  # here, since it takes a second to import
+
+        distributed.run_on_primary(lambda: fit_experts(trainer, val_files), doing="fitting the experts")
     if not config.no_report:
         say("Writing the report: coding the validation data, and comparing with a linear model.")
         before = corrected_model(config)
@@ -233,30 +234,6 @@ def _fitting_batch_size(
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
     say(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the memory available.")
     return size
-
-
-def experts(trainer: Trainer, val_files: ExampleFiles) -> None:
-    """Fit the experts of the last and the best model; for rank 0."""
-    from histocoder.training.experts import fit_experts  # here, since scikit-learn takes a second to import
-    from histocoder.training.linear_expert import fit_linear_expert
-
-    run = trainer.run
-    expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
-    fit_on_sample = partial(
-        fit_experts,
-        expert=expert,
-        examples=val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0),
-        num_train=len(trainer.train_data),
-        device=trainer.device,
-        precision=trainer.config.precision,
-    )
-    is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run
-    is_last = not is_done and filecmp.cmp(run.path / WEIGHTS_FILE, run.best / WEIGHTS_FILE, shallow=False)
-    if not is_last:
-        fit_on_sample(run.path)
-    if not is_done:
-        said = fit_on_sample(run.best, *([run.path] if is_last else []))
-        say(f"{BEST_FOLDER}/: {said}")
 
 
 def corrected_model(config: RunConfig) -> Path | None:
