@@ -1,1 +1,1 @@
-"""Fits a model: settings, data, steps, strategies over processes, losses, validation, and what a run says and logs."""
+"""Training of a model: settings, data, the loop, strategies, losses, validation, output and logs."""

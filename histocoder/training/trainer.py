@@ -137,7 +137,7 @@ class Trainer:
                 self.interrupt(signum)
         else:
             state.epoch, state.samples = state.epoch + 1, 0
-        if signum := self.ballot.cast(signals.signum) or self.ballot.close():  # after the last step much is still to do
+        if signum := self.ballot.cast(signals.signum) or self.ballot.close():  # much is still to do after the last step
             self.interrupt(signum)
 
     @property
