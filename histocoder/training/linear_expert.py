@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_COST = 12_000_000
 """Rows times classes up to which each machine is fitted to all rows: about a minute of one core."""
 MAX_ROWS = 200_000
-"""Above which there is no expert: as many take about a minute, though each machine is fitted to few of them."""
+"""Rows up to which a large table has an expert: 200,000 distinct ones of 500 classes took 184 s on two cores."""
 NUM_RIVALS, NUM_OTHERS = 60, 500
 """For a large table: rival classes of a row, whose machines take it as a negative example, and random negative examples
 of a machine."""
