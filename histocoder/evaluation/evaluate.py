@@ -36,8 +36,7 @@ from histocoder.evaluation.scores import (
     top_k_accuracy,
 )
 from histocoder.formatters import CODE_SEP
-from histocoder.formatters.formatter import CodeSystem
-from histocoder.formatters.general import WITHIN_BLOCK_SEP
+from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
 from histocoder.inference.thresholds import thresholds_of
 
@@ -187,10 +186,9 @@ def head_metrics(
     """
     scores = score_sets(truth, predicted, len(conf))
     right = scores["accuracy"].to_numpy()
-    separator = WITHIN_BLOCK_SEP if getattr(system, "use_within_block_sep", False) else ""
     by_digits = {}
     for digits in range(1, min(system.block_size, _MAX_DIGITS) + 1):
-        cut_truth, cut_predicted = (cut_codes(sets, digits, separator=separator) for sets in (truth, predicted))
+        cut_truth, cut_predicted = (cut_codes(sets, digits, separator=system.separator) for sets in (truth, predicted))
         by_digits[str(digits)] = mean_scores(score_sets(cut_truth, cut_predicted, len(conf)))
     return {
         "overall": {**mean_scores(scores), "conf": float(conf.mean())},

@@ -1,13 +1,12 @@
-"""Code strings <-> token blocks: HISCO, OCC1950, and codes of any other system; and descriptions as token ids."""
+"""Code strings <-> token blocks, for HISCO, OCC1950 and other systems; descriptions as token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from histocoder.formatters.digits import HISCO, OCC1950
-from histocoder.formatters.formatter import CodeSystem, Formatter
-from histocoder.formatters.general import GeneralCodes
+from histocoder.formatters.formatter import Formatter
+from histocoder.formatters.systems import HISCO, OCC1950, CodeSystem, GeneralCodes
 from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD
 
 FORMATTERS = ("hisco", "occ1950", "general")
@@ -26,7 +25,7 @@ def build_formatter(
     Parameters
     ----------
     name : {"hisco", "occ1950", "general", "gpf"}
-        "gpf" is the reference's name of "general".
+        "gpf" is OccCANINE's name for "general".
     num_blocks : int
         The largest number of codes of one description.
     block_size, use_within_block_sep, symbols
@@ -48,5 +47,5 @@ def build_formatter(
 
 
 def formatter_from_config(config: dict[str, Any]) -> Formatter:
-    """Build the formatter that `Formatter.to_config` described."""
+    """Build the formatter whose `to_config` returned `config`."""
     return build_formatter(**config)

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from histocoder.formatters.general import CHARACTERS, GeneralCodes
+from histocoder.formatters.systems import CHARACTERS, CodeSystem, GeneralCodes
 from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD, UNK
-
-
-class CodeSystem(Protocol):
-    """What a classification has to say of a single code."""
-
-    name: str
-    block_size: int
-    vocab_size: int
-    missing_block: list[int] | None
-
-    def problem(self, code: str) -> str | None: ...
-    def length(self, code: str) -> int: ...
-    def to_block(self, code: str) -> list[int]: ...
-    def from_block(self, block: Sequence[int]) -> str | None: ...
 
 
 class Formatter:
@@ -58,19 +44,19 @@ class Formatter:
         self.target_len = 2 + num_blocks * system.block_size
 
     def to_config(self) -> dict[str, Any]:
-        """Return what `formatters.from_config` builds the same formatter from."""
-        own = getattr(self.system, "own_symbols", None)
+        """Return the arguments that `build_formatter` builds the same formatter from."""
+        symbols = self.system.own_symbols
         return {
             "name": self.name,
             "num_blocks": self.num_blocks,
             "block_size": self.block_size,
-            "use_within_block_sep": getattr(self.system, "use_within_block_sep", False),
-        } | ({} if own is None else {"symbols": own})
+            "use_within_block_sep": bool(self.system.separator),
+        } | ({} if symbols is None else {"symbols": symbols})
 
     def without_numbers(self) -> Formatter:
         """Return a formatter of the same codes without tokens that they never need: numbers of several digits."""
         system = self.system
-        if not isinstance(system, GeneralCodes) or system.use_within_block_sep or system.own_symbols is not None:
+        if not isinstance(system, GeneralCodes) or system.separator or system.own_symbols is not None:
             return self
         return Formatter(GeneralCodes(system.block_size, symbols=CHARACTERS), num_blocks=self.num_blocks)
 
@@ -101,7 +87,7 @@ class Formatter:
         return targets
 
     def blocks(self, codes: Sequence[str]) -> np.ndarray:
-        """Return the tokens of some codes, of shape (n, block_size); raises ValueError for one that does not fit."""
+        """Return the tokens of some codes, of shape (n, block_size); raise ValueError for one that does not fit."""
         for code in codes:
             if (problem := self.system.problem(code)) is not None:
                 raise ValueError(f"the code {code!r} {problem}")
@@ -118,7 +104,7 @@ class Formatter:
         Returns
         -------
         ndarray of object, of shape (n, num_blocks)
-            Code strings; None for an unused block, a missing code, and tokens that stand for no code.
+            Code strings; None for an unused block, a missing code, and tokens of no code.
         """
         flat = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size].reshape(-1, self.block_size)
         flat = np.where(flat < self.vocab_size, flat, UNK)  # a model may have tokens to spare

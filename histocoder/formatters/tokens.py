@@ -2,10 +2,10 @@
 
 UNK, PAD, BOS, EOS, SEP = 0, 1, 2, 3, 4
 FIRST_TOKEN = 5
-"""The first token that stands for a symbol of a code."""
+"""The first token of a code's symbol."""
 
 CODE_SEP = "&"
-"""Separates the codes of one description where they stand in one string."""
+"""Separator of the codes of one description in one string."""
 
 MISSING = "?"
-"""Stands for a missing first code."""
+"""Symbol of a missing first code."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histocoder.formatters import BOS, EOS, PAD, Formatter, build_formatter, formatter_from_config
-from histocoder.formatters.general import SYMBOLS
+from histocoder.formatters.systems import SYMBOLS
 
 HISCO = build_formatter("hisco", num_blocks=5)
 OCC1950 = build_formatter("occ1950", num_blocks=2)

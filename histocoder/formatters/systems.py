@@ -1,9 +1,11 @@
-"""Codes of any system: numbers, ASCII letters and punctuation, in blocks of a size of one's own."""
+"""How a single code is written in tokens: HISCO, OCC1950, and codes of any other system."""
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from histocoder.formatters.tokens import CODE_SEP, EOS, FIRST_TOKEN, MISSING
 
@@ -12,7 +14,58 @@ _NUMBERS = [str(number) for number in range(-999, 1000)]
 _PUNCTUATION = [c for c in string.punctuation if c not in CODE_SEP + WITHIN_BLOCK_SEP]
 SYMBOLS = [*_NUMBERS, *string.ascii_letters, *_PUNCTUATION]
 CHARACTERS = [*string.digits, *string.ascii_letters, *_PUNCTUATION]
-"""Those that are tokens where no separator keeps longer ones apart: 21 times fewer logits for a decoder to compute."""
+"""Symbols of codes without a separator: without numbers of several digits a decoder has 21 times fewer logits."""
+
+
+class DigitCodes:
+    """Codes of `block_size` digits, a token each; a `special` code fills its block with its one token.
+
+    Errors describe a code by `form`.
+
+    Examples
+    --------
+    >>> HISCO.to_block("61110")
+    [14, 9, 9, 9, 8]
+    >>> HISCO.to_block("-1")
+    [7, 7, 7, 7, 7]
+    >>> OCC1950.to_block("970")
+    [14, 12, 5]
+    """
+
+    separator = ""
+    own_symbols: list[str] | None = None
+    missing_block: list[int] | None = None
+
+    def __init__(self, name: str, block_size: int, *, special: Sequence[str] = (), form: str) -> None:
+        self.name = name
+        self.block_size = block_size
+        self._special, self._form = special, form
+        self._symbols = [*special, *string.digits]
+        self.vocab_size = FIRST_TOKEN + len(self._symbols)
+        self._valid = re.compile("|".join([*special, f"[0-9]{{{block_size}}}"]))
+
+    def problem(self, code: str) -> str | None:
+        """Return why `code` does not fit, or None if it does."""
+        return None if self._valid.fullmatch(code) else f"is not {self._form}"
+
+    def length(self, code: str) -> int:
+        """Return the number of tokens that `code` takes of its block."""
+        return self.block_size if code in self._special else len(code)
+
+    def to_block(self, code: str) -> list[int]:
+        """Return the `block_size` tokens of a valid code."""
+        symbols = [code] * self.block_size if code in self._special else code
+        return [FIRST_TOKEN + self._symbols.index(symbol) for symbol in symbols]
+
+    def from_block(self, block: Sequence[int]) -> str | None:
+        """Return the code of a block of tokens; None if they are no code's."""
+        symbols = [self._symbols[token - FIRST_TOKEN] if token >= FIRST_TOKEN else "" for token in block]
+        code = symbols[0] if symbols[0] in self._special else "".join(symbols)
+        return code if self._valid.fullmatch(code) else None
+
+
+HISCO = DigitCodes("hisco", 5, special=("-3", "-2", "-1"), form="five digits, -1, -2 or -3")
+OCC1950 = DigitCodes("occ1950", 3, form="three digits")
 
 
 class GeneralCodes:
@@ -26,7 +79,7 @@ class GeneralCodes:
         Whether "," separates the tokens within a code, so that "1,10,2" is three tokens (as in PSTI); else each
         character is a token.
     symbols : sequence of str, optional
-        What tokens stand for, in place of `SYMBOLS`, as some models of OccCANINE's have it.
+        Symbols of the tokens, in place of `SYMBOLS`; some of OccCANINE's models have their own.
 
     Examples
     --------
@@ -44,15 +97,15 @@ class GeneralCodes:
         if block_size < 1:
             raise ValueError(f"a block holds one token or more, not {block_size}")
         self.block_size = block_size
-        self.use_within_block_sep = use_within_block_sep
+        self.separator = WITHIN_BLOCK_SEP if use_within_block_sep else ""
         self.own_symbols = None if symbols is None or list(symbols) == SYMBOLS else list(symbols)
-        self.symbols = self.own_symbols or SYMBOLS
-        self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self.symbols)}
-        self.vocab_size = FIRST_TOKEN + len(self.symbols)
+        self._symbols = self.own_symbols or SYMBOLS
+        self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self._symbols)}
+        self.vocab_size = FIRST_TOKEN + len(self._symbols)
         self.missing_block: list[int] | None = self.to_block(MISSING) if MISSING in self._tokens else None
 
     def _split(self, code: str) -> list[str]:
-        return code.split(WITHIN_BLOCK_SEP) if self.use_within_block_sep else list(code)
+        return code.split(self.separator) if self.separator else list(code)
 
     def problem(self, code: str) -> str | None:
         """Return why `code` does not fit, or None if it does."""
@@ -78,13 +131,16 @@ class GeneralCodes:
         return tokens + [EOS] * (self.block_size - len(tokens))
 
     def from_block(self, block: Sequence[int]) -> str | None:
-        """Return the code that a block of tokens stands for; None where it stands for none, or for a missing one."""
+        """Return the code of a block of tokens; None if they are no code's, or a missing one's."""
         tokens = list(block)
         tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
         if not tokens or min(tokens) < FIRST_TOKEN:
             return None
-        symbols = [self.symbols[token - FIRST_TOKEN] for token in tokens]
-        if not self.use_within_block_sep and any(len(symbol) > 1 for symbol in symbols):
+        symbols = [self._symbols[token - FIRST_TOKEN] for token in tokens]
+        if not self.separator and any(len(symbol) > 1 for symbol in symbols):
             return None  # numbers of several digits are tokens only where a separator keeps them apart
-        code = (WITHIN_BLOCK_SEP if self.use_within_block_sep else "").join(symbols)
+        code = self.separator.join(symbols)
         return None if code == MISSING else code
+
+
+CodeSystem: TypeAlias = DigitCodes | GeneralCodes
