@@ -1,4 +1,4 @@
-"""How texts become what an encoder reads: token ids, and the positions that a batch of them needs."""
+"""Tokenizers of encoders: texts as token ids, and the number of positions that a batch of them needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from histocoder.files import replacing_folder
 CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0
 """CANINE's own, in Unicode's private use area."""
 _MULTIPLE = 8
-"""Of positions, for encoders that read any number: what GPUs' matrix products like."""
-_NO_LIMIT = 10**9
+"""Divisor of the number of positions of Hugging Face's encoders, for fast matrix products on GPUs."""
 
 
 def trimmed_length(length: int, max_len: int) -> int:
@@ -39,74 +38,34 @@ def trimmed_length(length: int, max_len: int) -> int:
     return min(max_len, 4 * (math.ceil((length + 2) / 4) + 1))
 
 
-def encoded_length(num_positions: int, max_len: int) -> int:
-    """Return how many of a batch's positions, `trimmed_length` or more, are encoded; the rest is context.
-
-    Examples
-    --------
-    >>> encoded_length(28, 128), encoded_length(128, 128)
-    (22, 128)
-    """
-    return num_positions if num_positions == max_len else num_positions - 6
-
-
 class TokenIds(NamedTuple):
     """Token ids of n texts, one text behind the other."""
 
     ids: np.ndarray
-    """Of shape (total,)."""
+    """Token ids, of shape (total,)."""
     lengths: np.ndarray
-    """Of shape (n,): tokens of each text."""
+    """Number of tokens of each text, of shape (n,)."""
     num_cut: int
-    """Texts that are longer than they may be."""
-
-
-class Tokenizer(Protocol):
-    """What the program asks of an encoder's tokenizer; it is handed to workers by pickling.
-
-    Texts are `{lang}[SEP]{description}`.
-    """
-
-    pad_id: int
-    """Padding at the end of rows; it occurs nowhere else."""
-    unit: str
-    """What one token is, in the plural."""
-    reads_characters: bool
-    """Whether each character is a token, so that the tokens of a text are known without tokenising it."""
-    begins_with_cls: bool
-    """Whether the first token stands for the whole text."""
-
-    def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """Tokenise texts; of one with more than `max_len` tokens, special ones included, the description's end is
-        cut off.
-        """
-
-    def num_positions(self, length: int, max_len: int) -> int:
-        """Positions that a batch needs whose longest row has `length` tokens."""
-
-    def num_encoded(self, num_positions: int, max_len: int) -> int:
-        """Return how many of a batch's positions are encoded."""
-
-    def fingerprint(self) -> str | None:
-        """Return what tells it from others; None for CANINE's, of which there is one."""
-
-    def save(self, folder: Path) -> None:
-        """Write its files into a folder of their own, whole or not at all; without any, there will be no folder."""
+    """Number of texts that were longer than they may be."""
 
 
 class CharacterTokenizer:
-    """CANINE's: one id for each Unicode code point, CLS in front, SEP behind; without files.
+    """CANINE's tokenizer: one id for each Unicode code point, CLS in front, SEP behind; without files.
 
-    A literal [SEP] stands between language and description, as in OccCANINE's models.
+    Texts are `{lang}[SEP]{description}`, with [SEP] as these five characters.
     """
 
     pad_id = PAD_ID
+    """Padding at the end of rows; it occurs nowhere else."""
     unit = "characters"
+    """What one token is, in the plural."""
     reads_characters = True
+    """Whether each character is a token, so that the tokens of a text are known without tokenising it."""
     begins_with_cls = True
+    """Whether the first token stands for the whole text."""
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """See `Tokenizer`."""
+        """Tokenise texts; of one with more than `max_len` tokens, special ones included, cut off the end."""
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
             texts = [text[: max_len - 2] for text in texts]
@@ -116,16 +75,25 @@ class CharacterTokenizer:
         return TokenIds(ids, np.minimum(lengths, max_len), num_cut)
 
     def num_positions(self, length: int, max_len: int) -> int:
+        """Return the number of positions that a batch needs whose longest row has `length` tokens."""
         return trimmed_length(length, max_len)
 
     def num_encoded(self, num_positions: int, max_len: int) -> int:
-        return encoded_length(num_positions, max_len)
+        """Return how many of a batch's positions are encoded; the rest is context.
 
-    def fingerprint(self) -> None:
+        Examples
+        --------
+        >>> CHARACTERS.num_encoded(28, 128), CHARACTERS.num_encoded(128, 128)
+        (22, 128)
+        """
+        return num_positions if num_positions == max_len else num_positions - 6
+
+    def fingerprint(self) -> str | None:
+        """Return a hash that tells the tokenizer from others; None for CANINE's, of which there is one."""
         return None
 
     def save(self, folder: Path) -> None:
-        pass
+        """Write the tokenizer's files, if it has any, into a folder of their own, whole or not at all."""
 
     def __reduce__(self) -> str:
         return "CHARACTERS"
@@ -135,31 +103,25 @@ CHARACTERS = CharacterTokenizer()
 
 
 class PretrainedTokenizer:
-    """One of Hugging Face's, as it was trained with its encoder.
+    """A tokenizer of Hugging Face's, from the names and contents of the files that its `save_pretrained` writes.
 
-    Language and description are given to it as two texts, which it joins as its encoder has learnt to read two:
-    `[CLS] en [SEP] farmer [SEP]` by BERT, `<s> en </s></s> farmer </s>` by XLM-R, `en</s>farmer</s>` by ByT5. CANINE's
-    five characters [SEP] would be nothing special to these. Special tokens that stand in a description, such as a
-    literal [PAD], are read as the characters they are.
-
-    Parameters
-    ----------
-    files : dict of str to bytes
-        What its `save_pretrained` writes.
+    It joins language and description as its encoder has learnt to read two texts: `[CLS] en [SEP] farmer [SEP]` for
+    BERT, `<s> en </s></s> farmer </s>` for XLM-R, `en</s>farmer</s>` for ByT5. Special tokens in a description, such as
+    a literal [PAD], are read as characters. Methods are those of `CharacterTokenizer`.
 
     Raises
     ------
     ValueError
-        Where they are no tokenizer's, or not all of one's.
+        If these are not all files of a tokenizer.
     UserError
-        Where it has no token for padding.
+        If it has no token for padding.
     """
 
     unit = "tokens"
     reads_characters = False
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        # threads of its own would be lost in loader workers, which are forked; it says so at each fork
+        # its threads would not exist in forked loader workers, of which it warns at each fork
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._files = dict(sorted(files.items()))
         with tempfile.TemporaryDirectory() as folder:
@@ -168,21 +130,21 @@ class PretrainedTokenizer:
             self._tokenizer = auto_tokenizer(folder, {"local_files_only": True})
         if self._tokenizer.pad_token_id is None:
             raise UserError("The encoder's tokenizer has no token for padding; choose another --encoder.")
-        self._tokenizer.model_max_length = _NO_LIMIT  # texts are cut here, by --max-len
+        self._tokenizer.model_max_length = 10**9  # texts are cut by `token_ids`
         self.pad_id = int(self._tokenizer.pad_token_id)
         first, *_, last = self._read(["a"], ["a"])[0]
         special = set(self._tokenizer.all_special_ids)
         others = (self._tokenizer.unk_token_id, self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         self._instead_of_padding = next((i for i in others if i is not None), int(self.pad_id == 0))
         added = special | set(self._tokenizer.get_added_vocab().values())
-        if len(self._tokenizer) - len(added) <= 1:  # a word's beginning is one that some have without any file
+        if len(self._tokenizer) - len(added) <= 1:  # some have one token without any file
             raise ValueError("its tokenizer has no vocabulary: files of it are missing")
         self._ends_with_sep = last in special
         self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
 
     @classmethod
     def from_folder(cls, folder: Path) -> PretrainedTokenizer:
-        """Read what `save` wrote; raises UserError where it is not there, or damaged."""
+        """Read what `save` wrote; raise a UserError if it is missing or damaged."""
         if not folder.is_dir():
             raise UserError(f"There is no {folder}, whose tokenizer the model reads with; copy it beside the model.")
         try:
@@ -191,7 +153,7 @@ class PretrainedTokenizer:
             raise DamagedError(f"The tokenizer in {folder} can't be read ({error}).") from error
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """See `Tokenizer`."""
+        """Tokenise texts; see `CharacterTokenizer`."""
         if not texts:
             return TokenIds(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
         parts = [text.partition(LANG_SEP) for text in texts]
@@ -201,7 +163,7 @@ class PretrainedTokenizer:
             rows[i] = [*rows[i][: max_len - 1], rows[i][-1]] if self._ends_with_sep else rows[i][:max_len]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
-        ids[ids == self.pad_id] = self._instead_of_padding  # some know it from the literal characters
+        ids[ids == self.pad_id] = self._instead_of_padding  # some read it from the literal characters
         return TokenIds(ids, lengths, len(too_long))
 
     def num_positions(self, length: int, max_len: int) -> int:
@@ -225,7 +187,7 @@ class PretrainedTokenizer:
 
     @property
     def num_ids(self) -> int:
-        """Ids that it may give: 0 to one less."""
+        """Number of token ids."""
         return len(self._tokenizer)
 
     def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes]]]:
@@ -238,8 +200,6 @@ class PretrainedTokenizer:
         ids: list[list[int]] = self._tokenizer(
             langs,
             descriptions,
-            padding=False,
-            truncation=False,
             split_special_tokens=True,
             return_attention_mask=False,
             return_token_type_ids=False,
@@ -248,16 +208,20 @@ class PretrainedTokenizer:
 
 
 def auto_tokenizer(name: str, options: dict[str, Any]) -> Any:
-    """See `AutoTokenizer.from_pretrained`; raises ValueError for whatever is wrong with its files."""
+    """Call `AutoTokenizer.from_pretrained`; raise a ValueError for whatever is wrong with its files."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Interrupted:
         raise
-    except Exception as error:  # of any kind, from the library for the files' content; all of them are its own
+    except Exception as error:  # of any type, depending on the damage
         raise ValueError(f"its tokenizer: {str(error).strip().splitlines()[0]}") from error
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Return the names and contents of the files in a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+Tokenizer: TypeAlias = CharacterTokenizer | PretrainedTokenizer
