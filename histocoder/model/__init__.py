@@ -1,4 +1,4 @@
-"""Encoder, decoder, and the model made of both."""
+"""Encoders, decoder, and the model that holds both."""
 
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, trimmed_length
 from histocoder.model.decoder import Decoder
@@ -6,12 +6,13 @@ from histocoder.model.encoder import (
     PRESETS,
     Encoder,
     check_positions,
+    check_vocabulary,
     is_canine,
     is_ngram,
     load_encoder,
+    load_tokenizer,
     reads_characters,
 )
 from histocoder.model.mixer import MixerModel, MixerOutput
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.prior import Prior
-from histocoder.model.tokenizer import check_vocabulary, load_tokenizer

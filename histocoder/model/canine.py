@@ -1,7 +1,7 @@
-"""CANINE (Clark et al. 2022, https://arxiv.org/abs/2103.06874), which computes only what the encoding depends on.
+"""CANINE (Clark et al. 2022, https://arxiv.org/abs/2103.06874), without computations that the encoding does not need.
 
-Modules and parameters have the names that transformers' `CanineModel` gives them, so that its weights load as they are.
-Importing transformers takes longer than importing torch; a CANINE whose weights are here needs nothing of it.
+Modules and parameters have the names of transformers' `CanineModel`, so that its weights load unchanged. transformers
+is imported only to load its models, since the import takes seconds.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
-"""Of CANINE's hash functions (section 3.1)."""
+"""Multipliers of CANINE's hash functions (section 3.1)."""
 POSITIONS = "char_embeddings.char_position_embeddings.weight"
-"""The table of positions in a `Canine`'s state dict."""
+"""Name of the table of positions in a `Canine`'s state dict."""
 
 
 @dataclass
 class CanineConfig:
-    """The sizes of a CANINE under transformers' names; by default CANINE-s's."""
+    """Sizes of a CANINE under transformers' names; by default those of CANINE-s."""
 
     model_type: ClassVar[str] = "canine"
 
@@ -64,31 +64,31 @@ class CanineConfig:
     local_transformer_stride: int = 128
 
     def __post_init__(self) -> None:
-        """Raise a UserError where the activation is unknown."""
+        """Raise a UserError if the activation is unknown."""
         if self.hidden_act not in _ACTIVATIONS:
             raise UserError(f"A CANINE with {self.hidden_act!r} is unknown here; hidden_act may be gelu or relu.")
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> CanineConfig:
-        """Return the sizes among the fields of a config file; the others say nothing about an encoder."""
+        """Return the sizes among the fields of a config file, and ignore the other fields."""
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """Return the fields of a config file, as a `PretrainedConfig` has this method."""
+        """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
         return {"model_type": self.model_type, **asdict(self)}
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:
-        """What `hidden_act` names."""
+        """The function that `hidden_act` names."""
         return _ACTIVATIONS[self.hidden_act]
 
 
 class Canine(nn.Module):
-    """A CANINE with random weights.
+    """CANINE with random weights.
 
-    It gives what transformers' `CanineModel` gives for `attention_mask=input_ids != 0`, faster: local attention is
-    attention within blocks, convolutions are matrix products, and the molecules' part of the second one is computed
-    once for each molecule instead of once for each of its characters.
+    Returns what transformers' `CanineModel` returns for `attention_mask=input_ids != 0`, faster: local attention is
+    attention within blocks, convolutions are matrix products, and the second convolution computes the part of a
+    molecule once instead of once for each of its characters.
     """
 
     def __init__(self, config: CanineConfig) -> None:
@@ -105,12 +105,18 @@ class Canine(nn.Module):
 
     @classmethod
     def of(cls, model: CanineModel) -> Canine:
-        """Return a CANINE that shares the weights of one of transformers'."""
+        """Return a CANINE that shares the weights of transformers' `model`."""
         with torch.device("meta"):
             found = cls(CanineConfig.of(model.config.to_dict()))
         weights = model.float().state_dict()
         found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)
         return found
+
+    def trim_positions(self, num_positions: int) -> None:
+        """Drop the positions beyond `num_positions`, which would take gradients and optimizer state."""
+        table = self.char_embeddings.char_position_embeddings
+        kept = table.weight.detach()[:num_positions].clone()
+        table.weight = nn.Parameter(kept, table.weight.requires_grad)
 
     def _initialize(self, module: nn.Module) -> None:
         """Initialize weights as CANINE's authors do."""
@@ -120,22 +126,14 @@ class Canine(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: Tensor, *, dtype: torch.dtype, trimmed: bool) -> tuple[Tensor, Tensor]:
-        """Encode a batch; in training mode dropout applies.
+        """Encode `input_ids` (B, L), 0 where padded, with L a multiple of 4, in the precision `dtype`.
 
-        Parameters
-        ----------
-        input_ids : Tensor of int, of shape (B, L)
-            0 where padded; L a multiple of 4.
-        dtype : torch.dtype
-            Precision of the computation; the weights stay in their own.
-        trimmed : bool
-            Whether L is `trimmed_length`'s, so that the last 6 positions are padding in every row. The last 4 are there
-            for the molecule that CANINE drops, and the 2 before for the last convolution to look at; with this they are
-            not computed.
+        If L is `trimmed_length`'s, the last 6 positions are padding in every row: 4 for the molecule that CANINE drops,
+        and 2 that the last convolution looks at. With `trimmed` they are not computed.
 
         Returns
         -------
-        encoding : Tensor of shape (B, L, dim), or (B, L - 6, dim) where `trimmed`
+        encoding : Tensor of shape (B, L, dim), or (B, L - 6, dim) if `trimmed`
         pooled : Tensor of shape (B, dim)
         """
         p = self.config.hidden_dropout_prob if self.training else 0.0
@@ -153,7 +151,7 @@ class Canine(nn.Module):
         return self.final_char_encoder(encoded, mask[..., :num_encoded]), pooled
 
     def _within_blocks(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a mask (B, 1, 1, L) for attention within blocks, where there are several."""
+        """Restrict `mask` (B, 1, 1, L) to attention within blocks, if there are several."""
         length, stride = mask.shape[-1], self.config.local_transformer_stride
         if length <= stride:
             return mask
@@ -166,7 +164,7 @@ def _norm(config: CanineConfig) -> nn.LayerNorm:
 
 
 class _Embeddings(nn.Module):
-    """Of characters by several hashes of each, of positions, and of the first type."""
+    """Embeddings of characters, by several hashes of each, of positions, and of the first token type."""
 
     def __init__(self, config: CanineConfig) -> None:
         super().__init__()
@@ -189,7 +187,7 @@ class _Embeddings(nn.Module):
 
 @cache
 def _primes(num: int, device: torch.device) -> Tensor:
-    """Return the first so many, kept on a device: numbers on their way to a GPU would keep each batch waiting."""
+    """Return the first `num` primes, copied to a GPU once instead of for each batch."""
     with torch.inference_mode(mode=False):
         return torch.tensor(_PRIMES[:num], device=device)
 
@@ -212,15 +210,16 @@ class CanineLayer(TransformerLayer):
         super().__init__()
         dim, wide = config.hidden_size, config.intermediate_size
         self.config = config
-        self.attention = nn.ModuleDict({"self": _Projections(config), "output": _Update(dim, config)})
+        projections = nn.ModuleDict({name: nn.Linear(dim, dim) for name in ("query", "key", "value")})
+        self.attention = nn.ModuleDict({"self": projections, "output": _Update(dim, config)})
         self.intermediate = _Dense(dim, wide)
         self.output = _Update(wide, config)
 
     @property
-    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        """Those to queries, keys and values, which read the same input."""
-        own: Any = self.attention["self"]
-        return own.query, own.key, own.value
+    def projections(self) -> list[nn.Linear]:
+        """The projections to queries, keys and values, which read the same input."""
+        projections: Any = self.attention["self"]
+        return list(projections.values())
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
@@ -237,14 +236,6 @@ class CanineLayer(TransformerLayer):
         return add_norm(x, update, self.output.LayerNorm, hidden_p)
 
 
-class _Projections(nn.Module):
-    """Of attention."""
-
-    def __init__(self, config: CanineConfig) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(3))
-
-
 class _Dense(nn.Module):
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -252,7 +243,7 @@ class _Dense(nn.Module):
 
 
 class _Update(_Dense):
-    """What a residual branch ends with."""
+    """End of a residual branch: a linear layer and a layer norm."""
 
     def __init__(self, width: int, config: CanineConfig) -> None:
         super().__init__(width, config.hidden_size)
@@ -260,7 +251,7 @@ class _Update(_Dense):
 
 
 class _Convolution(nn.Module):
-    """Over `taps` neighbours, each of so many `inputs` side by side; its weights, and the norm behind it."""
+    """Weights of a convolution over `taps` neighbours of `inputs` vectors each, and the norm behind it."""
 
     def __init__(self, config: CanineConfig, *, inputs: int, taps: int) -> None:
         super().__init__()
@@ -275,7 +266,7 @@ class _Convolution(nn.Module):
 
 class _CharsToMolecules(_Convolution):
     def forward(self, chars: Tensor, *, drop_last: bool) -> Tensor:
-        """Return CLS, and a molecule for every `rate` characters of `chars` (B, L, dim)."""
+        """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
         weight, bias = self.weights(chars.dtype)
         windows = chars.unflatten(1, (-1, weight.shape[2])).flatten(2)  # (B, L / rate, rate * dim)
         molecules = self.config.activation(affine(windows, weight.permute(0, 2, 1).flatten(1), bias))
@@ -285,15 +276,15 @@ class _CharsToMolecules(_Convolution):
 
 class _MoleculesToChars(_Convolution):
     def forward(self, chars: Tensor, molecules: Tensor, num_encoded: int) -> Tensor:
-        """Convolve over the first characters of (B, L, dim), and the molecule of (B, M, dim) that each is in."""
-        weight, bias = self.weights(chars.dtype)  # of characters, then of molecules
+        """Convolve over the first characters (B, L, dim), each beside its molecule of (B, M, dim)."""
+        weight, bias = self.weights(chars.dtype)  # for characters, then for molecules
         dim, _, taps = weight.shape
         of_chars, of_molecules = weight.split(dim, dim=1)
         before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
         padded = F.pad(chars, (0, 0, before, taps - 1 - before))
         windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
         out = affine(windows, of_chars.permute(0, 2, 1).flatten(1), bias)
-        # contiguous: else torch copies the weight for each row of the batch where no gradients are asked for
+        # contiguous, or torch copies the weight for each row of the batch when no gradients are needed
         by_tap = affine(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
         by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
         missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
@@ -302,10 +293,3 @@ class _MoleculesToChars(_Convolution):
             ahead = k - before
             out = out + F.pad(by_tap[:, :, k].repeat_interleave(rate, dim=1), (0, 0, -ahead, ahead))
         return layer_norm(self.config.activation(out)[:, :num_encoded], self.LayerNorm)
-
-
-def trim_positions(encoder: Canine, num_positions: int) -> None:
-    """Drop the positions beyond `num_positions`, which would take gradients and optimizer state."""
-    table = encoder.char_embeddings.char_position_embeddings
-    kept = table.weight.detach()[:num_positions].clone()
-    table.weight = nn.Parameter(kept, table.weight.requires_grad)

@@ -1,25 +1,25 @@
-"""Encoders: any CANINE, or another of Hugging Face's, from the hub or a folder; presets trained from scratch.
+"""Encoders and their tokenizers: presets trained from scratch, and Hugging Face's, from the hub or a folder.
 
-What an encoder is to the rest of the program: a module, `Canine`, `NgramEncoder` or a `PreTrainedModel`, whose
-`config` builds it again; what makes encodings of token ids, its `forward` or `pretrained.pretrained`; and a
-`tokenizer.Tokenizer`, which makes token ids of texts and knows how many positions a batch of them needs.
+An encoder is a module, `Canine`, `NgramEncoder` or a `PreTrainedModel`, whose `config` builds it again.
 """
 
 from __future__ import annotations
 
 import socket
+import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safetensors import SafetensorError
 
 from histocoder.config import MODEL_TYPE
 from histocoder.errors import UserError
+from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
 from histocoder.model.canine import Canine, CanineConfig
 from histocoder.model.ngram import NgramConfig, NgramEncoder
 from histocoder.model.pretrained import (
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Encoder: TypeAlias = "Canine | NgramEncoder | PreTrainedModel"
-_NAMES = {"bert": "BERT", "roberta": "RoBERTa", "xlm-roberta": "XLM-R", "t5": "T5", "mt5": "mT5"}
+_NAMES = {
+    **{"canine": "CANINE", "ngram": "word n-grams"},
+    **{"bert": "BERT", "roberta": "RoBERTa", "xlm-roberta": "XLM-R", "t5": "T5", "mt5": "mT5"},
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # for a laptop: words as hashed n-grams; minutes for tens of thousands of rows
@@ -63,49 +66,37 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def is_canine(config: dict[str, Any]) -> bool:
-    """Return whether the fields of an encoder's config are a `CanineConfig`'s, as are those that name no type."""
+    """Return whether an encoder's config is a `CanineConfig`, the default if it names no type."""
     return config.get("model_type", CanineConfig.model_type) == CanineConfig.model_type
 
 
 def is_ngram(config: dict[str, Any]) -> bool:
-    """Return whether the fields of an encoder's config are an `NgramConfig`'s."""
+    """Return whether an encoder's config is an `NgramConfig`."""
     return config.get("model_type") == NgramConfig.model_type
 
 
 def reads_characters(config: dict[str, Any]) -> bool:
-    """Return whether an encoder with these fields of its config reads characters instead of tokens."""
+    """Return whether the encoder of a config reads characters instead of tokens."""
     return is_canine(config) or is_ngram(config)
 
 
-class EncoderSizes(NamedTuple):
-    """What to say of an encoder."""
-
-    name: str
-    num_layers: int
-    hidden_size: int
-
-
-def encoder_sizes(config: dict[str, Any]) -> EncoderSizes:
-    """Return the sizes of an encoder with these fields of its config."""
-    if is_canine(config):
-        sizes = CanineConfig.of(config)
-        return EncoderSizes("CANINE", sizes.num_hidden_layers, sizes.hidden_size)
-    if is_ngram(config):
-        words = NgramConfig.of(config)
-        return EncoderSizes("word n-grams", words.num_hidden_layers, words.hidden_size)
-    found = full_config(config)
-    return EncoderSizes(_NAMES.get(found.model_type, found.model_type), found.num_hidden_layers, found.hidden_size)
+def encoder_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Return `name`, `num_layers` and `hidden_size` of the encoder of a config."""
+    of = CanineConfig.of if is_canine(config) else NgramConfig.of if is_ngram(config) else full_config
+    sizes: Any = of(config)
+    name = _NAMES.get(sizes.model_type, sizes.model_type)
+    return {"name": name, "num_layers": sizes.num_hidden_layers, "hidden_size": sizes.hidden_size}
 
 
 def encoder_from_config(config: dict[str, Any]) -> Encoder:
-    """Build an encoder with random weights from the fields of its config."""
+    """Build the encoder of a config with random weights."""
     if is_ngram(config):
         return NgramEncoder(NgramConfig.of(config))
     return Canine(CanineConfig.of(config)) if is_canine(config) else pretrained_from_config(config)
 
 
 def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Encoder:
-    """Load an encoder with its weights.
+    """Load an encoder with its weights; raise a UserError if that fails.
 
     Parameters
     ----------
@@ -115,11 +106,6 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
         Tokens of the longest input, special ones included.
     ngram_dropout : float
         See `NgramConfig`; for the preset "ngram".
-
-    Raises
-    ------
-    UserError
-        Where there is no such encoder, the hub can't be reached, or it has too few positions for `max_len`.
     """
     if name in PRESETS:
         sizes = PRESETS[name]
@@ -129,25 +115,45 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
         buckets = max(sizes["num_hash_buckets"], max_len)
         return encoder_from_config({**sizes, "num_hash_buckets": buckets, "max_position_embeddings": buckets})
     config = read_encoder_config(name)
-    with loading(name) as options:
+    with _loading(name) as options:
         encoder = _load_canine(name, options) if is_canine(config) else load_pretrained(name, options)
     check_positions(encoder, max_len, name=name)
     return encoder
 
 
 def _load_canine(name: str, options: dict[str, Any]) -> Canine:
-    from transformers import CanineModel  # here and below: it takes seconds, and most runs need none of it
+    from transformers import CanineModel  # here and below: the import takes seconds, and most runs don't need it
 
     return Canine.of(CanineModel.from_pretrained(name, config=read_config(name, options), **options))
 
 
+def load_tokenizer(name: str) -> Tokenizer:
+    """Load the tokenizer of an encoder, named as in `load_encoder`; raise a UserError if that fails."""
+    if name in PRESETS or reads_characters(read_encoder_config(name)):
+        return CHARACTERS
+    with _loading(name) as options, tempfile.TemporaryDirectory() as folder:
+        auto_tokenizer(name, options).save_pretrained(folder)
+        return PretrainedTokenizer(contents(Path(folder)))
+
+
+def check_vocabulary(encoder: Encoder, tokenizer: Tokenizer, *, name: str) -> None:
+    """Raise a UserError if a tokenizer has ids that its encoder has no embedding for."""
+    if isinstance(encoder, Canine | NgramEncoder) or not isinstance(tokenizer, PretrainedTokenizer):
+        return
+    if tokenizer.num_ids > encoder.config.vocab_size:
+        raise UserError(
+            f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder {encoder.config.vocab_size:,}; "
+            "they do not belong together. Give a folder in which they do."
+        )
+
+
 def read_encoder_config(name: str) -> dict[str, Any]:
-    """Return the config of an encoder, a preset's excepted, by its name; raises UserError where there is none."""
+    """Read the config of an encoder in a folder or on the hub; raise a UserError if that fails."""
     from transformers import PretrainedConfig
 
     if Path(name).exists() and not (Path(name) / "config.json").is_file():
         raise UserError(f"The encoder folder {name} has no config.json; name a folder saved by transformers.")
-    with loading(name) as options:
+    with _loading(name) as options:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(name, **options)[0]
     if config.get("model_type") == MODEL_TYPE:
         raise UserError(f"{name} is a model of histocoder's; begin with its weights by --initial-checkpoint {name}.")
@@ -155,15 +161,16 @@ def read_encoder_config(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def loading(name: str) -> Iterator[dict[str, Any]]:
-    """Give the options to load a part of an encoder with; turn its failure into a UserError."""
+def _loading(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the options to load a part of an encoder with; turn failures into UserErrors."""
     try:
         yield {"local_files_only": Path(name).exists() or not hub_answers()}
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, EOFError, ImportError, UnpicklingError, SafetensorError) as error:
         is_away = not Path(name).exists() and not hub_answers()
-        where = "the hub can't be reached and has left no copy here" if is_away else _first_line(error)
+        first_line = str(error).strip().split("\n")[0]
+        where = "the hub can't be reached and has left no copy here" if is_away else first_line
         raise UserError(
             f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "
             "scratch with --encoder small."
@@ -171,7 +178,7 @@ def loading(name: str) -> Iterator[dict[str, Any]]:
 
 
 def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
-    """Raise a UserError where an encoder can't read so many tokens."""
+    """Raise a UserError if an encoder has fewer than `max_len` positions."""
     if isinstance(encoder, NgramEncoder):
         return
     if isinstance(encoder, Canine):
@@ -183,12 +190,12 @@ def check_positions(encoder: Encoder, max_len: int, *, name: str) -> None:
 
 
 def hub_answers() -> bool:
-    """Return whether the hub can be asked at all; without this its client retries for half a minute."""
+    """Return whether the hub can be reached; its own client would retry for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
-    if urllib.request.getproxies():  # then names are resolved elsewhere
+    if urllib.request.getproxies():  # the proxy resolves names
         return True
     url = urllib.parse.urlsplit(constants.ENDPOINT)
     try:
@@ -196,7 +203,3 @@ def hub_answers() -> bool:
             return True
     except OSError:
         return False
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -13,52 +13,41 @@ from torch.compiler import is_exporting
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
-from histocoder.model.canine import POSITIONS, Canine, CanineLayer, trim_positions
+from histocoder.model.canine import POSITIONS, Canine, CanineLayer
 from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import Encoder, encoder_from_config
 from histocoder.model.layers import TransformerLayer, linear
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
-from histocoder.model.pretrained import pretrained, transformer_layers
+from histocoder.model.pretrained import pretrained
 from histocoder.model.prior import Prior, class_blocks
-
-_MAX_GRAPHS = 32
-"""Of a layer: with and without gradients, of one row and more, in each precision."""
 
 
 class MixerOutput(NamedTuple):
-    """What `MixerModel.forward` returns."""
+    """Logits of both heads, as `MixerModel.forward` returns them."""
 
     seq2seq_logits: Tensor
-    """Of shape (B, L, vocab_size): logits of the token that follows each target position; of fewer rows with a
-    `decoder_stride`."""
+    """Logits of the token that follows each target position, of shape (ceil(B / decoder_stride), L, vocab_size)."""
     flat_logits: Tensor
-    """Of shape (B, num_classes): one logit for each code of the key."""
+    """Logits of each code of the key, of shape (B, num_classes)."""
 
 
 class MixerModel(nn.Module):
-    """An encoder with two ways out: a sequence decoder and a flat linear head.
+    """An encoder with two heads, a sequence decoder and a flat linear head, and a linear expert if `config` has one.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        Sizes.
-    encoder : Canine, NgramEncoder or PreTrainedModel, optional
-        With weights; by default one of `config.encoder`'s sizes with random weights.
-    tokenizer : Tokenizer
-        The encoder's; by default CANINE's.
+    Without `encoder`, one of `config.encoder`'s sizes gets random weights.
 
     Attributes
     ----------
     dtype : torch.dtype
-        The precision of matrix products and what lies between them; fp32 unless it is set. Weights stay in their own.
+        Precision of activations and matrix products; fp32 unless it is set. Weights stay in their own.
     encoder_is_frozen, is_compiled : bool
         See `freeze_encoder` and `compile_layers`.
     """
 
     class_blocks: Tensor | None
-    """Of int, of shape (num_classes, block_size): the tokens of each class; None without `config.decoder_prior`."""
+    """Tokens of each class, of shape (num_classes, block_size); None without `config.decoder_prior`."""
 
     def __init__(
         self, config: ModelConfig, encoder: Encoder | None = None, *, tokenizer: Tokenizer = CHARACTERS
@@ -68,7 +57,7 @@ class MixerModel(nn.Module):
         self.tokenizer = tokenizer
         self.encoder = encoder if encoder is not None else encoder_from_config(config.encoder)
         if isinstance(self.encoder, Canine):
-            trim_positions(self.encoder, config.max_len)
+            self.encoder.trim_positions(config.max_len)
         dim = self.encoder.config.hidden_size
         self.decoder = Decoder(
             config.vocab_size,
@@ -80,11 +69,11 @@ class MixerModel(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
         self.linear_decoder = nn.Linear(dim, config.num_classes)
-        # a new head starts from "one class in num_classes", not from even odds on each
+        # a new head starts with the probability 1 / num_classes for each class, not with 1 / 2
         nn.init.constant_(self.linear_decoder.bias, -math.log(max(config.num_classes, 2)))
-        with torch.device("cpu"):  # in no state dict
+        with torch.device("cpu"):  # no state dict holds it
             blocks = class_blocks(config.codes, config.formatter) if config.decoder_prior else None
-        if config.decoder_prior:  # it begins by answering what the flat head does
+        if config.decoder_prior:  # a new decoder adds nothing to the flat head's prior
             nn.init.zeros_(self.decoder.head.weight)
             nn.init.zeros_(self.decoder.head.bias)
         self.register_buffer("class_blocks", blocks, persistent=False)
@@ -98,25 +87,19 @@ class MixerModel(nn.Module):
     def of_weights(
         cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
     ) -> MixerModel:
-        """Build a model with copies of weights, without drawing random ones first.
-
-        Raises
-        ------
-        RuntimeError
-            Where they are not of this model's names and shapes.
-        """
+        """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ from the model's."""
         with torch.device("meta"):
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
         own = {name: weight.to(empty.get(name, weight).dtype, copy=True) for name, weight in weights.items()}
-        marks = list(map(vars, model.parameters()))  # such as those of tables with sparse gradients
+        marks = list(map(vars, model.parameters()))  # attributes of tables with sparse gradients
         model.load_state_dict(own, assign=True)
         for parameter, mark in zip(model.parameters(), marks, strict=True):
             vars(parameter).update(mark)
         return model
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; of a table of positions, which published CANINEs have 16,384 of, the first `max_len` rows."""
+        """Load weights; cut a CANINE's table of positions, of published models 16,384 rows, to `max_len`."""
         name = f"encoder.{POSITIONS}"
         if isinstance(self.encoder, Canine) and name in state_dict:
             needed = len(self.get_parameter(name))
@@ -127,25 +110,25 @@ class MixerModel(nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def freeze_encoder(self) -> None:
-        """Take the encoder out of training: no gradients, and no dropout in it from now on."""
+        """Freeze the encoder: compute no gradients for it, and keep it in evaluation mode."""
         self.encoder.requires_grad_(False)
         self.encoder_is_frozen = True
         self.encoder.eval()
 
     def train(self, mode: bool = True) -> MixerModel:
-        """Switch training mode; a frozen encoder stays in evaluation mode."""
+        """Set training mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.encoder_is_frozen:
             self.encoder.eval()
         return self
 
     def compile_layers(self) -> None:
-        """Have torch compile a layer of the encoder and one of the decoder, each when it is first used.
+        """Compile the layers of encoder and decoder by `torch.compile` at their first use.
 
-        Layers are alike, so that the graphs of one serve all of them, and every length and batch of two rows or more:
-        three graphs in training, where the model as a whole would take minutes to compile.
+        Layers of one class share their graphs, for every length and any batch of two rows or more: three graphs in
+        training, whereas compiling the whole model would take minutes.
         """
-        torch._dynamo.config.recompile_limit = _MAX_GRAPHS
+        torch._dynamo.config.recompile_limit = 32  # with and without gradients, one row and more, each precision
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs that hold more than one of DDP's buckets
         for layers in self.layers():
             for layer in layers:
@@ -154,23 +137,23 @@ class MixerModel(nn.Module):
 
     @property
     def can_checkpoint_layers(self) -> bool:
-        """Whether the encoder is one of those that `checkpoint_layers` is for."""
+        """Whether the encoder supports `checkpoint_layers`."""
         return isinstance(self.encoder, Canine | NgramEncoder) or bool(self.encoder.supports_gradient_checkpointing)
 
     def checkpoint_layers(self) -> None:
-        """Keep of each layer its input alone for the backward pass, which computes the rest once more, bit for bit."""
+        """Keep only the input of each layer for the backward pass, which computes the rest again, bit for bit."""
         if not isinstance(self.encoder, Canine | NgramEncoder):
             options = {"use_reentrant": False}
             if hasattr(self.encoder, "activation_checkpointing_enable"):
                 self.encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
-            else:  # its name in older transformers
+            else:  # older transformers
                 self.encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         for module in self.modules():
             if isinstance(module, TransformerLayer):
                 module.is_checkpointed = True
 
     def keep_copies(self) -> None:
-        """Keep copies of the weights in the precision of the computation; see `copies.keep_copies`."""
+        """Keep copies of the weights in the precision of the computation, by `copies.keep_copies`."""
         layers = (module for module in self.modules() if isinstance(module, CanineLayer))
         keep_copies(self, together=[layer.projections for layer in layers])
 
@@ -178,29 +161,24 @@ class MixerModel(nn.Module):
         """Return the transformer layers of the encoder, and those of the decoder."""
         if isinstance(self.encoder, Canine | NgramEncoder):
             of_encoder: list[nn.Module] = [m for m in self.encoder.modules() if isinstance(m, CanineLayer)]
-        else:
-            of_encoder = list(transformer_layers(self.encoder))
+        else:  # their first list is that of the layers
+            of_encoder = list(next(m for m in self.encoder.modules() if isinstance(m, nn.ModuleList)))
         return of_encoder, list(self.decoder.decoder.layers)
 
     def encode(
         self, input_ids: Tensor, encoded: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Encode a batch of descriptions.
+        """Encode the token ids (B, S) of a batch, padded to the tokenizer's `num_positions`.
 
-        Parameters
-        ----------
-        input_ids : Tensor of int, of shape (B, S)
-            As the tokenizer makes them, `pad_id` where padded; S by its `num_positions`.
-        encoded : tuple of Tensor, of shapes (B, M, dim) and (B, dim), optional
-            `memory` and `pooled`, where they are known before.
+        `encoded` gives memory and pooled encoding, if they were computed before.
 
         Returns
         -------
         memory : Tensor of shape (B, M, dim)
-            M is S, or less where the last positions are padding in every row; of n-gram encoders, words.
+            M is S, less if the last positions are padding in every row, or the number of words of an n-gram encoder.
         pooled : Tensor of shape (B, dim)
         memory_mask : Tensor of bool, of shape (B, M), or None
-            What the decoder may attend to; None is all of it.
+            True for memory that the decoder attends to; None for all of it.
         """
         mask = input_ids.ne(self.tokenizer.pad_id)
         if encoded is not None:
@@ -220,18 +198,15 @@ class MixerModel(nn.Module):
         return *pretrained(self.encoder, input_ids, mask, dtype=self.dtype, pooling=pooling), mask
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Return the flat head's logits of pooled encodings (B, dim), of shape (B, num_classes), in fp32."""
+        """Return the flat head's logits (B, num_classes) of pooled encodings (B, dim), in fp32."""
         return linear(self.dropout(pooled).float(), self.linear_decoder)
 
     def class_probabilities(self, flat_logits: Tensor) -> Tensor:
-        """Return the flat head's probabilities of its logits, of their shape (B, num_classes)."""
+        """Return the probabilities of the flat head's logits (B, num_classes)."""
         return flat_logits.softmax(-1) if self.config.flat_loss == "softmax" else flat_logits.sigmoid()
 
     def prior(self, flat_logits: Tensor) -> Prior | None:
-        """Return the decoder's prior from the flat head's logits (B, num_classes); None if it has none.
-
-        No gradients flow through it.
-        """
+        """Return the decoder's prior from detached flat logits (B, num_classes); None if the model has none."""
         if self.class_blocks is None:
             return None
         return Prior.of(flat_logits.detach(), self.class_blocks, self.config.vocab_size)
@@ -244,16 +219,10 @@ class MixerModel(nn.Module):
         *,
         decoder_stride: int = 1,
     ) -> MixerOutput:
-        """Encode, then predict both ways.
+        """Encode a batch as `encode` does, and return the logits of both heads.
 
-        Parameters
-        ----------
-        input_ids : Tensor of int, of shape (B, S)
-            See `encode`, also for `encoded`.
-        target_tokens : Tensor of int, of shape (ceil(B / decoder_stride), L)
-            Target sequences, BOS first, without EOS.
-        decoder_stride : int
-            The decoder is given every N-th row, from the first on.
+        The decoder gets every `decoder_stride`-th row, from the first on, and the target tokens of these rows, of shape
+        (ceil(B / decoder_stride), L), BOS first, without EOS.
         """
         memory, pooled, memory_mask = self.encode(input_ids, encoded)
         flat_logits = self.classify(pooled)
