@@ -1,1 +1,1 @@
-"""What a processor and its memory are asked for directly: kernels in C beside torch's operators, and how much fits."""
+"""Kernels in C that replace torch's operators on CPUs, and the memory of the machine."""

@@ -1,15 +1,14 @@
-"""What training on a CPU does between matrix products, in C: in one pass over memory where torch takes several.
+"""Kernels in C for training on a CPU, which take one pass over memory where torch's operators take several.
 
-Compiled when the package is installed, where there is a C compiler. Where there was none, callers do with torch's
-operators.
+They are compiled when the package is installed if there is a C compiler; without them callers use torch's operators.
+Benchmarks of a training step without them:
 
-What a training step takes longer without them, by benchmarks in one run:
-
-- all of them, CANINE-s's sizes in bf16 on AMX, 64 rows: 53 %; in fp32 on AVX2, 32 rows, CPU time: 10 %;
-- attention, encoder "small" in fp32 on AVX2, 64 rows, CPU time: 9 %;
-- the optimizer's step, and sums with their norms, in fp32 on AVX2: 2 % at most (n-grams: -9 %); so these are for bf16;
-- the optimizer's step for 20,000 rows of an n-gram encoder's table, in fp32 on AVX2: 58 instead of 17 ms, of a step of
-  some 120 on one thread.
+- all of them, CANINE-s's sizes in bf16 on AMX, 64 rows: 53 % longer; in fp32 on AVX2, 32 rows, CPU time: 10 % longer;
+- attention, encoder "small" in fp32 on AVX2, 64 rows, CPU time: 9 % longer;
+- the optimizer's step, and sums with their norms, in fp32 on AVX2: 2 % longer at most (n-grams: 9 % shorter), so that
+  these are used in bf16 alone;
+- the optimizer's step for 20,000 rows of an n-gram encoder's table, in fp32 on AVX2: 58 instead of 17 ms, in a step of
+  about 120 ms on one thread.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ import torch
 from torch import Tensor
 
 _VERSION = 5
-"""`version` of _kernels.c, which may have been compiled before this file was changed."""
+"""`version` of the _kernels.c that this module calls; libraries of other versions are not used."""
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
-"""The library for each kind of processor, as torch names it, the best first; setup.py has the same."""
+"""Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 _PART = np.dtype(
     [(name, "u8") for name in ("weight", "mean", "square", "gradient", "copy")]
     + [("count", "i8"), ("wide", "i4"), ("step_size", "f4"), ("correction", "f4")],
@@ -65,7 +64,7 @@ class _Attention(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled functions, for this processor; None where none were compiled, or from another _kernels.c."""
+    """Return the functions compiled for this processor; None if there are none, or of another version alone."""
     kinds = list(_KINDS)
     found = (_load(_KINDS[kind]) for kind in kinds[kinds.index(kind_of_cpu()) :])
     return next((one for one in found if one is not None), None)
@@ -84,7 +83,7 @@ def _load(name: str) -> ctypes.CDLL | None:
         found = ctypes.CDLL(spec.origin)
         if found.version() != _VERSION:
             return None
-    except (OSError, AttributeError):  # of another system, or another file
+    except (OSError, AttributeError):  # of another system, or of another program
         return None
     for function_name, arguments in _ARGUMENTS.items():
         function = getattr(found, function_name)
@@ -93,16 +92,10 @@ def _load(name: str) -> ctypes.CDLL | None:
 
 
 class Parts:
-    """The parameters of an optimizer step.
+    """Parameters in an optimizer step.
 
-    Parameters
-    ----------
-    weights, means, squares : sequence of Tensor
-        In fp32, contiguous: parameters, and AdamW's moments of each.
-    gradients : sequence of Tensor
-        In any precision.
-    copies : sequence of Tensor or None
-        In bf16; where weights are copied to.
+    Weights and AdamW's moments, `means` and `squares`, are contiguous in fp32; gradients have any precision. A step
+    writes the weights to `copies`, which are contiguous in bf16, or None.
     """
 
     def __init__(
@@ -127,7 +120,7 @@ class Parts:
         self._parts["wide"] = [_is_wide(gradient) for gradient in gradients]
 
     def sum_of_squares(self) -> float:
-        """Sum the squares of all gradients."""
+        """Return the sum of the squares of all gradients."""
         return _library().sum_of_squares(self._parts.ctypes.data, len(self._parts))
 
     def adamw(
@@ -140,22 +133,14 @@ class Parts:
         weight_decay: float,
         scale: float,
     ) -> None:
-        """Take a step, each parameter's the `steps`-th, with gradients times `scale`."""
+        """Take the `steps`-th step of each parameter, with gradients times `scale`."""
         self._set_step(steps, lr, betas)
         _library().adamw(self._parts.ctypes.data, len(self._parts), *betas, eps, 1 - lr * weight_decay, scale)
 
     def adamw_rows(
         self, rows: Tensor, step: float, *, lr: float, betas: tuple[float, float], eps: float, scale: float
     ) -> None:
-        """Take a step for some rows, each named once, of the one parameter that this is of; none decays.
-
-        Parameters
-        ----------
-        rows : Tensor of int64, of shape (R,)
-            The gradient is of shape (R, dim), that of these rows.
-        step, lr, betas, eps, scale
-            See `adamw`.
-        """
+        """Take a step of distinct `rows` (R,) of the only parameter, with their gradient (R, dim), without decay."""
         self._set_step([step], lr, betas)
         self._parts["count"] = self._held[0].shape[1]
         rows = rows.contiguous()
@@ -168,13 +153,13 @@ class Parts:
 
 
 def can_do(x: Tensor) -> bool:
-    """Return whether what is below is there for a tensor."""
+    """Return whether the kernels below can compute with a tensor."""
     known = x.dtype in (torch.bfloat16, torch.float32)
     return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
-    """Dropout of `x`, or of its gradient by the same seed, in bf16 or fp32."""
+    """Return the dropout of `x` in bf16 or fp32, or by the same seed that of its gradient."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _library().dropout(out.data_ptr(), x.data_ptr(), x.numel(), seed, p, _is_wide(x))
@@ -184,23 +169,9 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
 def add_norm(
     x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, *, eps: float, p: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the layer norm of `x + dropout(update)`.
+    """Return the layer norm of `x + dropout(update)`, both (…, dim) in bf16 or fp32, with fp32 weight and bias (dim,).
 
-    Parameters
-    ----------
-    x, update : Tensor of shape (…, dim)
-        In bf16 or fp32.
-    weight, bias : Tensor of shape (dim,)
-        In fp32.
-    seed : int
-        64 bits that decide what is dropped.
-
-    Returns
-    -------
-    out, total : Tensor of shape (…, dim)
-        The norm, and the sum.
-    moments : Tensor of shape (rows, 2)
-        For `add_norm_backward`.
+    Also return the sum (…, dim) and its moments (rows, 2), for `add_norm_backward`.
     """
     x, update = x.contiguous(), update.contiguous()
     dim = x.shape[-1]
@@ -213,7 +184,7 @@ def add_norm(
 def add_norm_backward(
     grad: Tensor, total: Tensor, moments: Tensor, weight: Tensor, *, p: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of `x`, `update`, `weight` and `bias` of `add_norm`, of its `out`'s."""
+    """Return the gradients of `x`, `update`, `weight` and `bias` of `add_norm` from the gradient of its output."""
     grad = grad.contiguous()
     of_x, of_update, of_weight, of_bias = map(torch.empty_like, (grad, grad, weight, weight))
     tensors = (of_x, of_update, of_weight, of_bias, grad, total, moments, weight)
@@ -228,15 +199,14 @@ class Attention:
     Parameters
     ----------
     sources : sequence of Tensor of shape (B, L or S, …)
-        In bf16 or fp32: queries, keys and values in this order, each of width `heads * dim`; neighbours may lie side
-        by side in one tensor.
+        Queries, keys and values in this order, each of width `heads * dim`, in bf16 or fp32; neighbours may lie side by
+        side in one tensor.
     num_heads : int
     mask : Tensor of bool, broadcast to (B, 1, L, S), or None
-        True where a key may be attended to. A query that may attend to nothing gets zeros.
+        True for keys to attend to. A query without any gets zeros.
     p : float
-        Share of the probabilities that are zeroed.
+        Share of the probabilities that are zeroed, those that the 64 bits of `seed` choose.
     seed : int
-        64 bits that decide which.
     """
 
     def __init__(self, sources: Sequence[Tensor], num_heads: int, mask: Tensor | None, *, p: float, seed: int) -> None:
@@ -266,7 +236,7 @@ class Attention:
         self._point(("queries", "keys", "values"), sources)
 
     def forward(self, *, keep: bool) -> tuple[Tensor, Tensor | None]:
-        """Return what is attended to, of shape (B, L, heads * dim); and, if they are to be kept, the probabilities."""
+        """Return the output (B, L, heads * dim); and with `keep` the probabilities, for `backward`."""
         call, like = self._call, self._sources[0]
         out = like.new_empty(call.batch, call.num_queries, self._width)
         columns = -(-call.num_keys // _LANES) * _LANES
@@ -276,7 +246,7 @@ class Attention:
         return out, shares
 
     def backward(self, grad: Tensor, probabilities: Tensor) -> list[Tensor]:
-        """Return the gradients of the sources, of that of `forward`'s result."""
+        """Return the gradients of the sources from the gradient of the output."""
         grad = grad.contiguous()
         results = [torch.empty_like(source) for source in self._sources]
         self._call.out, self._call.probabilities = grad.data_ptr(), probabilities.data_ptr()
@@ -291,7 +261,7 @@ class Attention:
 
 
 def transpose(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix in bf16 of shape (rows, dim), transposed, and the sum of its rows, of shape (dim,), in fp32."""
+    """Transpose a matrix (rows, dim) in bf16; return also the sum of its rows (dim,) in fp32."""
     x = x.contiguous()
     rows, dim = x.shape
     transposed, total = x.new_empty(dim, rows), torch.empty(dim)

@@ -1,4 +1,4 @@
-"""Memory: how the C library hands it out, how much there is; as many rows at once as it allows."""
+"""Memory: settings of the C library, amounts used and present, and work in pieces that fit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _PAGE = 2**21
 
 
 def keep_freed_memory() -> None:
-    """Have freed memory used again, instead of given back and requested again; and have it in large pages.
+    """Keep freed memory for reuse instead of returning it to the kernel, and use large pages; glibc only.
 
-    A training step on a CPU frees and allocates the same gigabytes over and over, and the kernel clears each page
-    that it hands out. Does nothing where the C library is not glibc.
+    A training step on a CPU frees and allocates the same gigabytes again and again, and the kernel clears each page.
     """
     try:
         libc = ctypes.CDLL(None)
@@ -37,15 +36,15 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, -1)
     if not _may_reserve():
         return
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # of addresses: nothing is written there
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # addresses alone: nothing is written there
     if start := malloc(room):
         madvise(-(-start // _PAGE) * _PAGE, room - _PAGE, _MADV_HUGEPAGE)
         free(start)
 
 
 def _may_reserve() -> bool:
-    """Whether addresses without memory behind them cost nothing."""
-    import resource  # which is where glibc is
+    """Return whether addresses can be reserved without memory."""
+    import resource  # Windows has none
 
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return False
@@ -56,7 +55,7 @@ def _may_reserve() -> bool:
 
 
 def peak_gpu_memory(device: torch.device) -> dict[str, float]:
-    """The most that tensors have taken so far, in GB, on the GPU of the rank that took most; nothing without GPUs."""
+    """Return the peak of the memory of tensors in GB, on the GPU that uses most; nothing without GPUs."""
     if device.type != "cuda":
         return {}
     mine = torch.tensor([torch.cuda.max_memory_allocated(device) / 1e9], dtype=torch.float64)
@@ -64,7 +63,7 @@ def peak_gpu_memory(device: torch.device) -> dict[str, float]:
 
 
 def total_bytes() -> float:
-    """Return the machine's memory; infinity where that is unknown."""
+    """Return the machine's memory; infinity if it is unknown."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):  # the last on Windows
