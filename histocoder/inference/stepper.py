@@ -7,7 +7,7 @@ from torch import Tensor
 
 from histocoder.inference.packed import PackedLayer
 from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
-from histocoder.model.prior import Prior
+from histocoder.model.prior import Prior, PriorSteps
 
 
 class Stepper:
@@ -57,7 +57,7 @@ class Stepper:
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
         self._layers = [_Layer(layer, memory, room) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
         self._visible = torch.empty(len(memory), 1, 0, dtype=torch.bool, device=memory.device)  # (B, W, nodes)
-        self._prior = None if prior is None else prior.steps()
+        self._prior = None if prior is None else PriorSteps(prior)
         self.depth = 0
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Copies of weights in the precision of computations, so that weights are not converted at each use."""
+"""Copies of weights in the precision of the computation, which save the cast at each use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a weight in the precision of a computation: its kept copy if it has one, else a new one."""
+    """Return a weight in the precision `dtype`: its kept copy if it has one, else a new one."""
     copy = kept_copy(weight)
     if copy is None or dtype == weight.dtype or torch.compiler.is_compiling():
         return weight.to(dtype)
@@ -17,7 +17,7 @@ def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Return weights in the precision of a computation, concatenated by rows; None if they are not kept so."""
+    """Return weights in the precision `dtype`, concatenated by rows; None if no such copy is kept."""
     copy = kept_copy(weights[0])
     if copy is None or dtype == weights[0].dtype or torch.compiler.is_compiling():
         return None
@@ -25,22 +25,18 @@ def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
 
 
 class Stack:
-    """Weights in another precision, one below the other, made when they are first asked for, and again when one of the
-    weights has changed.
-
-    Gradients collect here: the weights get none.
-    """
+    """Copies of weights in another precision, concatenated by rows; gradients accumulate here, not in the weights."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.weights = list(weights)
         self.tensor: Tensor | None = None
         self.versions = [-1] * len(weights)
-        """Of the weights, when they were copied."""
+        """Versions of the weights that were copied."""
 
     def of(self, dtype: torch.dtype) -> Tensor:
-        """Return the copies, up to date."""
+        """Return the copies in `dtype`, which follow changes of the weights."""
         is_trained = self.weights[0].requires_grad
-        with torch.inference_mode(mode=False), torch.no_grad():  # whoever asks first, they are there to train with
+        with torch.inference_mode(mode=False), torch.no_grad():  # trainable, even if first used for inference
             if self.tensor is None or (self.tensor.dtype, self.tensor.requires_grad) != (dtype, is_trained):
                 self.tensor = torch.cat([weight.detach().to(dtype) for weight in self.weights])
                 self.tensor.requires_grad_(is_trained)
@@ -52,7 +48,7 @@ class Stack:
 
 
 class KeptCopy:
-    """A weight's place in a `Stack`."""
+    """Rows of one weight in a `Stack`."""
 
     def __init__(self, stack: Stack, place: int) -> None:
         start = sum(map(len, stack.weights[:place]))
@@ -60,27 +56,27 @@ class KeptCopy:
         self._rows = slice(start, start + len(stack.weights[place]))
 
     def of(self, dtype: torch.dtype) -> Tensor:
-        """Return the copy, up to date."""
+        """Return the copy in `dtype`, which follows changes of the weight."""
         return self._part(self.stack.of(dtype))
 
     @property
     def tensor(self) -> Tensor | None:
-        """The copy as it is; None where there is none yet."""
+        """The copy as it is; None before its first use."""
         return None if self.stack.tensor is None else self._part(self.stack.tensor)
 
     @property
     def gradient(self) -> Tensor | None:
-        """What has collected in the copy."""
+        """The gradient of the copy, if there is one."""
         if self.stack.tensor is None or self.stack.tensor.grad is None:
             return None
         return self._part(self.stack.tensor.grad)
 
-    def is_fresh(self) -> None:
-        """Note that the copy is as the weight now is."""
+    def mark_fresh(self) -> None:
+        """Mark the copy as equal to the weight."""
         self.stack.versions[self._place] = self.stack.weights[self._place]._version
 
     def forget_gradient(self) -> None:
-        """Drop the gradient, as `zero_grad` does for the weight."""
+        """Drop the gradients of the stack, as `zero_grad` does for weights."""
         if self.stack.tensor is not None:
             self.stack.tensor.grad = None
 
@@ -89,17 +85,10 @@ class KeptCopy:
 
 
 def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = ()) -> None:
-    """Keep copies of a module's weights in the precision of its computations from now on.
+    """Keep copies of a module's weights in the precision of its computations; stack those of the layers in `together`.
 
-    Worth it where one process trains: on a CPU a step is shorter by the time it takes to read all weights, on a GPU it
-    launches no casts of them. An optimizer must know of it; `training.optimizer.AdamW` does. Changes of a weight's
-    `data` go unnoticed.
-
-    Parameters
-    ----------
-    module : Module
-    together : iterable of sequences of Linear
-        Those that `branch` is called with.
+    This saves a pass over all weights in each step on a CPU, and the casts on a GPU. The optimizer must update the
+    copies, as `training.optimizer.AdamW` does. Changes of a weight's `data` go unnoticed.
     """
     groups = [[getattr(m, name) for m in modules] for modules in together for name in ("weight", "bias")]
     grouped = {weight for group in groups for weight in group}
@@ -110,5 +99,5 @@ def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = 
 
 
 def kept_copy(weight: Tensor) -> KeptCopy | None:
-    """Return a weight's kept copy, if there is one."""
+    """Return a weight's kept copy, or None."""
     return getattr(weight, "kept_copy", None)

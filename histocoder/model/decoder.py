@@ -1,6 +1,6 @@
 """A transformer decoder over code tokens.
 
-Parameters carry the names that `torch.nn.TransformerDecoder` gives them, so published state dicts load as they are.
+Parameters have the names of `torch.nn.TransformerDecoder`, so that published state dicts load unchanged.
 """
 
 from __future__ import annotations
@@ -30,37 +30,34 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(dim, dim)
 
     def heads(self, x: Tensor) -> Tensor:
-        """Share `x` (B, L, dim) among the heads."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, L, dim / heads)
+        """Split `x` (B, L, dim) into heads, of shape (B, heads, L, dim / heads)."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     @property
     def query_projection(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias."""
+        """Weight and bias of the projection to queries."""
         dim = self.out_proj.in_features
         return self.in_proj_weight[:dim], self.in_proj_bias[:dim]
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
+        """Return keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
         weight, bias = self._projections(x.dtype)[1]
         keys, values = affine(x, weight, bias).chunk(2, dim=-1)
         return self.heads(keys), self.heads(values)
 
     def _projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Weight and bias of queries, and of keys and values."""
+        """Return weight and bias of the projection to queries, and of that to keys and values."""
         dim = self.in_proj_weight.shape[1]
         both = (in_precision(x, dtype).split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
         return list(zip(*both, strict=True))
 
     def mix(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
-        """Values mixed by the likeness of queries and keys, of shape (B, L, dim)."""
+        """Return the attention of queries to keys and values, each by heads, of shape (B, L, dim)."""
         mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
         return mixed.transpose(1, 2).flatten(2)
 
     def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Attention of `x` (B, L, dim) to `source` (B, S, dim), itself by default; and `x`, as `branch` has it.
-
-        For the mask see `attention`.
-        """
+        """Return the attention of `x` (B, L, dim) to `source` (B, S, dim), or to itself; and `x`, as `branch` does."""
         if source is None:
             weight, bias = (in_precision(part, x.dtype) for part in (self.in_proj_weight, self.in_proj_bias))
             *sources, x = branch_of(x, weight, bias)
@@ -86,7 +83,7 @@ class DecoderLayer(TransformerLayer):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """Return all positions at once: `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
+        """Compute all positions at once from `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         p = self.dropout.p if self.training else 0.0
         update, x = self.self_attn(x, None, causal)
@@ -99,9 +96,9 @@ class DecoderLayer(TransformerLayer):
 
 
 def seen_memory(memory: Tensor, memory_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Memory (B, S, dim) and its mask (B, S) without the last positions that no row attends to.
+    """Drop the last positions of memory (B, S, dim) and its mask (B, S) that no row attends to.
 
-    A multiple of 32 stays where it can, which softmax is fastest with.
+    The number of positions stays a multiple of 32 if possible, for which softmax is fastest.
     """
     if memory_mask is None:
         return memory, None
@@ -118,7 +115,7 @@ class TokenEmbedding(nn.Module):
         self.embedding = nn.Embedding(vocab_size, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeddings of `tokens` (B, L), of shape (B, L, dim)."""
+        """Return the embeddings of `tokens` (B, L), of shape (B, L, dim)."""
         return self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
 
 
@@ -127,12 +124,12 @@ class PositionalEncoding(nn.Module):
 
     pos_embedding: Tensor
 
-    def __init__(self, dim: int, max_len: int = MAX_TARGET_LEN) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
         frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-        angles = torch.arange(max_len).unsqueeze(1) * frequencies  # (max_len, dim / 2)
+        angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
         table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-        self.register_buffer("pos_embedding", table.unsqueeze(1))  # (max_len, 1, dim), as in published state dicts
+        self.register_buffer("pos_embedding", table.unsqueeze(1))  # as published, (MAX_TARGET_LEN, 1, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add positions 0, 1, … to `x` (B, L, dim)."""
@@ -140,7 +137,7 @@ class PositionalEncoding(nn.Module):
 
 
 class DecoderStack(nn.Module):
-    """Holds the layers under the name that published state dicts have them under."""
+    """Container that names the layers as published state dicts do."""
 
     def __init__(self, layers: list[DecoderLayer]) -> None:
         super().__init__()
@@ -148,18 +145,9 @@ class DecoderStack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predicts each token of a target sequence from the tokens before it and the encoder's memory.
+    """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`.
 
-    Parameters
-    ----------
-    vocab_size : int
-        Number of tokens.
-    dim : int
-        Width, that of the memory.
-    num_layers, num_heads, dim_feedforward : int
-        Sizes.
-    dropout : float
-        After attention and within the feed-forward network; never on logits.
+    Dropout follows attention and the feed-forward network's inner layer; none is on logits.
     """
 
     def __init__(
@@ -187,7 +175,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, memory: Tensor, memory_mask: Tensor | None = None, prior: Prior | None = None
     ) -> Tensor:
-        """Predict all positions at once (teacher forcing).
+        """Return the logits of the token that follows each position, of shape (B, L, vocab_size): teacher forcing.
 
         Parameters
         ----------
@@ -196,14 +184,9 @@ class Decoder(nn.Module):
         memory : Tensor of shape (B, S, dim)
             The encoder's output.
         memory_mask : Tensor of bool, of shape (B, S), optional
-            True where memory may be attended to; everywhere by default.
+            True for memory to attend to; by default all of it.
         prior : Prior, optional
-            What the logits are added to.
-
-        Returns
-        -------
-        Tensor of shape (B, L, vocab_size)
-            Logits of the token that follows each position.
+            Logarithms of shares that are added to the logits.
         """
         x = self.dropout(self.positional_encoding(self.token_emb(tokens))).to(memory.dtype)
         mask = None if memory_mask is None else memory_mask[:, None, None, :]

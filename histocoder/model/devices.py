@@ -1,4 +1,4 @@
-"""Devices: their names, what they can compile, the precision they compute in, and how they give the same bits."""
+"""Devices: names, precision, requirements of compilation, and deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name that its maker gave it; of a CPU with the number of threads that torch uses."""
+    """Return the product name of a device; of a CPU also the number of torch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
@@ -29,7 +29,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_info(field: str) -> list[str]:
-    """Return the words that Linux has of a field of the first processor; none elsewhere."""
+    """Return the words of a field of the first processor in Linux's /proc/cpuinfo; none on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -38,7 +38,7 @@ def _cpu_info(field: str) -> list[str]:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise a UserError if `--compile` can't work."""
+    """Raise a UserError if `--compile` can't work on a device."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
             raise UserError("--compile needs Triton and a C compiler (gcc) on a GPU; install them, or omit it.")
@@ -53,10 +53,8 @@ def check_compiler(device: torch.device) -> None:
 
 
 def compute_deterministically() -> None:
-    """Have torch choose algorithms whose results do not vary, or raise where there is none; before CUDA starts.
+    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA starts.
 
-    Notes
-    -----
     See "Reproducibility" in PyTorch's documentation.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -66,20 +64,9 @@ def compute_deterministically() -> None:
 
 
 def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = False) -> torch.dtype:
-    """Return the dtype that a precision stands for on a device.
+    """Return the dtype of a precision on a device; raise a UserError if it is unknown, or fp16 on a CPU.
 
-    Parameters
-    ----------
-    precision : {"auto", "fp32", "bf16", "fp16"}
-        auto is bf16 where the hardware multiplies in it, else fp32.
-    device : torch.device
-    use_amp : bool
-        Whether auto is fp16, instead of fp32, on a GPU without bf16.
-
-    Raises
-    ------
-    UserError
-        Where there is no such precision, or fp16 is asked for on a CPU.
+    "auto" is bf16 if the hardware multiplies in it, else fp32; with `use_amp` fp16 on a GPU without bf16.
     """
     if precision not in PRECISIONS:
         raise UserError(f"Unknown precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
@@ -91,13 +78,13 @@ def computing_dtype(precision: str, device: torch.device, *, use_amp: bool = Fal
 
 
 def choose_tf32(dtype: torch.dtype, device: torch.device) -> None:
-    """Have a GPU compute what is left in fp32 in TF32, as the heads' products are, unless all is to be in fp32."""
+    """Make a GPU compute the remaining fp32 products, those of the heads, in TF32 unless `dtype` is fp32."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype != torch.float32
 
 
 def precision_name(dtype: torch.dtype) -> str:
-    """Return what users call a dtype."""
+    """Return the name of a dtype in the settings."""
     return next(name for name, known in _DTYPES.items() if known == dtype)
 
 

@@ -1,4 +1,4 @@
-"""What encoder and decoder are made of: products, attention and dropout, each as fast as the device at hand allows."""
+"""Layers of encoder and decoder: products, attention, dropout and norms, by the fastest operators of the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from histocoder.ops import kernels
 
 
 class TransformerLayer(nn.Module):
-    """A layer that may keep its inputs alone for the backward pass, which then computes the rest again, bit for bit."""
+    """Base of layers, which with `is_checkpointed` keep only their inputs and compute the rest again backwards."""
 
     is_checkpointed = False
 
@@ -28,15 +28,15 @@ class TransformerLayer(nn.Module):
 
 
 def linear(x: Tensor, module: nn.Linear) -> Tensor:
-    """Return a linear layer in the precision of `x` (…, in)."""
+    """Apply a linear layer to `x` (…, in) in the precision of `x`."""
     return affine(x, in_precision(module.weight, x.dtype), in_precision(module.bias, x.dtype))
 
 
 def branch(x: Tensor, *modules: nn.Linear) -> tuple[Tensor, ...]:
-    """Linear layers over `x` (…, in), where a residual branch begins; and, last, `x` to add the branch to.
+    """Apply linear layers to `x` (…, in), where a residual branch begins; return their outputs, and `x` last.
 
-    One product, side by side, where `keep_copies` was told of the layers. Backwards the gradients that meet in `x` are
-    added within the product.
+    Layers whose weights `keep_copies` stacked become one product, whose outputs lie side by side. In the backward pass
+    the product adds up the gradients that meet in `x`.
     """
     weight, bias = (stacked([getattr(m, name) for m in modules], x.dtype) for name in ("weight", "bias"))
     if weight is not None and bias is not None:
@@ -49,22 +49,22 @@ def branch(x: Tensor, *modules: nn.Linear) -> tuple[Tensor, ...]:
 
 
 def branch_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`affine` of `x`, and `x`, as `branch` has them."""
+    """Return `affine(x, weight, bias)`, and `x` to add the branch to; see `branch`."""
     if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_compiling():
         return _Affine.apply(x, weight, bias)
     return F.linear(x, weight, bias), x
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`, all of one precision; `x` is of shape (…, in)."""
+    """Return `x @ weight.T + bias` for `x` (…, in), all of one precision."""
     return branch_of(x, weight, bias)[0]
 
 
 class _Affine(torch.autograd.Function):
-    """`branch_of` in bf16 on a CPU, without copies of the bias for each row, and with products of rows with rows alone.
+    """`branch_of` in bf16 on a CPU, without copies of the bias for each row.
 
-    The gradient of the weight is a product of columns, for which a CPU's matrix unit takes half as long again as for
-    rows: so one side of it is transposed, and the bias's gradient summed in passing.
+    The gradient of the weight is a product of columns, for which a CPU's matrix unit takes 1.5 times as long as for
+    rows: the kernel transposes one side first, and sums the bias's gradient in the same pass.
     """
 
     @staticmethod
@@ -78,7 +78,6 @@ class _Affine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, of_rest: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `x`, `weight` and `bias`, those that are needed."""
         if grad is None:
             return of_rest, None, None
         x, weight = ctx.saved_tensors
@@ -100,21 +99,21 @@ class _Affine(torch.autograd.Function):
 
 @cache
 def knows_linear() -> bool:
-    """Return whether this torch and this CPU have the operators for linear layers in bf16 that `torch.compile` uses."""
+    """Return whether torch and the CPU have the operators for linear layers in bf16 that `torch.compile` uses."""
     operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
     return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Return a layer norm with fp32 weights over `x` of any precision."""
+    """Apply a layer norm with fp32 weights to `x` of any precision."""
     if x.dtype == norm.weight.dtype or x.device.type == "cpu":  # CPUs mix precisions in one pass
         return norm(x)
     return F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps).to(x.dtype)
 
 
 def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: float = 0.0) -> Tensor:
-    """Scaled dot-product attention.
+    """Return scaled dot-product attention, of shape (B, L, dim).
 
     On a CPU torch's fused kernel is several times slower backwards than the products it is made of.
 
@@ -124,13 +123,9 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
         Queries, keys and values in this order, each of width `dim`; neighbours may lie side by side in one tensor.
     num_heads : int
     mask : Tensor, broadcast to (B, 1, L, S), or None
-        Of bool: true where a key may be attended to. Of another dtype: added to the scores.
+        If of bool, True for keys to attend to; else added to the scores.
     dropout_p : float
         Share of the probabilities that are zeroed.
-
-    Returns
-    -------
-    Tensor of shape (B, L, dim)
     """
     if kernels.can_do(sources[0]) and (mask is None or mask.dtype == torch.bool):
         return _Attention.apply(num_heads, mask, dropout_p, *sources)
@@ -151,7 +146,7 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
 
 
 class _Attention(torch.autograd.Function):
-    """`attention` on a CPU."""
+    """`attention` by the kernels of a CPU."""
 
     @staticmethod
     def forward(ctx: Any, num_heads: int, mask: Tensor | None, p: float, *sources: Tensor) -> Tensor:
@@ -172,12 +167,12 @@ class _Attention(torch.autograd.Function):
 
 
 def attention_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return a mask of bool as `attention` takes it to `x` without turning it into anything else."""
+    """Convert a mask of bool to the one that the attention of `x` computes with, once for all layers."""
     return mask if kernels.can_do(x) else additive(mask, x.dtype)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bool mask as one to add to scores: 0 if true, else the least finite number; others unchanged."""
+    """Convert a bool mask to one that is added to scores: 0 if True, else the least finite number."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
@@ -199,7 +194,7 @@ def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """`dropout` on a CPU."""
+    """`dropout` by the kernels of a CPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -213,7 +208,7 @@ class _Dropout(torch.autograd.Function):
 
 
 class _AddNorm(torch.autograd.Function):
-    """`add_norm` on a CPU."""
+    """`add_norm` by the kernels of a CPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:
@@ -229,5 +224,5 @@ class _AddNorm(torch.autograd.Function):
 
 
 def _seed() -> int:
-    """64 random bits of torch's generator."""
+    """Draw 64 bits from torch's generator."""
     return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None).numpy())

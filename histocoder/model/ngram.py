@@ -1,7 +1,7 @@
 """An encoder of words: the mean of hashed embeddings of a word's n-grams, and a shallow transformer over the words.
 
-Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/1607.04606); that n-grams are hashed within
-the model is from the Byte Latent Transformer (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
+Subword hashing is fastText's (Bojanowski et al. 2017, https://arxiv.org/abs/1607.04606), hashing within the model the
+Byte Latent Transformer's (Pagnoni et al. 2024, https://arxiv.org/abs/2412.09871).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from histocoder.errors import UserError
 from histocoder.model.canine import CanineConfig, CanineLayer
 from histocoder.model.layers import attention_mask, layer_norm
 
-_FNV_PRIME, _MASK = 16777619, 0xFFFFFFFF
-"""Of FNV-1a in 32 bits; a product with 32 bits fits into int64, so that every device computes the same hashes."""
+_FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C9DC5, 16777619, 0xFFFFFFFF
+"""Constants of FNV-1a in 32 bits; products fit into int64, so that every device computes the same hashes."""
 _MIX = 0x5BD1E995
-"""Of MurmurHash2's last steps: FNV-1a leaves its lowest bits poorly mixed."""
+"""Multiplier of MurmurHash2's last steps, since FNV-1a mixes its lowest bits poorly."""
 _ENDS = (0, 0xE000, 0xE001)
-"""Around a description: padding, CLS, SEP."""
+"""Padding, CLS, SEP."""
 _BREAKS = (*map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"), *range(0x2000, 0x200B))
-"""White space, between words."""
+"""White space between words."""
 _PUNCTUATION = tuple(ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«·»¿‘’“”„–—…")
 """Characters that are words by themselves."""
 _LETTER, _MARK, _BREAK, _END = range(4)
@@ -40,9 +40,9 @@ class NgramConfig:
     model_type: ClassVar[str] = "ngram"
 
     num_buckets: int = 1 << 17
-    """Rows of the embedding table; n-grams whose hashes agree share one."""
+    """Rows of the embedding table; n-grams with the same hash share one."""
     max_n: int = 6
-    """Characters of the longest n-gram; each word as a whole is one more."""
+    """Characters of the longest n-gram; each whole word is one more n-gram."""
     max_words: int = 32
     """Words of a description; further ones are read as part of the last."""
     hidden_size: int = 192
@@ -54,12 +54,12 @@ class NgramConfig:
     ngram_dropout_prob: float = 0.3
     """Share of n-grams that are left out in training."""
     embedding_std: float = 0.1
-    """Of the table's initial values."""
+    """Standard deviation of the table's initial values."""
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        """Raise a UserError where there can be no such encoder."""
+        """Raise a UserError if there can be no such encoder."""
         if self.hidden_size % self.num_attention_heads or min(self.max_n, self.max_words, self.num_buckets) < 1:
             raise UserError("config.json describes an n-gram encoder that can't be built; check its sizes.")
         if not 0 <= self.ngram_dropout_prob < 1:
@@ -71,7 +71,7 @@ class NgramConfig:
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """Return the fields of a config file, as a `PretrainedConfig` has this method."""
+        """Return the fields of a config file; the name is that of `PretrainedConfig`'s method."""
         return {"model_type": self.model_type, **asdict(self)}
 
 
@@ -79,23 +79,15 @@ class Ngrams(NamedTuple):
     """The n-grams of a batch of descriptions."""
 
     buckets: Tensor
-    """Of int64, of shape (B, S, K): the table's rows of the n-grams that end at each character; -1 where there are
-    fewer than K."""
+    """The table's rows of the n-grams that end at each character, int64 of shape (B, S, K); -1 for padding."""
     words: Tensor
-    """Of int64, of shape (B, S): the word of each character; 0 is the language."""
+    """The word of each character, int64 of shape (B, S); 0 is the language."""
 
 
 class NgramEncoder(nn.Module):
     """Encodes descriptions word by word.
 
-    Parameters
-    ----------
-    config : NgramConfig
-
-    Attributes
-    ----------
-    table : Parameter of shape (num_buckets, hidden_size)
-        Its gradients are sparse: a step touches only the rows of n-grams that occur in its batch.
+    The gradients of `table` (num_buckets, dim) are sparse: a step changes only rows of n-grams in its batch.
     """
 
     def __init__(self, config: NgramConfig) -> None:
@@ -115,14 +107,7 @@ class NgramEncoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode a batch.
-
-        Parameters
-        ----------
-        input_ids : Tensor of int, of shape (B, S)
-            As `CharacterTokenizer` gives them.
-        dtype : torch.dtype
-            Precision of matrix products; weights, and the means of n-grams, stay in their own.
+        """Encode `CharacterTokenizer`'s ids (B, S), with matrix products in the precision `dtype`.
 
         Returns
         -------
@@ -131,12 +116,12 @@ class NgramEncoder(nn.Module):
         pooled : Tensor of shape (B, dim)
             The mean over the words.
         mask : Tensor of bool, of shape (B, W)
-            Where there are words.
+            False for padding.
         """
         ngrams = hashed_ngrams(input_ids.long(), self.config)
-        # reading the number of words makes a GPU wait, and a few more positions cost it nothing
+        # a GPU would wait to read the number of words, and a few more positions cost it nothing
         bound = min(input_ids.shape[1], self.config.max_words + 1)
-        # not int(…), which torch.export can't follow
+        # not int(…), which torch.export can't trace
         num_words: Any = ngrams.words.max().item() + 1 if input_ids.device.type == "cpu" else bound
         x, mask = self._words(ngrams, num_words)
         x = (layer_norm(x, self.word_norm) + self.position_embeddings.weight[:num_words]).to(dtype)
@@ -144,19 +129,19 @@ class NgramEncoder(nn.Module):
         for layer in self.layer:
             x = layer(x, seen)
         described = mask.clone()
-        described[:, 0] = ~mask[:, 1:].any(1)  # the language stands for a description without words alone
+        described[:, 0] = ~mask[:, 1:].any(1)  # the language is pooled only if there are no words
         real = described[..., None]
         pooled = x.float().masked_fill(~real, 0.0).sum(1) / real.sum(1)
         return x, pooled.to(dtype), mask
 
     def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
-        """Means of embeddings, of shape (B, W, dim), and where there are words, of shape (B, W)."""
+        """Return the means of embeddings (B, W, dim), and a mask (B, W) that is False for padding."""
         batch, _, width = ngrams.buckets.shape
         real = ngrams.buckets >= 0
         word = ngrams.words + num_words * torch.arange(batch, device=real.device)[:, None]
         is_word = torch.zeros(batch * num_words, dtype=torch.bool, device=real.device)
         is_word[word[real.any(-1)]] = True
-        is_word[::num_words] = True  # the language's place, so that there is something to attend to in each row
+        is_word[::num_words] = True  # the language, so that each row has something to attend to
         used = real
         if self.training and self.config.ngram_dropout_prob:
             used = used & (torch.rand(real.shape, device=real.device) >= self.config.ngram_dropout_prob)
@@ -165,7 +150,7 @@ class NgramEncoder(nn.Module):
         distinct, place = buckets.unique(return_inverse=True)
         rows = F.embedding(distinct, self.table, sparse=self.table.requires_grad)
         counts = torch.bincount(word, minlength=batch * num_words)
-        # words are in order within a row and rows are, so that the n-grams of a word follow each other
+        # rows and words are in order, so that the n-grams of a word follow each other
         total = F.embedding_bag(place, rows, counts.cumsum(0) - counts, mode="sum")
         x = total / counts.clamp(min=1)[:, None]
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
@@ -173,19 +158,10 @@ class NgramEncoder(nn.Module):
 
 @torch.no_grad()
 def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
-    """Hash the n-grams of descriptions: of 1 to `max_n` characters in a word, those at its ends once more as such, and
-    the word as a whole.
+    """Hash the n-grams of 1 to `max_n` characters in each word of texts (B, S), and the word as a whole.
 
-    Parameters
-    ----------
-    ids : Tensor of int64, of shape (B, S)
-        See `NgramEncoder.forward`.
-    config : NgramConfig
-
-    Notes
-    -----
-    Hashes are FNV-1a over Unicode code points, mixed by MurmurHash2's last steps; they are the same on each device and
-    platform. The language is one n-gram, of a kind of its own.
+    N-grams at the ends of a word are hashed once more as such; the language is one n-gram of its own kind. Hashes are
+    FNV-1a over Unicode code points, mixed by MurmurHash2's last steps, and the same on each device and platform.
     """
     place = torch.arange(ids.shape[1], device=ids.device)
     start = _description_start(ids)
@@ -195,12 +171,12 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     punctuation = (kinds == _MARK) & is_char & ~is_lang
     begins = is_char & (~_shifted(is_char, 1) | punctuation | _shifted(punctuation, 1))
     ends = is_char & (~_shifted(is_char, -1) | punctuation | _shifted(punctuation, -1))
-    number = begins.cumsum(1)  # of the word that each character is in, from 1; 0 in front of the first
+    number = begins.cumsum(1)  # of each character's word, from 1; 0 in front of the first
     words = (number - is_lang.any(1, keepdim=True).long()).clamp(0, config.max_words)
-    first = torch.zeros_like(ids).scatter(1, number * begins, place * begins).gather(1, number)  # of each one's word
+    first = torch.zeros_like(ids).scatter(1, number * begins, place * begins).gather(1, number)  # character of its word
     position = place - first
 
-    hashes, found = torch.full_like(ids, 0x811C9DC5), []
+    hashes, found = torch.full_like(ids, _FNV_OFFSET), []
     for n in range(1, config.max_n + 1):
         hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
         inside = is_char & (position >= n - 1) & ~is_lang
@@ -208,7 +184,7 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
         found += [_bucket(hashes, 4 * n, inside, config)]
         found += [_bucket(hashes, edges + 4 * n, inside & (edges > 0), config)]
     # a word's hash is the sum of its characters' hashes, each with its position: no loop over the longest word
-    letters = ((ids + 0x9E3779B1 * (position + 1)) & _MASK ^ 0x811C9DC5) * _FNV_PRIME & _MASK
+    letters = ((ids + 0x9E3779B1 * (position + 1)) & _MASK ^ _FNV_OFFSET) * _FNV_PRIME & _MASK
     letters = torch.where(is_char, (letters ^ (letters >> 15)) * _MIX & _MASK, 0)
     total = letters.cumsum(1)
     before = (total - letters).gather(1, first)
@@ -218,23 +194,12 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
 
 @torch.no_grad()
 def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
-    """Return the n-grams of descriptions that cross a blank, of 2 to `max_n` characters.
-
-    Parameters
-    ----------
-    ids : Tensor of int64, of shape (B, S)
-    config : NgramConfig
-
-    Returns
-    -------
-    Tensor of int64, of shape (B, S, max_n - 1)
-        As `Ngrams.buckets`.
-    """
+    """Return the buckets (B, S, max_n - 1) of n-grams of texts (B, S) that cross a blank; see `Ngrams.buckets`."""
     place = torch.arange(ids.shape[1], device=ids.device)
     kinds = _kinds_of(ids)
     is_break = (kinds == _BREAK) | (kinds == _END)
     is_text = (place >= _description_start(ids)) & (kinds != _END)
-    hashes, inside, crosses = torch.full_like(ids, 0x811C9DC5), is_text, torch.zeros_like(is_text)
+    hashes, inside, crosses = torch.full_like(ids, _FNV_OFFSET), is_text, torch.zeros_like(is_text)
     found = []
     for n in range(1, config.max_n + 1):
         hashes = ((hashes ^ _shifted(ids, n - 1)) * _FNV_PRIME) & _MASK
@@ -245,13 +210,13 @@ def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
 
 
 def _description_start(ids: Tensor) -> Tensor:
-    """Return where each description begins, behind the language, of shape (B, 1)."""
+    """Return the index of each description's first character, of shape (B, 1)."""
     starts_sep = torch.stack([_shifted(ids, -i) == ord(c) for i, c in enumerate(LANG_SEP)]).all(0)
     return torch.where(starts_sep.any(1), starts_sep.int().argmax(1) + len(LANG_SEP), 0)[:, None]
 
 
 def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConfig) -> Tensor:
-    """Rows of the table; n-grams of another kind, such as those at a word's end, have others."""
+    """Return the table's rows of n-grams of a kind, such as those at a word's end; -1 where `where` is False."""
     mixed = (hashes ^ (kind * 0x27D4EB2F & _MASK)) & _MASK
     mixed = (mixed ^ (mixed >> 13)) * _MIX & _MASK
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D & _MASK
@@ -259,7 +224,7 @@ def _bucket(hashes: Tensor, kind: Tensor | int, where: Tensor, config: NgramConf
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """Return the characters `by` places before each one; 0 where there are none."""
+    """Shift texts (B, S) `by` places to the right, or to the left if negative; fill up with 0."""
     if by >= 0:
         return F.pad(x, (by, 0))[:, : x.shape[1]]
     return F.pad(x, (0, -by))[:, -by:]
@@ -273,11 +238,9 @@ def _kinds_of(ids: Tensor) -> Tensor:
 
 @cache
 def _kinds(device: torch.device) -> Tensor:
-    """On a device, once: numbers on their way to a GPU would keep each batch waiting."""
+    """Return the kind of each code point, copied to a GPU once; the last one is that of all further ones."""
     with torch.inference_mode(mode=False):
-        kinds = torch.full(
-            (max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8
-        )  # those of all characters behind are the last's
+        kinds = torch.full((max(*_BREAKS, *_ENDS) + 2,), _LETTER, dtype=torch.uint8)
         for kind, code_points in ((_MARK, _PUNCTUATION), (_BREAK, _BREAKS), (_END, _ENDS)):
             kinds[list(code_points)] = kind
         return kinds.to(device)

@@ -1,4 +1,4 @@
-"""What the flat head leads the decoder to expect: the probability of each next token, from those of whole codes."""
+"""The decoder's prior: the probability of each next token, from the flat head's probabilities of whole codes."""
 
 from __future__ import annotations
 
@@ -11,97 +11,69 @@ from torch import Tensor
 from histocoder.formatters import PAD, formatter_from_config
 
 _NUM_CLASSES = 64
-"""Of a row, the most probable ones; others count as nothing."""
+"""Number of classes of a row that the prior knows, the most probable ones."""
 _LEAST = 1e-4
-"""Added to each token's share, so that the decoder can always disagree."""
+"""Share that is added to each token's, so that the decoder can always disagree."""
 
 
 class Prior(NamedTuple):
-    """What is known of a batch before its codes are decoded: the K most probable classes of each row."""
+    """The K most probable classes of each row of a batch, before its codes are decoded."""
 
     shares: Tensor
-    """Of shape (B, K): the flat head's softmax."""
+    """Softmax of the flat logits, of shape (B, K)."""
     classes: Tensor
-    """Of int, of shape (B, K)."""
+    """Classes, of shape (B, K)."""
     blocks: Tensor
-    """Of int, of shape (B, K, block_size): the tokens of each class."""
+    """Tokens of each class, of shape (B, K, block_size)."""
     vocab_size: int
 
     @classmethod
     def of(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
-        """Build the prior from flat logits (B, num_classes) and the blocks (num_classes, block_size) of classes."""
+        """Build the prior from flat logits (B, num_classes) and the classes' blocks (num_classes, block_size)."""
         best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
         return cls(best.values, best.indices, blocks[best.indices], vocab_size)
 
     def rows(self, rows: Tensor | slice) -> Prior:
-        """Return the prior of some rows of the batch."""
+        """Select rows of the batch."""
         return Prior(self.shares[rows], self.classes[rows], self.blocks[rows], self.vocab_size)
 
-    def steps(self) -> PriorSteps:
-        """Begin to follow sequences, from BOS on."""
-        return PriorSteps(self)
-
     def following(self, tokens: Tensor) -> Tensor:
-        """Return what follows each token of sequences.
-
-        Parameters
-        ----------
-        tokens : Tensor of int, of shape (B, L)
-            Target tokens, BOS first.
-
-        Returns
-        -------
-        Tensor of shape (B, L, vocab_size)
-            Logarithms of shares.
-        """
-        steps = self.steps()
+        """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS first."""
+        steps = PriorSteps(self)
         return torch.stack([steps.step(tokens[:, i]) for i in range(tokens.shape[1])], dim=1)
 
     def of_nodes(self, nodes: Tensor, num_nodes: int) -> Tensor:
-        """Return what follows each node of a trie over the classes, in the first block.
+        """Return the log shares (B, num_nodes, vocab_size) of what follows each node of a trie over the classes.
 
-        Parameters
-        ----------
-        nodes : Tensor of int, of shape (num_classes, block_size)
-            The nodes on the path of each class, the root first.
-        num_nodes : int
-
-        Returns
-        -------
-        Tensor of shape (B, num_nodes, vocab_size)
-            Logarithms of shares.
+        `nodes` (num_classes, block_size) are those on the path of each class, the root first.
         """
         masses = self.shares.new_zeros(len(self.shares), num_nodes * self.vocab_size)
-        places = nodes[self.classes] * self.vocab_size + self.blocks  # (B, K, block_size)
-        masses.scatter_add_(1, places.flatten(1), self.shares.repeat_interleave(places.shape[2], dim=1))
+        indices = nodes[self.classes] * self.vocab_size + self.blocks  # (B, K, block_size)
+        masses.scatter_add_(1, indices.flatten(1), self.shares.repeat_interleave(indices.shape[2], dim=1))
         return log_shares(masses.unflatten(1, (num_nodes, self.vocab_size)))
 
 
 class PriorSteps:
-    """The prior along sequences that grow, in step with `Stepper`.
+    """The prior along growing sequences, from BOS on, in step with `Stepper`.
 
-    Within a block, a token's share is that of the classes that the tokens so far can still become. Behind a code, the
-    classes written already make up the share of PAD, which ends the row; the others compete for the next code.
-
-    Parameters
-    ----------
-    prior : Prior
+    Within a block, a token's share is that of the classes that begin with the block's tokens so far. Behind a code, the
+    classes written so far make up the share of PAD, which ends the row; the others compete for the next code.
     """
 
     def __init__(self, prior: Prior) -> None:
         self._shares, self._blocks = prior.shares[:, None], prior.blocks[:, None]  # (B, 1, K), (B, 1, K, size)
         self._vocab_size = prior.vocab_size
         self._left = torch.ones_like(self._shares, dtype=torch.bool)  # not written yet, of shape (B, W, K)
-        self._fits = self._left  # of these, those that the block's tokens so far can become
+        self._fits = self._left  # those of them that begin with the block's tokens
         self._ended = torch.zeros_like(self._shares[..., 0], dtype=torch.bool)  # by an unused block, (B, W)
         self._depth = 0
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return what follows `tokens` (B,), each row's newest, of shape (B, vocab_size)."""
+        """Return the log shares (B, vocab_size) of what follows `tokens` (B,), each row's newest."""
         return self.step_tree(tokens[:, None], torch.zeros_like(tokens)[:, None])[:, 0]
 
     def step_tree(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Return what follows each node of the next level, of shape (B, W, vocab_size); see `Stepper.step_tree`."""
+        """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see `Stepper`."""
         place = self._depth % self._blocks.shape[3]
         if self._depth:
             index = parents.long()[..., None].expand(-1, -1, self._fits.shape[2])
@@ -122,17 +94,17 @@ class PriorSteps:
         return log_shares(masses)
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with some rows of the batch only, by their places."""
+        """Keep only some rows of the batch, by their indices."""
         self._shares, self._blocks = self._shares[rows], self._blocks[rows]
         self._left, self._fits, self._ended = self._left[rows], self._fits[rows], self._ended[rows]
 
 
 def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
-    """Return the tokens of each class, of shape (num_classes, block_size); of a blank one, PAD."""
+    """Return the tokens of each class, of shape (num_classes, block_size); PAD for a blank one."""
     system = formatter_from_config(formatter).system
     return torch.tensor([system.to_block(code) if code else [PAD] * system.block_size for code in codes])
 
 
 def log_shares(masses: Tensor) -> Tensor:
-    """Return the logarithms of shares from the masses of tokens (…, vocab_size)."""
+    """Normalize the masses of tokens (…, vocab_size) to shares, and return their logarithms."""
     return (masses / masses.sum(-1, keepdim=True).clamp(min=_LEAST) + _LEAST).log()

@@ -116,7 +116,7 @@ class AdamW(torch.optim.AdamW):
                 torch.autograd.graph.increment_version(parameter)
                 if copy is not None:
                     torch.autograd.graph.increment_version(cast(Tensor, copy.tensor))
-                    copy.is_fresh()
+                    copy.mark_fresh()
         self._step_rows(tables, scale=scale)
 
     def _step_rows(self, tables: dict[nn.Parameter, Tensor], *, scale: float | Tensor) -> None:
@@ -196,7 +196,7 @@ def _refresh_copies(parameters: Iterable[nn.Parameter]) -> None:
     if copies:
         torch._foreach_copy_([cast(Tensor, copy.tensor) for copy in copies.values()], list(copies))
     for copy in copies.values():
-        copy.is_fresh()
+        copy.mark_fresh()
 
 
 def _copy_in_bf16(parameter: nn.Parameter) -> KeptCopy | None:
