@@ -20,21 +20,10 @@ def build_formatter(
     use_within_block_sep: bool = False,
     symbols: Sequence[str] | None = None,
 ) -> Formatter:
-    """Build a formatter by name.
+    """Build a formatter by its name, one of `FORMATTERS` or "gpf", OccCANINE's name for "general".
 
-    Parameters
-    ----------
-    name : {"hisco", "occ1950", "general", "gpf"}
-        "gpf" is OccCANINE's name for "general".
-    num_blocks : int
-        The largest number of codes of one description.
-    block_size, use_within_block_sep, symbols
-        For the general formatter only; see `GeneralCodes`.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name.
+    The largest number of codes of one description is `num_blocks`. The other arguments are for the general formatter;
+    see `GeneralCodes`.
     """
     system: CodeSystem
     if name in ("hisco", "occ1950"):

@@ -14,14 +14,7 @@ from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD, UNK
 class Formatter:
     """Turns code strings into target sequences and back, a column at a time.
 
-    A target is BOS, then `num_blocks` blocks of `block_size` tokens, then EOS; unused blocks are all PAD.
-
-    Parameters
-    ----------
-    system : CodeSystem
-        How a single code is written in tokens.
-    num_blocks : int
-        The largest number of codes of one description.
+    A target is BOS, then `num_blocks` blocks of `block_size` tokens, a code each, then EOS; unused blocks are all PAD.
 
     Examples
     --------
@@ -61,20 +54,9 @@ class Formatter:
         return Formatter(GeneralCodes(system.block_size, symbols=CHARACTERS), num_blocks=self.num_blocks)
 
     def encode(self, codes: Sequence[str | None]) -> np.ndarray:
-        """Encode descriptions' codes, each given as one string with "&" between codes.
+        """Encode n descriptions' codes, with "&" between them, as int16 of shape (n, 2 + num_blocks * block_size).
 
-        Parameters
-        ----------
-        codes : sequence of str or None, of shape (n,)
-
-        Returns
-        -------
-        ndarray of int16, of shape (n, 2 + num_blocks * block_size)
-
-        Raises
-        ------
-        ValueError
-            Where a code does not fit, or a description has more than `num_blocks` codes.
+        Raise a ValueError if a code does not fit, or a description has more than `num_blocks` codes.
         """
         targets = np.full((len(codes), self.target_len), PAD, dtype=np.int16)
         targets[:, 0], targets[:, -1] = BOS, EOS
@@ -94,17 +76,9 @@ class Formatter:
         return np.array([self.system.to_block(code) for code in codes], dtype=np.int16).reshape(-1, self.block_size)
 
     def decode(self, targets: np.ndarray) -> np.ndarray:
-        """Decode target sequences into codes.
+        """Decode target sequences (n, 2 + num_blocks * block_size), with or without EOS, into codes (n, num_blocks).
 
-        Parameters
-        ----------
-        targets : ndarray of int, of shape (n, 2 + num_blocks * block_size) or (n, 1 + num_blocks * block_size)
-            With BOS in front; EOS behind may be left out.
-
-        Returns
-        -------
-        ndarray of object, of shape (n, num_blocks)
-            Code strings; None for an unused block, a missing code, and tokens of no code.
+        A code is None for an unused block, a missing code, and tokens of no code.
         """
         flat = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size].reshape(-1, self.block_size)
         flat = np.where(flat < self.vocab_size, flat, UNK)  # a model may have tokens to spare
