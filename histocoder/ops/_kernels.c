@@ -1,4 +1,4 @@
-/* What training on a CPU does between matrix products, each in one pass over memory: see histocoder/kernels.py.
+/* What training on a CPU does between matrix products, each in one pass over memory: see kernels.py.
 
    An array of type void * holds floats where `wide` is true, else the upper halves of floats (bf16). Work is shared
    among OpenMP's threads, which are torch's. setup.py compiles this once for each kind of processor. */
@@ -22,7 +22,7 @@ static int omp_get_thread_num(void) { return 0; }
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 5; }
+int version(void) { return 6; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 enum { LINE = 32 };       /* bf16 numbers in a line of the cache */
@@ -237,51 +237,43 @@ struct moments {
     float mean, inverse; /* 1 / sqrt(variance + eps) */
 };
 
-IN_PLACE struct moments norm(void *restrict out, void *restrict sum, const void *restrict x,
-                             const void *restrict update, const float *restrict weight, const float *restrict bias,
-                             int64_t dim, float eps, int64_t place, struct noise noise, int wide) {
+static struct moments norm_row(uint16_t *restrict out, uint16_t *restrict sum, const uint16_t *restrict x,
+                               const uint16_t *restrict update, const float *restrict weight,
+                               const float *restrict bias, int64_t dim, float eps, int64_t place, struct noise noise) {
     float total = 0, squares = 0;
 #pragma omp simd reduction(+ : total)
     for (int64_t i = 0; i < dim; i++) {
-        put(sum, i, get(x, i, wide) + get(update, i, wide) * factor(noise, place + i), wide);
-        total += get(sum, i, wide);
+        put(sum, i, get(x, i, 0) + get(update, i, 0) * factor(noise, place + i), 0);
+        total += get(sum, i, 0);
     }
     const float mean = total / dim;
 #pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < dim; i++) squares += (get(sum, i, wide) - mean) * (get(sum, i, wide) - mean);
+    for (int64_t i = 0; i < dim; i++) squares += (get(sum, i, 0) - mean) * (get(sum, i, 0) - mean);
     const float inverse = 1 / sqrtf(squares / dim + eps);
 #pragma omp simd
-    for (int64_t i = 0; i < dim; i++)
-        put(out, i, (get(sum, i, wide) - mean) * inverse * weight[i] + bias[i], wide);
+    for (int64_t i = 0; i < dim; i++) put(out, i, (get(sum, i, 0) - mean) * inverse * weight[i] + bias[i], 0);
     return (struct moments){mean, inverse};
 }
 
-static struct moments norm_row(void *out, void *sum, const void *x, const void *update, const float *weight,
-                               const float *bias, int64_t dim, float eps, int64_t place, struct noise noise, int wide) {
-    return wide ? norm(out, sum, x, update, weight, bias, dim, eps, place, noise, 1)
-                : norm(out, sum, x, update, weight, bias, dim, eps, place, noise, 0);
-}
-
-/* sum = x + dropout(update); out = layer norm of it. All of shape (rows, dim) but weight and bias, of (dim,). */
-void add_norm(void *out, void *sum, struct moments *moments, const void *x, const void *update, const float *weight,
-              const float *bias, int64_t rows, int64_t dim, float eps, uint64_t seed, double p, int wide) {
+/* sum = x + dropout(update); out = layer norm of it. All (rows, dim) in bf16, but weight and bias (dim,) in fp32. */
+void add_norm(uint16_t *out, uint16_t *sum, struct moments *moments, const uint16_t *x, const uint16_t *update,
+              const float *weight, const float *bias, int64_t rows, int64_t dim, float eps, uint64_t seed, double p) {
     struct noise noise = noise_of(seed, p);
 #pragma omp parallel for schedule(static) if (rows * dim > PIECE)
     for (int64_t row = 0; row < rows; row++) {
         int64_t i = row * dim;
-        moments[row] = norm_row(at(out, i, wide), at(sum, i, wide), at(x, i, wide), at(update, i, wide), weight, bias,
-                                dim, eps, i, noise, wide);
+        moments[row] = norm_row(out + i, sum + i, x + i, update + i, weight, bias, dim, eps, i, noise);
     }
 }
 
-IN_PLACE void norm_backward(void *restrict of_x, void *restrict of_update, float *restrict of_weight,
-                            float *restrict of_bias, const void *restrict grad, const void *restrict sum,
-                            struct moments moments, const float *restrict weight, int64_t dim, int64_t place,
-                            struct noise noise, int wide) {
+static void norm_row_backward(uint16_t *restrict of_x, uint16_t *restrict of_update, float *restrict of_weight,
+                              float *restrict of_bias, const uint16_t *restrict grad, const uint16_t *restrict sum,
+                              struct moments moments, const float *restrict weight, int64_t dim, int64_t place,
+                              struct noise noise) {
     float total = 0, dot = 0;
 #pragma omp simd reduction(+ : total, dot)
     for (int64_t i = 0; i < dim; i++) {
-        float g = get(grad, i, wide), normed = (get(sum, i, wide) - moments.mean) * moments.inverse;
+        float g = get(grad, i, 0), normed = (get(sum, i, 0) - moments.mean) * moments.inverse;
         of_weight[i] += g * normed;
         of_bias[i] += g;
         total += g * weight[i];
@@ -291,26 +283,17 @@ IN_PLACE void norm_backward(void *restrict of_x, void *restrict of_update, float
     dot /= dim;
 #pragma omp simd
     for (int64_t i = 0; i < dim; i++) {
-        float normed = (get(sum, i, wide) - moments.mean) * moments.inverse;
-        float g = moments.inverse * (get(grad, i, wide) * weight[i] - total - normed * dot);
-        put(of_x, i, g, wide);
-        put(of_update, i, g * factor(noise, place + i), wide);
+        float normed = (get(sum, i, 0) - moments.mean) * moments.inverse;
+        float g = moments.inverse * (get(grad, i, 0) * weight[i] - total - normed * dot);
+        put(of_x, i, g, 0);
+        put(of_update, i, g * factor(noise, place + i), 0);
     }
 }
 
-static void norm_row_backward(void *of_x, void *of_update, float *of_weight, float *of_bias, const void *grad,
-                              const void *sum, struct moments moments, const float *weight, int64_t dim, int64_t place,
-                              struct noise noise, int wide) {
-    if (wide)
-        norm_backward(of_x, of_update, of_weight, of_bias, grad, sum, moments, weight, dim, place, noise, 1);
-    else
-        norm_backward(of_x, of_update, of_weight, of_bias, grad, sum, moments, weight, dim, place, noise, 0);
-}
-
 /* The gradients of `add_norm`. */
-void add_norm_backward(void *of_x, void *of_update, float *of_weight, float *of_bias, const void *grad, const void *sum,
-                       const struct moments *moments, const float *weight, int64_t rows, int64_t dim, uint64_t seed,
-                       double p, int wide) {
+void add_norm_backward(uint16_t *of_x, uint16_t *of_update, float *of_weight, float *of_bias, const uint16_t *grad,
+                       const uint16_t *sum, const struct moments *moments, const float *weight, int64_t rows,
+                       int64_t dim, uint64_t seed, double p) {
     struct noise noise = noise_of(seed, p);
     int num_threads = rows * dim > PIECE ? omp_get_max_threads() : 1;
     float *sums = calloc(2 * dim * num_threads, sizeof *sums); /* each thread's of weight, and of bias */
@@ -318,8 +301,8 @@ void add_norm_backward(void *of_x, void *of_update, float *of_weight, float *of_
     for (int64_t row = 0; row < rows; row++) {
         int64_t i = row * dim;
         float *mine = sums + 2 * dim * omp_get_thread_num();
-        norm_row_backward(at(of_x, i, wide), at(of_update, i, wide), mine, mine + dim, at(grad, i, wide),
-                          at(sum, i, wide), moments[row], weight, dim, i, noise, wide);
+        norm_row_backward(of_x + i, of_update + i, mine, mine + dim, grad + i, sum + i, moments[row], weight, dim, i,
+                          noise);
     }
     for (int64_t i = 0; i < dim; i++) {
         of_weight[i] = of_bias[i] = 0;

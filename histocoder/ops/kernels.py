@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = 5
+_VERSION = 6
 """`version` of the _kernels.c that this module calls; libraries of other versions are not used."""
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
@@ -43,8 +43,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "adamw_rows": [c_void_p, c_void_p, c_int64, *[c_float] * 4],
     "dropout": [c_void_p, c_void_p, c_int64, c_uint64, c_double, c_int],
     "transpose": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
-    "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double, c_int],
-    "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double, c_int],
+    "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double],
+    "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double],
 }
 
 
@@ -169,7 +169,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
 def add_norm(
     x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, *, eps: float, p: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the layer norm of `x + dropout(update)`, both (…, dim) in bf16 or fp32, with fp32 weight and bias (dim,).
+    """Return the layer norm of `x + dropout(update)`, both (…, dim) in bf16, with weight and bias (dim,) in fp32.
 
     Also return the sum (…, dim) and its moments (rows, 2), for `add_norm_backward`.
     """
@@ -177,7 +177,7 @@ def add_norm(
     dim = x.shape[-1]
     out, total, moments = torch.empty_like(x), torch.empty_like(x), torch.empty(x.numel() // dim, 2)
     pointers = [tensor.data_ptr() for tensor in (out, total, moments, x, update, weight, bias)]
-    _library().add_norm(*pointers, len(moments), dim, eps, seed, p, _is_wide(x))
+    _library().add_norm(*pointers, len(moments), dim, eps, seed, p)
     return out, total, moments
 
 
@@ -189,7 +189,7 @@ def add_norm_backward(
     of_x, of_update, of_weight, of_bias = map(torch.empty_like, (grad, grad, weight, weight))
     tensors = (of_x, of_update, of_weight, of_bias, grad, total, moments, weight)
     pointers = [tensor.data_ptr() for tensor in tensors]
-    _library().add_norm_backward(*pointers, len(moments), grad.shape[-1], seed, p, _is_wide(grad))
+    _library().add_norm_backward(*pointers, len(moments), grad.shape[-1], seed, p)
     return of_x, of_update, of_weight, of_bias
 
 
