@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,17 +38,6 @@ def trimmed_length(length: int, max_len: int) -> int:
     return min(max_len, 4 * (math.ceil((length + 2) / 4) + 1))
 
 
-class TokenIds(NamedTuple):
-    """Token ids of n texts, one text behind the other."""
-
-    ids: np.ndarray
-    """Token ids, of shape (total,)."""
-    lengths: np.ndarray
-    """Number of tokens of each text, of shape (n,)."""
-    num_cut: int
-    """Number of texts that were longer than they may be."""
-
-
 class CharacterTokenizer:
     """CANINE's tokenizer: one id for each Unicode code point, CLS in front, SEP behind; without files.
 
@@ -64,15 +53,25 @@ class CharacterTokenizer:
     begins_with_cls = True
     """Whether the first token stands for the whole text."""
 
-    def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """Tokenise texts; of one with more than `max_len` tokens, special ones included, cut off the end."""
+    def token_ids(self, texts: Sequence[str], *, max_len: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Tokenise n texts, and cut off what is behind `max_len` tokens, special ones included.
+
+        Returns
+        -------
+        ids : ndarray of int, of shape (total,)
+            Token ids, text after text.
+        lengths : ndarray of int64, of shape (n,)
+            Number of tokens of each text.
+        num_cut : int
+            Number of texts that were cut.
+        """
         lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if num_cut := int((lengths > max_len).sum()):
             texts = [text[: max_len - 2] for text in texts]
         cls, sep = chr(CLS_ID), chr(SEP_ID)
         marked = f"{cls}{f'{sep}{cls}'.join(texts)}{sep}" if texts else ""
         ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
-        return TokenIds(ids, np.minimum(lengths, max_len), num_cut)
+        return ids, np.minimum(lengths, max_len), num_cut
 
     def num_positions(self, length: int, max_len: int) -> int:
         """Return the number of positions that a batch needs whose longest row has `length` tokens."""
@@ -152,10 +151,10 @@ class PretrainedTokenizer:
         except (OSError, ValueError) as error:
             raise DamagedError(f"The tokenizer in {folder} can't be read ({error}).") from error
 
-    def token_ids(self, texts: Sequence[str], *, max_len: int) -> TokenIds:
-        """Tokenise texts; see `CharacterTokenizer`."""
+    def token_ids(self, texts: Sequence[str], *, max_len: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Tokenise texts, and cut off the ends of long descriptions; see `CharacterTokenizer`."""
         if not texts:
-            return TokenIds(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0
         parts = [text.partition(LANG_SEP) for text in texts]
         rows = self._read([lang for lang, _, _ in parts], [description for _, _, description in parts])
         too_long = [i for i, row in enumerate(rows) if len(row) > max_len]
@@ -164,7 +163,7 @@ class PretrainedTokenizer:
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
         ids[ids == self.pad_id] = self._instead_of_padding  # some read it from the literal characters
-        return TokenIds(ids, lengths, len(too_long))
+        return ids, lengths, len(too_long)
 
     def num_positions(self, length: int, max_len: int) -> int:
         return min(max_len, -(-length // _MULTIPLE) * _MULTIPLE)

@@ -243,10 +243,11 @@ def test_language_and_description_are_two_texts_and_nothing_in_them_is_special(
 ):
     tokenizer = load_tokenizer(str(save_pretrained(kind, tmp_path)))
     assert isinstance(tokenizer, PretrainedTokenizer)
-    found = tokenizer.token_ids(["en[SEP]farmer [PAD]", "en[SEP]<pad> [PAD]", "en[SEP]" + "baker " * 99], max_len=32)
-    assert tokenizer._tokenizer.decode(found.ids[: found.lengths[0]].tolist()) == expected
-    assert tokenizer.pad_id not in found.ids
-    assert found.lengths[2] == 32 and found.num_cut == 1 and found.ids[-1] == found.ids[found.lengths[0] - 1]
+    texts = ["en[SEP]farmer [PAD]", "en[SEP]<pad> [PAD]", "en[SEP]" + "baker " * 99]
+    ids, lengths, num_cut = tokenizer.token_ids(texts, max_len=32)
+    assert tokenizer._tokenizer.decode(ids[: lengths[0]].tolist()) == expected
+    assert tokenizer.pad_id not in ids
+    assert lengths[2] == 32 and num_cut == 1 and ids[-1] == ids[lengths[0] - 1]
     assert pickle.loads(pickle.dumps(tokenizer)).fingerprint() == tokenizer.fingerprint()
 
 
