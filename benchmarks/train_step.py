@@ -48,7 +48,7 @@ from histocoder.data.samplers import Share
 from histocoder.data.tokens import tokenize
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import device_name
-from histocoder.model.layers import knows_linear
+from histocoder.model.layers import has_mkldnn_linear
 from histocoder.ops import kernels
 from histocoder.ops.memory import peak_gpu_memory
 from histocoder.training.losses import mixed_loss
@@ -189,7 +189,7 @@ _PARTS = {
 }
 """Functions, as the profiler names them, of what is told apart of a step on a CPU."""
 
-_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _flops_of_linear} if knows_linear() else {}
+_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _flops_of_linear} if has_mkldnn_linear() else {}
 """Products that torch has no count for."""
 
 

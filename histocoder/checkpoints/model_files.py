@@ -174,7 +174,7 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
     config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_weights(folder)
     try:
         formatter_from_config(config.formatter)
-        model = MixerModel.of_weights(config, weights, tokenizer=tokenizer)
+        model = MixerModel.from_weights(config, weights, tokenizer=tokenizer)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever a library makes of settings that are none

@@ -149,7 +149,7 @@ def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor
     """
     if name != f"encoder.{POSITIONS}" or tensor.dim() == 0:
         return tensor
-    return F.pad(tensor, (0, 0, 0, CanineConfig.of(config.encoder).num_hash_buckets - len(tensor)))
+    return F.pad(tensor, (0, 0, 0, CanineConfig.from_dict(config.encoder).num_hash_buckets - len(tensor)))
 
 
 def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:

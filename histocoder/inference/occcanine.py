@@ -65,7 +65,7 @@ def load_occcanine(
         text_normalization=text_normalization,
     )
     try:
-        model = MixerModel.of_weights(config, weights)
+        model = MixerModel.from_weights(config, weights)
     except RuntimeError as error:
         raise UserError(
             f"The weights in {path} are of other sizes ({misfit(error)}); give the sizes of its encoder, "

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.model.decoder import Attention, DecoderLayer
-from histocoder.model.layers import knows_linear
+from histocoder.model.layers import has_mkldnn_linear
 
 
 class PackedLinear:
@@ -33,7 +33,7 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.is_packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and knows_linear()
+        self.is_packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_mkldnn_linear()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
         self._bias = bias
 

@@ -69,7 +69,7 @@ class CanineConfig:
             raise UserError(f"A CANINE with {self.hidden_act!r} is unknown here; hidden_act may be gelu or relu.")
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> CanineConfig:
+    def from_dict(cls, config: dict[str, Any]) -> CanineConfig:
         """Return the sizes among the fields of a config file, and ignore the other fields."""
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
@@ -104,10 +104,10 @@ class Canine(nn.Module):
         self.apply(self._initialize)
 
     @classmethod
-    def of(cls, model: CanineModel) -> Canine:
+    def from_transformers(cls, model: CanineModel) -> Canine:
         """Return a CANINE that shares the weights of transformers' `model`."""
         with torch.device("meta"):
-            found = cls(CanineConfig.of(model.config.to_dict()))
+            found = cls(CanineConfig.from_dict(model.config.to_dict()))
         weights = model.float().state_dict()
         found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)
         return found

@@ -13,7 +13,7 @@ def in_precision(weight: Tensor, dtype: torch.dtype) -> Tensor:
     copy = kept_copy(weight)
     if copy is None or dtype == weight.dtype or torch.compiler.is_compiling():
         return weight.to(dtype)
-    return copy.of(dtype)
+    return copy.to(dtype)
 
 
 def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -21,7 +21,7 @@ def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     copy = kept_copy(weights[0])
     if copy is None or dtype == weights[0].dtype or torch.compiler.is_compiling():
         return None
-    return copy.stack.of(dtype) if len(copy.stack.weights) == len(weights) > 1 else None
+    return copy.stack.to(dtype) if len(copy.stack.weights) == len(weights) > 1 else None
 
 
 class Stack:
@@ -33,7 +33,7 @@ class Stack:
         self.versions = [-1] * len(weights)
         """Versions of the weights that were copied."""
 
-    def of(self, dtype: torch.dtype) -> Tensor:
+    def to(self, dtype: torch.dtype) -> Tensor:
         """Return the copies in `dtype`, which follow changes of the weights."""
         is_trained = self.weights[0].requires_grad
         with torch.inference_mode(mode=False), torch.no_grad():  # trainable, even if first used for inference
@@ -55,9 +55,9 @@ class KeptCopy:
         self.stack, self._place = stack, place
         self._rows = slice(start, start + len(stack.weights[place]))
 
-    def of(self, dtype: torch.dtype) -> Tensor:
+    def to(self, dtype: torch.dtype) -> Tensor:
         """Return the copy in `dtype`, which follows changes of the weight."""
-        return self._part(self.stack.of(dtype))
+        return self._part(self.stack.to(dtype))
 
     @property
     def tensor(self) -> Tensor | None:

@@ -82,8 +82,8 @@ def reads_characters(config: dict[str, Any]) -> bool:
 
 def encoder_sizes(config: dict[str, Any]) -> dict[str, Any]:
     """Return `name`, `num_layers` and `hidden_size` of the encoder of a config."""
-    of = CanineConfig.of if is_canine(config) else NgramConfig.of if is_ngram(config) else full_config
-    sizes: Any = of(config)
+    build = CanineConfig.from_dict if is_canine(config) else NgramConfig.from_dict if is_ngram(config) else full_config
+    sizes: Any = build(config)
     name = _NAMES.get(sizes.model_type, sizes.model_type)
     return {"name": name, "num_layers": sizes.num_hidden_layers, "hidden_size": sizes.hidden_size}
 
@@ -91,8 +91,8 @@ def encoder_sizes(config: dict[str, Any]) -> dict[str, Any]:
 def encoder_from_config(config: dict[str, Any]) -> Encoder:
     """Build the encoder of a config with random weights."""
     if is_ngram(config):
-        return NgramEncoder(NgramConfig.of(config))
-    return Canine(CanineConfig.of(config)) if is_canine(config) else pretrained_from_config(config)
+        return NgramEncoder(NgramConfig.from_dict(config))
+    return Canine(CanineConfig.from_dict(config)) if is_canine(config) else pretrained_from_config(config)
 
 
 def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Encoder:
@@ -124,7 +124,7 @@ def load_encoder(name: str, *, max_len: int, ngram_dropout: float = 0.3) -> Enco
 def _load_canine(name: str, options: dict[str, Any]) -> Canine:
     from transformers import CanineModel  # here and below: the import takes seconds, and most runs don't need it
 
-    return Canine.of(CanineModel.from_pretrained(name, config=read_config(name, options), **options))
+    return Canine.from_transformers(CanineModel.from_pretrained(name, config=read_config(name, options), **options))
 
 
 def load_tokenizer(name: str) -> Tokenizer:

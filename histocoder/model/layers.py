@@ -71,13 +71,14 @@ class _Affine(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
-        if knows_linear():
+        if has_mkldnn_linear():
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""), x
         return F.linear(x, weight, bias), x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, of_rest: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of `x`, `weight` and `bias`; None for those that are not needed."""
         if grad is None:
             return of_rest, None, None
         x, weight = ctx.saved_tensors
@@ -87,7 +88,7 @@ class _Affine(torch.autograd.Function):
         if needs_x:
             of_x = torch.mm(grad, weight) if of_rest is None else torch.addmm(of_rest.flatten(0, -2), grad, weight)
             of_x = of_x.view(x.shape)
-        if needs_weight and kernels.can_do(grad):
+        if needs_weight and kernels.supports(grad):
             transposed, total = kernels.transpose(grad)
             of_weight, of_bias = torch.mm(transposed, x.flatten(0, -2)), total.to(grad.dtype)
         elif needs_weight:
@@ -98,7 +99,7 @@ class _Affine(torch.autograd.Function):
 
 
 @cache
-def knows_linear() -> bool:
+def has_mkldnn_linear() -> bool:
     """Return whether torch and the CPU have the operators for linear layers in bf16 that `torch.compile` uses."""
     operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
@@ -127,7 +128,7 @@ def attention(*sources: Tensor, num_heads: int, mask: Tensor | None, dropout_p: 
     dropout_p : float
         Share of the probabilities that are zeroed.
     """
-    if kernels.can_do(sources[0]) and (mask is None or mask.dtype == torch.bool):
+    if kernels.supports(sources[0]) and (mask is None or mask.dtype == torch.bool):
         return _Attention.apply(num_heads, mask, dropout_p, *sources)
     dim = sum(source.shape[-1] for source in sources) // 3
     queries, keys, values = (
@@ -168,7 +169,7 @@ class _Attention(torch.autograd.Function):
 
 def attention_mask(mask: Tensor, x: Tensor) -> Tensor:
     """Convert a mask of bool to the one that the attention of `x` computes with, once for all layers."""
-    return mask if kernels.can_do(x) else additive(mask, x.dtype)
+    return mask if kernels.supports(x) else additive(mask, x.dtype)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,13 +183,13 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """Zero a share `p` of `x`, and scale the rest to keep the mean."""
     if p == 0.0:
         return x
-    return _Dropout.apply(x, p) if kernels.can_do(x) else F.dropout(x, p)
+    return _Dropout.apply(x, p) if kernels.supports(x) else F.dropout(x, p)
 
 
 def add_norm(x: Tensor, update: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
     """Return the layer norm of `x + dropout(update, p)`."""
     in_bf16 = x.dtype == update.dtype == torch.bfloat16  # in fp32 torch's operators take as long
-    if in_bf16 and kernels.can_do(x) and norm.weight.dtype == torch.float32:
+    if in_bf16 and kernels.supports(x) and norm.weight.dtype == torch.float32:
         return _AddNorm.apply(x, update, norm.weight, norm.bias, norm.eps, p)
     return layer_norm(x + dropout(update, p), norm)
 

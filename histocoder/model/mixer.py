@@ -77,14 +77,13 @@ class MixerModel(nn.Module):
             nn.init.zeros_(self.decoder.head.weight)
             nn.init.zeros_(self.decoder.head.bias)
         self.register_buffer("class_blocks", blocks, persistent=False)
-        self.linear_expert = (
-            LinearExpert(config.num_linear_features, config.num_classes) if config.num_linear_features else None
-        )
+        num_features = config.num_linear_features
+        self.linear_expert = LinearExpert(num_features, config.num_classes) if num_features else None
         self.encoder_is_frozen = self.is_compiled = False
         self.dtype = torch.float32
 
     @classmethod
-    def of_weights(
+    def from_weights(
         cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
     ) -> MixerModel:
         """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ from the model's."""
@@ -209,7 +208,7 @@ class MixerModel(nn.Module):
         """Return the decoder's prior from detached flat logits (B, num_classes); None if the model has none."""
         if self.class_blocks is None:
             return None
-        return Prior.of(flat_logits.detach(), self.class_blocks, self.config.vocab_size)
+        return Prior.from_logits(flat_logits.detach(), self.class_blocks, self.config.vocab_size)
 
     def forward(
         self,

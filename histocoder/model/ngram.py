@@ -66,7 +66,7 @@ class NgramConfig:
             raise UserError(f"--ngram-dropout is {self.ngram_dropout_prob:g}; it must be 0 or more and less than 1.")
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> NgramConfig:
+    def from_dict(cls, config: dict[str, Any]) -> NgramConfig:
         """Return the sizes among the fields of a config file."""
         return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
@@ -93,7 +93,7 @@ class NgramEncoder(nn.Module):
     def __init__(self, config: NgramConfig) -> None:
         super().__init__()
         self.config = config
-        layer = CanineConfig.of(asdict(config))
+        layer = CanineConfig.from_dict(asdict(config))
         self.table = nn.Parameter(torch.empty(config.num_buckets, config.hidden_size))
         self.table.is_sparse_table = True  # type: ignore[attr-defined]
         self.word_norm = nn.LayerNorm(config.hidden_size)

@@ -28,7 +28,7 @@ class Prior(NamedTuple):
     vocab_size: int
 
     @classmethod
-    def of(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
+    def from_logits(cls, logits: Tensor, blocks: Tensor, vocab_size: int) -> Prior:
         """Build the prior from flat logits (B, num_classes) and the classes' blocks (num_classes, block_size)."""
         best = logits.float().softmax(-1).topk(min(_NUM_CLASSES, logits.shape[1]))
         return cls(best.values, best.indices, blocks[best.indices], vocab_size)

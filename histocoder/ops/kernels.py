@@ -152,7 +152,7 @@ class Parts:
         self._parts["correction"] = np.sqrt(1 - betas[1] ** counts)
 
 
-def can_do(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Return whether the kernels below can compute with a tensor."""
     known = x.dtype in (torch.bfloat16, torch.float32)
     return known and x.device.type == "cpu" and not torch.compiler.is_compiling() and library() is not None

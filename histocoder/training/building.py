@@ -189,7 +189,7 @@ def _from_initial_checkpoint(
             rest = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
             model.load_state_dict({**rest, **{k: v for k, v in weights.items() if k.startswith("encoder.")}})
         else:
-            model = MixerModel.of_weights(model_config, weights, tokenizer=tokenizer)
+            model = MixerModel.from_weights(model_config, weights, tokenizer=tokenizer)
     except RuntimeError as error:
         raise UserError(
             f"--initial-checkpoint: the weights in {path} do not fit this model ({misfit(error)}). "

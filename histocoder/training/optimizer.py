@@ -53,7 +53,7 @@ class AdamW(torch.optim.AdamW):
         tables = {p: _coalesced(distributed.mean_of_rows(gradient)) for p, gradient in sparse.items()}
         for table in tables:
             table.grad = None  # from here on, all gradients are dense
-        if kept_copy(self._parameters[-1]) is not None and kernels.can_do(self._parameters[-1]):
+        if kept_copy(self._parameters[-1]) is not None and kernels.supports(self._parameters[-1]):
             self._step_in_one_pass(tables)
             return
         collect(self._parameters)
@@ -127,7 +127,7 @@ class AdamW(torch.optim.AdamW):
                 state["step"] += 1
                 step = float(state["step"])
                 rows, gradient = tables[table].indices()[0], tables[table].values()
-                if kernels.can_do(table):
+                if kernels.supports(table):
                     parts = kernels.Parts([table], [state["exp_avg"]], [state["exp_avg_sq"]], [gradient], [None])
                     parts.adamw_rows(rows, step, lr=lr, betas=group["betas"], eps=eps, scale=float(scale))
                     torch.autograd.graph.increment_version(table)

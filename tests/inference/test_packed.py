@@ -15,10 +15,10 @@ from histocoder.inference.packed import PackedLinear
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder
-from histocoder.model.layers import knows_linear
+from histocoder.model.layers import has_mkldnn_linear
 
 HISCO = build_formatter("hisco", num_blocks=2)
-needs_packing = pytest.mark.skipif(not knows_linear(), reason="this CPU or this torch packs no weights")
+needs_packing = pytest.mark.skipif(not has_mkldnn_linear(), reason="this CPU or this torch packs no weights")
 
 
 class Operators(TorchDispatchMode):
@@ -56,7 +56,7 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], dtype: torch.dtype,
     layer = torch.nn.Linear(32, 48)
     x, y = torch.randn(shape), torch.randn(*shape[:-1], 48)
     packed = PackedLinear.of(copy.deepcopy(layer).to(dtype))
-    assert packed.is_packed == (dtype == torch.bfloat16 and knows_linear())
+    assert packed.is_packed == (dtype == torch.bfloat16 and has_mkldnn_linear())
     for found, expected in (
         (packed(x.to(dtype)), layer(x)),
         (packed.relu(x.to(dtype)), layer(x).relu()),

@@ -16,7 +16,7 @@ def both() -> tuple[CanineModel, Canine]:
     torch.manual_seed(1)
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     model = CanineModel(CanineConfig(**sizes, num_hash_buckets=512, num_hash_functions=4))
-    return model.eval(), Canine.of(model).eval()
+    return model.eval(), Canine.from_transformers(model).eval()
 
 
 def some_ids(lengths: list[int], width: int) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_new_weights_are_drawn_as_transformers_draw_them():
 
 def test_sizes_are_read_from_files_of_transformers_and_are_canine_s_by_default():
     theirs = CanineConfig(num_hidden_layers=3, hidden_act="relu")
-    assert CanineConfigOfOurs.of(theirs.to_dict()).to_diff_dict().items() <= theirs.to_dict().items()
+    assert CanineConfigOfOurs.from_dict(theirs.to_dict()).to_diff_dict().items() <= theirs.to_dict().items()
     assert CanineConfigOfOurs().to_diff_dict().items() <= CanineConfig().to_dict().items()
     with pytest.raises(UserError, match="hidden_act may be gelu or relu"):
         Canine(CanineConfigOfOurs(hidden_act="swish"))

@@ -141,7 +141,7 @@ def test_only_positions_that_are_read_are_kept():
     published = {**weights, name: torch.cat([weights[name], torch.ones(192, 64)])}
     assert encoder.char_embeddings.char_position_embeddings.weight.shape == (256, 64)
     for weights_of in (weights, published):
-        model = MixerModel.of_weights(tiny_model().config, weights_of)
+        model = MixerModel.from_weights(tiny_model().config, weights_of)
         assert torch.equal(model.get_parameter(name), weights[name]) and len(weights[name]) == 64
     with pytest.raises(UserError, match="reads 40 positions at most; set --max-len"):
         tiny_model().load_state_dict({**weights, name: weights[name][:40]})

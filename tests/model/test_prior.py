@@ -22,7 +22,7 @@ def decoder_and_prior(rows: int = 6, *, silent: bool = False) -> tuple[Decoder, 
     torch.nn.init.normal_(decoder.head.weight, std=0.0 if silent else 0.5)
     torch.nn.init.zeros_(decoder.head.bias)
     blocks = class_blocks(CODES, HISCO.to_config())
-    prior = Prior.of(2 * torch.randn(rows, len(CODES)), blocks, HISCO.vocab_size + 1)
+    prior = Prior.from_logits(2 * torch.randn(rows, len(CODES)), blocks, HISCO.vocab_size + 1)
     return decoder, torch.randn(rows, 5, 32), prior
 
 
@@ -58,7 +58,7 @@ def test_a_second_code_is_written_where_the_flat_head_holds_both_for_likely():
     logits = torch.full((2, len(CODES)), -9.0)
     logits[0, 2] = 9.0
     logits[1, [2, 6]] = 9.0
-    prior = Prior.of(logits, class_blocks(CODES, HISCO.to_config()), HISCO.vocab_size + 1)
+    prior = Prior.from_logits(logits, class_blocks(CODES, HISCO.to_config()), HISCO.vocab_size + 1)
     tokens, probabilities = greedy(decoder, memory[:2], None, prior, num_tokens=15, block_size=5)
     codes = HISCO.decode(tokens.numpy())
     assert codes[0].tolist() == [CODES[2], None, None]

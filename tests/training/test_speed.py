@@ -15,7 +15,7 @@ from histocoder.errors import UserError
 from histocoder.model import trimmed_length
 from histocoder.model.copies import kept_copy
 from histocoder.model.devices import choose_tf32, computing_dtype
-from histocoder.model.layers import knows_linear
+from histocoder.model.layers import has_mkldnn_linear
 from histocoder.ops import kernels
 from histocoder.training.losses import mixed_loss
 
@@ -62,7 +62,7 @@ def test_between_batches_that_accumulate_gradients_are_in_fp32(tmp_path: Path):
     assert all(p.grad.dtype == torch.float32 for p in weights if p.grad is not None)
 
 
-@pytest.mark.skipif(not knows_linear(), reason="this CPU or this torch has no such operator")
+@pytest.mark.skipif(not has_mkldnn_linear(), reason="this CPU or this torch has no such operator")
 def test_a_step_copies_no_bias_to_the_rows_of_a_product(tmp_path: Path):
     class Counter(TorchDispatchMode):
         copying = 0
