@@ -8,7 +8,6 @@ from typing import Any
 
 from histocoder import distributed
 from histocoder.checkpoints.training_state import Checkpoint, is_checkpoint, list_checkpoints, verify_checkpoint
-from histocoder.distributed.log import log
 from histocoder.errors import DamagedError, UserError
 
 BATCH_SETTINGS = {
@@ -19,20 +18,19 @@ BATCH_SETTINGS = {
 
 
 def find_checkpoint(folder: Path, resume: str) -> Path | None:
-    """Find and verify the checkpoint that a run resumes from; damaged ones that are skipped are named.
+    """Return the checkpoint that a run resumes from, verified; print a warning for each damaged one that is skipped.
 
     Parameters
     ----------
     folder : Path
-        The run's.
+        Folder of the run.
     resume : str
-        "auto" (the newest intact one, if any), "never", or the path of a checkpoint or of a run.
+        "auto" (the newest intact checkpoint, if any), "never", or the path of a checkpoint or of a run.
 
     Raises
     ------
     UserError
-        If there are checkpoints but none is intact, if the given path holds none, or if one was written in a format
-        that this version does not read.
+        If there are checkpoints but none is intact, the given path holds none, or one has another format version.
     """
     if resume == "never":
         return None
@@ -46,7 +44,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
             verify_checkpoint(checkpoint)
         except DamagedError as error:
             damage = damage or str(error)
-            log.info(f"Warning: {error} Looking for an older checkpoint.")
+            distributed.say(f"Warning: {error} Looking for an older checkpoint.")
         else:
             return checkpoint
     if damage:
@@ -64,22 +62,20 @@ def refuse_other_settings(
     Settings that an earlier histocoder did not record are assumed to agree.
     """
     then = checkpoint.settings
-    rows = [
-        (name, str(then[name]), str(value)) for name, value in settings.items() if name in then and then[name] != value
-    ]
-    if not rows:
+    names = [name for name, value in settings.items() if then.get(name, value) != value]
+    if not names:
         return
-    rows.insert(0, ("setting", "then", "now"))
+    rows = [("setting", "then", "now"), *((name, str(then[name]), str(settings[name])) for name in names)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     raise UserError(
         f"The run in {folder} can't be resumed with other settings. Use the earlier ones, or start a new run with "
-        "--resume never:\n" + "\n".join([*table, *_what_keeps_the_batch(then, settings, gradient_accumulation_steps)])
+        "--resume never:\n" + "\n".join([*table, *_advice_on_batches(then, settings, gradient_accumulation_steps)])
     )
 
 
-def _what_keeps_the_batch(then: dict[str, Any], now: dict[str, Any], num_accumulated: int) -> Iterator[str]:
-    """Yield sentences on what to set for this number of processes and of accumulated batches."""
+def _advice_on_batches(then: dict[str, Any], now: dict[str, Any], num_accumulated: int) -> Iterator[str]:
+    """Yield what to set for the same rows per step with this number of processes and accumulated batches."""
     processes = distributed.world_size()
     what = f"{processes} process{'es' * (processes > 1)}"
     if num_accumulated > 1:

@@ -1,8 +1,7 @@
-"""What all processes compute together: sums, what each of them has, votes."""
+"""Collective calls: sums, gathers and votes; with one process each returns what it was given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from histocoder.distributed.process_group import shared_group, world_size
 
 
 def reduce_sum(values: Tensor) -> Tensor:
-    """Return the sum of `values` over all processes, on each of them."""
+    """Return the sum of `values` over all ranks, on each of them."""
     if (group := shared_group()) is not None:
         values = values.clone()
         dist.all_reduce(values, group=group.control if values.device.type == "cpu" else None)
@@ -21,7 +20,7 @@ def reduce_sum(values: Tensor) -> Tensor:
 
 
 def gather(values: Tensor) -> list[Tensor]:
-    """Every process's CPU `values`, which all have one shape, in order of rank."""
+    """Return the CPU tensors of all ranks, which have the same shape, in order of rank."""
     if (group := shared_group()) is None:
         return [values]
     gathered = [torch.empty_like(values) for _ in range(world_size())]
@@ -29,8 +28,17 @@ def gather(values: Tensor) -> list[Tensor]:
     return gathered
 
 
+def gather_texts(text: str) -> list[str]:
+    """Return the texts of all ranks, in order of rank."""
+    texts = [text]
+    if (group := shared_group()) is not None:
+        texts *= world_size()
+        dist.all_gather_object(texts, text, group=group.control)
+    return texts
+
+
 def mean_of_rows(gradient: Tensor) -> Tensor:
-    """Average sparse tensors, each with its own rows, over all ranks; a collective call."""
+    """Average sparse tensors, each with its own rows, over all ranks."""
     if shared_group() is None:
         return gradient
     gradient = gradient.coalesce()
@@ -48,20 +56,10 @@ def mean_of_rows(gradient: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(parts[0][None], parts[1], gradient.shape, check_invariants=False).coalesce()
 
 
-def gather_texts(text: str) -> list[str]:
-    """Every process's `text`, in order of rank."""
-    texts = [text]
-    if (group := shared_group()) is not None:
-        texts *= world_size()
-        dist.all_gather_object(texts, text, group=group.control)
-    return texts
-
-
 class Ballot:
-    """Asks in every step whether any process wants to stop, without waiting for the answer in that step.
+    """Asks at each step whether a rank wants to stop, without waiting for the answer within that step.
 
-    Each call hands in this process's vote and returns the outcome of the votes before, which is the same on all. The
-    outcome of the last ones comes of `close`.
+    A call to `cast` returns the outcome of the votes before, which is the same on all ranks; `close` that of the last.
     """
 
     def __init__(self) -> None:
@@ -69,7 +67,7 @@ class Ballot:
         self._work: Any = None
 
     def cast(self, vote: int) -> int:
-        """Hand in `vote` (0: go on); return the largest vote of the step before."""
+        """Cast this rank's vote (0 to continue); return the largest vote of the step before."""
         if (group := shared_group()) is None:
             return vote
         outcome = self.close()
@@ -78,16 +76,9 @@ class Ballot:
         return outcome
 
     def close(self) -> int:
-        """Return the largest of the last votes, if any is out; no collective is left open."""
+        """Wait for the last votes, if any; return the largest."""
         if self._votes is None:
             return 0
         self._work.wait()
         outcome, self._votes = int(self._votes), None
         return outcome
-
-
-def broadcaster(ranks: Sequence[int]) -> Callable[[Tensor], None]:
-    """Return what fills a CPU tensor with rank 0's, on some ranks, 0 among them; made and called on those alone."""
-    # without it the other ranks, under NCCL, would split its communicator, which waits for these (pytorch#145376)
-    group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
-    return lambda values: dist.broadcast(values, src=0, group=group)

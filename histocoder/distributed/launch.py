@@ -1,4 +1,4 @@
-"""What a launcher says of the process it has started, in the environment."""
+"""Rank and world size of this process, from the environment that its launcher has set."""
 
 from __future__ import annotations
 
@@ -11,31 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says of this process."""
+    """Place of this process among those that were launched with it."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
     launched: bool = False
-    """Whether there is a launcher at all; it may have started one process only."""
-
-    @property
-    def is_primary(self) -> bool:
-        """Whether this is the process that writes, prints and logs."""
-        return self.rank == 0
+    """Whether there is a launcher; it may have started only one process."""
 
 
 def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | None = None) -> Launch:
-    """Read the launcher's environment.
+    """Read `RANK` and other variables of torchrun and similar launchers, or those of a SLURM job step.
 
-    Parameters
-    ----------
-    environ : mapping, optional
-        By default this process's. `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` as torchrun and others
-        set them, else those of a SLURM job step.
-    local_rank : int, optional
-        Of the `--local_rank` flag, as older launchers pass it; used where the environment has none.
+    `local_rank`, from the `--local_rank` flag of older launchers, is used if the environment has none.
     """
     env = os.environ if environ is None else environ
     if "RANK" in env and "WORLD_SIZE" in env:
@@ -47,7 +36,7 @@ def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | N
             local_world_size=int(env.get("LOCAL_WORLD_SIZE", 1)),
             launched=True,
         )
-    if "SLURM_STEP_NUM_TASKS" in env:  # which srun sets, also where it has started one task
+    if "SLURM_STEP_NUM_TASKS" in env:  # set by srun, even for one task
         return Launch(
             rank=int(env["SLURM_PROCID"]),
             world_size=int(env["SLURM_STEP_NUM_TASKS"]),
@@ -59,33 +48,33 @@ def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | N
 
 
 def launcher() -> int | None:
-    """Return the process id of the torchrun that has started this process, if there is one."""
+    """Return the process id of the torchrun that has started this process, if any."""
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def restarts() -> int:
-    """Return how often the launcher has started the processes again (torchrun --max-restarts)."""
+    """Return how often the launcher has restarted the processes (torchrun --max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def attempt_of(launch: Launch) -> int:
-    """Return what tells keys in the store from those that the processes of an earlier attempt have left there.
+    """Return a number that separates this attempt's keys in the store from those of attempts before a restart.
 
-    Each node counts its restarts. The counts agree, but in an elastic rendezvous of several nodes (torchrun --rdzv-id
-    …), which gives each attempt a store of its own.
+    Nodes count their restarts. The counts may differ only in an elastic rendezvous of several nodes (torchrun --rdzv-id
+    …), where each attempt has a store of its own.
     """
     one_store = launch.local_world_size == launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
     return restarts() if one_store else 0
 
 
 def node_name(environ: Mapping[str, str] | None = None) -> str:
-    """Return this node's identity: its number according to torchrun or SLURM, else its host's name."""
+    """Return this node's number from torchrun or SLURM, else its host name."""
     env = os.environ if environ is None else environ
     return env.get("GROUP_RANK") or env.get("SLURM_NODEID") or socket.gethostname()
 
 
 def _slurm_tasks_here(env: Mapping[str, str]) -> int:
-    """Tasks on this node, from lists such as "2(x3),1" (SLURM_STEP_TASKS_PER_NODE)."""
+    """Return the number of tasks on this node, from a list such as "2(x3),1" (SLURM_STEP_TASKS_PER_NODE)."""
     counts: list[int] = []
     for part in env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]).split(","):
         count, _, times = part.partition("(x")
@@ -94,7 +83,7 @@ def _slurm_tasks_here(env: Mapping[str, str]) -> int:
 
 
 def slurm_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """Return the host of rank 0, and a port that all tasks of the job step derive alike.
+    """Return the host of rank 0, and a port that is the same for all tasks of the job.
 
     Examples
     --------

@@ -1,16 +1,16 @@
-"""What processes on several nodes must have alike: the files that rank 0 has made, and the settings they were given."""
+"""What processes on several nodes must share: the files that rank 0 has made, and the settings they were given."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 from histocoder import distributed
 from histocoder.errors import UserError
@@ -32,20 +32,14 @@ def on_each_node(
     Parameters
     ----------
     folder : Path
-        Where rank 0 has it, as this process would name it.
     marker : str
-        A file in it that tells its content, such as one with checksums.
+        Name of a file that identifies the folder's content, such as a manifest.
     copy : Path, optional
-        Where a node that does not see it keeps it; by default at `folder` as well.
+        Path of the copy on nodes that do not see the folder (default: `folder`).
     files : str
-        Pattern of what belongs to it: by default no folders in it, which belong to others; "**/*" is all.
+        Pattern of the files to copy: by default those in the folder itself, with "**/*" also those in its subfolders.
     is_whole : callable
-        Asked once a node, beside the comparison of the markers.
-
-    Raises
-    ------
-    UserError
-        Where a copy can't be written.
+        Check of the folder, called once per node if the marker is there.
     """
     if distributed.world_size() == 1:
         return folder
@@ -57,12 +51,18 @@ def on_each_node(
     asking = [rank for rank, answer in enumerate(distributed.gather(torch.tensor(asks))) if answer]
     if not asking:
         return folder
-    if distributed.is_primary():
-        send = distributed.broadcaster([0, *asking])
-        for chunk in _chunks(folder, sizes):
-            send(chunk)
-    elif asks:
-        _receive(copy or folder, sizes, distributed.broadcaster([0, *asking]))
+    if distributed.is_primary() or asks:
+        # without local synchronization, other ranks would have to join a split of NCCL's communicator (pytorch#145376)
+        group = dist.new_group([0, *asking], backend="gloo", use_local_synchronization=True)
+        if distributed.is_primary():
+            _broadcast_files(folder, sizes, group)
+        else:
+            target = copy or folder
+            make_folder(target.parent)
+            with temporary_folder(target.with_name(f"{target.name}.{distributed.rank()}")) as temporary:
+                _broadcast_files(temporary, sizes, group)
+                shutil.rmtree(target, ignore_errors=True)  # a damaged copy, or one of other content
+                os.replace(temporary, target)
     distributed.wait_for_all(doing=f"copying {folder.name} to nodes that do not see it")
     return folder if is_seen else copy or folder
 
@@ -84,27 +84,20 @@ def _read(path: Path) -> bytes:
 
 
 def _sizes(folder: Path, files: str) -> dict[str, int]:
-    """Bytes of each file, by its path in the folder."""
+    """Return the size in bytes of each file, by its path in the folder."""
     found = (path for path in sorted(folder.glob(files)) if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
 
 
-def _chunks(folder: Path, sizes: dict[str, int]) -> Iterator[Tensor]:
+def _broadcast_files(folder: Path, sizes: dict[str, int], group: dist.ProcessGroup) -> None:
+    """Send files from rank 0's folder, and write them into those of the others."""
+    is_sender = distributed.is_primary()
     for name, size in sizes.items():
-        with (folder / name).open("rb") as file:
+        (folder / name).parent.mkdir(exist_ok=True)
+        with (folder / name).open("rb" if is_sender else "wb") as file:
             for start in range(0, size, _CHUNK_BYTES):
-                yield torch.frombuffer(bytearray(file.read(min(size - start, _CHUNK_BYTES))), dtype=torch.uint8)
-
-
-def _receive(folder: Path, sizes: dict[str, int], send: Callable[[Tensor], None]) -> None:
-    make_folder(folder.parent)
-    with temporary_folder(folder.with_name(f"{folder.name}.{distributed.rank()}")) as temporary:
-        for name, size in sizes.items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            with (temporary / name).open("wb") as file:
-                for start in range(0, size, _CHUNK_BYTES):
-                    chunk = torch.empty(min(size - start, _CHUNK_BYTES), dtype=torch.uint8)
-                    send(chunk)
-                    file.write(chunk.numpy().data)
-        shutil.rmtree(folder, ignore_errors=True)  # of other content, or damaged
-        os.replace(temporary, folder)
+                num_bytes = min(size - start, _CHUNK_BYTES)
+                chunk = bytearray(file.read(num_bytes) if is_sender else num_bytes)
+                dist.broadcast(torch.frombuffer(chunk, dtype=torch.uint8), src=0, group=group)
+                if not is_sender:
+                    file.write(chunk)

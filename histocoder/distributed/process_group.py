@@ -1,8 +1,7 @@
-"""Processes that train together.
+"""The process group: a program calls `start` once, and `stop` at its end.
 
-A program calls `start` once and `stop` at its end; between them every helper works for one process as for many, and
-is a no-op for one that has no process group. Launchers known: torchrun, `python -m torch.distributed.launch` (with or
-without `--local_rank`), `accelerate launch`, and `srun`.
+In between, the helpers of this package work with any number of processes; with one they need no process group. Known
+launchers are torchrun, `python -m torch.distributed.launch`, `accelerate launch` and `srun`.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import torch.distributed as dist
 
 from histocoder.config import RANK_TIMEOUT
 from histocoder.distributed.launch import Launch, attempt_of, launcher, read_launch
-from histocoder.distributed.rendezvous import connect, fault_of_nccl, meet
-from histocoder.distributed.watchdog import HEARING_SECONDS, Watch
+from histocoder.distributed.rendezvous import connect, connect_stores, failure_of_nccl
+from histocoder.distributed.watchdog import HEARING_SECONDS, Watchdog
 from histocoder.errors import UserError
 
 _POLL_SECONDS = 0.1
@@ -29,20 +28,20 @@ _GRACE_SECONDS = 8.0
 
 @dataclass
 class Group:
-    """What the processes of a run share."""
+    """The processes of a run, and what they share."""
 
     store: dist.Store
     control: dist.ProcessGroup
-    """CPU collectives beside the gradients' ones."""
-    is_adopted: bool = False
-    """Whether somebody else has started the process group, and will end it."""
-    calls: int = 0
-    """Of `run_on_primary`, counted alike on every rank."""
+    """Process group for collectives of CPU tensors, apart from the gradients'."""
+    is_adopted: bool
+    """Whether someone else, such as Ray Train, has initialized the default process group, and will destroy it."""
+    num_calls: int = 0
+    """Number of calls of `run_on_primary` and `wait_for_all`, the same on every rank."""
 
 
 _launch = Launch()
 _group: Group | None = None
-_watch: Watch | None = None
+_watchdog: Watchdog | None = None
 
 
 def start(
@@ -53,60 +52,45 @@ def start(
     local_rank: int | None = None,
     rank_timeout: float = RANK_TIMEOUT,
 ) -> torch.device:
-    """Join the other processes, where a launcher started several, and choose this one's device.
+    """Initialize the process group if a launcher started several processes, and choose this one's device.
 
-    A process group that is there already, such as Ray Train's, is used as it is; who started it watches its processes.
-
-    Parameters
-    ----------
-    device : str
-        "auto", "cpu", "cuda" or "mps".
-    required : bool
-        Whether there must be a launcher (`--distributed`).
-    grouped : bool
-        Whether one process, too, is to have a process group, as FSDP needs it.
-    local_rank : int, optional
-        See `read_launch`.
-    rank_timeout : float
-        Seconds without a sign of life after which a process is taken for hung; all end then.
-
-    Raises
-    ------
-    UserError
-        Where a launcher is required and there is none, or there are fewer GPUs than processes.
+    A process group that is initialized already, such as Ray Train's, is used; whoever started it watches its processes.
+    `required` is `--distributed`, `local_rank` the flag of older launchers; a single process has a group if `grouped`,
+    as FSDP needs. All processes end if one gives no heartbeat for `rank_timeout` seconds.
     """
-    global _launch, _group, _watch
+    global _launch, _group, _watchdog
     _launch = read_launch(local_rank=local_rank)
-    is_there = dist.is_initialized()
-    if is_there:
+    is_initialized = dist.is_initialized()
+    if is_initialized:
         _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
     _check_launcher(required)
     chosen = _choose_device(device)
     if chosen.type == "cuda" and (grouped or _launch.world_size > 1):
         torch.cuda.set_device(chosen)
-    if is_there:
-        if _group is None:
-            theirs = dist.PrefixStore("histocoder", dist.distributed_c10d._get_default_store())
-            _group = Group(theirs, connect(theirs, chosen, _launch), is_adopted=True)
+    if is_initialized and _group is not None:
         return chosen
     store: dist.Store | None = None
-    of_watch: dist.Store | None = None
-    if _launch.world_size > 1:
+    watched: dist.Store | None = None
+    if is_initialized:
+        store = dist.distributed_c10d._get_default_store()
+    elif _launch.world_size > 1:
         attempt = attempt_of(_launch)
-        shared, of_watch = meet(_launch)
-        store, of_watch = dist.PrefixStore(f"attempt/{attempt}", shared), dist.PrefixStore(f"watch/{attempt}", of_watch)
+        prefixes = (f"attempt/{attempt}", f"watch/{attempt}")
+        store, watched = map(dist.PrefixStore, prefixes, connect_stores(_launch))
     elif grouped:
         store = dist.HashStore()
-    if of_watch is not None or launcher() is not None:
-        _watch = Watch(rank=rank(), world_size=world_size(), store=of_watch, launcher=launcher(), patience=rank_timeout)
-        _watch.start()
+    if not is_initialized and (watched is not None or launcher() is not None):
+        _watchdog = Watchdog(
+            rank=rank(), world_size=world_size(), store=watched, launcher=launcher(), patience=rank_timeout
+        )
+        _watchdog.start()
     if store is not None:
-        _group = Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch))
+        _group = Group(dist.PrefixStore("histocoder", store), connect(store, chosen, _launch), is_initialized)
     return chosen
 
 
 def _check_launcher(required: bool) -> None:
-    """Raise a UserError where there is no launcher though there must be one, or accelerate started too few."""
+    """Raise a UserError if a required launcher is missing, or accelerate has started fewer processes than asked for."""
     if required and not _launch.launched:
         raise UserError(
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
@@ -124,7 +108,7 @@ def _check_launcher(required: bool) -> None:
 
 
 def _program() -> str:
-    """Return what a launcher is given to run this program: a script, or the module of a command."""
+    """Return this program as an argument of torchrun: a script, or the module of a command."""
     folder, name = os.path.split(sys.argv[0])
     stem, suffix = os.path.splitext(name)
     is_module = os.path.basename(folder) == "cli"
@@ -144,7 +128,7 @@ def _choose_device(name: str) -> torch.device:
     if name != "cuda":
         return torch.device(name)
     if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ and "LOCAL_WORLD_SIZE" not in os.environ:
-        return torch.device("cuda", 0)  # each task was given a GPU of its own; torchrun's processes share a task's
+        return torch.device("cuda", 0)  # srun gave each task a GPU of its own; torchrun's processes share a task's
     if _launch.local_world_size > torch.cuda.device_count():
         raise UserError(
             f"{_launch.local_world_size} processes were started here, but there are {torch.cuda.device_count()} GPUs. "
@@ -154,40 +138,30 @@ def _choose_device(name: str) -> torch.device:
 
 
 def stop() -> None:
-    """Leave the other processes."""
-    global _group, _watch
-    if _watch is not None:
-        with suppress(RuntimeError):  # rank 0 has ended, and with it what was shared
-            _watch.stop()
-    _watch = None
+    """Leave the process group."""
+    global _group, _watchdog
+    if _watchdog is not None:
+        with suppress(RuntimeError):  # rank 0 has ended, and the store with it
+            _watchdog.stop()
+    _watchdog = None
     if dist.is_initialized() and not (_group is not None and _group.is_adopted):
         dist.destroy_process_group()
     _group = None
 
 
 def rank() -> int:
-    """Which process this is, from 0."""
+    """Return the rank of this process."""
     return _launch.rank
 
 
 def world_size() -> int:
-    """Return how many processes there are."""
+    """Return the number of processes."""
     return _launch.world_size
 
 
-def backend() -> str | None:
-    """Return what gradients are exchanged over: "nccl" or "gloo"; None where there is no process group."""
-    return dist.get_backend() if _group is not None else None
-
-
-def nccl_version() -> str | None:
-    """Return the version of the NCCL that torch is built with; None if it is built without."""
-    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
-
-
 def is_primary() -> bool:
-    """Return whether this is the process that writes, prints and logs."""
-    return _launch.is_primary
+    """Return whether this is rank 0, which writes, prints and logs."""
+    return _launch.rank == 0
 
 
 def is_first_here() -> bool:
@@ -195,60 +169,72 @@ def is_first_here() -> bool:
     return _launch.local_rank == 0
 
 
+def backend() -> str | None:
+    """Return the backend for gradients, "nccl" or "gloo"; None without a process group."""
+    return dist.get_backend() if _group is not None else None
+
+
+def nccl_version() -> str | None:
+    """Return the version of NCCL in this build of PyTorch, if any."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
+
+
 def shared_group() -> Group | None:
-    """Return what the processes share; None where there is no process group."""
+    """Return the group of this run's processes; None without a process group."""
     return _group
 
 
 def control_group() -> Any:
-    """Return the processes, for collectives of what is in their CPUs' memory; None where there is no process group."""
+    """Return the process group for CPU tensors; None without one."""
     return None if _group is None else _group.control
 
 
 def expect_end() -> None:
-    """Note that the processes were asked to stop, so that a silent one counts as ended."""
-    if _watch is not None:
-        _watch.expect_end()
+    """Note that the processes were asked to stop: a silent one is given less time."""
+    if _watchdog is not None:
+        _watchdog.expect_end()
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
     """Return whether an error means that another process has ended or can't be reached."""
-    return (isinstance(error, dist.DistError) and fault_of_nccl(error) is None) or "gloo/transport" in str(error)
+    return (isinstance(error, dist.DistError) and failure_of_nccl(error) is None) or "gloo/transport" in str(error)
 
 
 def leave(message: str, status: int) -> None:
-    """End this process with a message that is seen once, however many processes end with it.
+    """End this process with a message that is printed once, however many processes end with it.
 
-    Rank 0 prints it, and gives the others the time to hear that all end. They wait for it to, since a launcher ends all
-    processes with the first; where it does not, one was alone in failing, and prints the message itself.
+    Rank 0 prints it, and gives the others time to notice that all end. They wait until it has, since a launcher ends
+    all processes with the first. If rank 0 prints nothing, only this process has failed, and prints the message itself.
     """
     launch = read_launch()
-    if launch.is_primary or not _is_said_within(_GRACE_SECONDS, f"rank {launch.rank}: {message}", status):
-        print(message if launch.is_primary else f"rank {launch.rank}: {message}", file=sys.stderr, flush=True)
+    if launch.rank > 0:
+        message = f"rank {launch.rank}: {message}"
+    if launch.rank == 0 or not _is_printed_by_primary(message, status):
+        print(message, file=sys.stderr, flush=True)
         _announce("", status)
     if launch.world_size > 1 or _group is not None:
         sys.stdout.flush()
-        os._exit(status)  # no clean-up may wait here for processes that are gone
+        os._exit(status)  # a clean-up could wait for processes that are gone
     sys.exit(status)
 
 
-def _is_said_within(seconds: float, message: str, status: int) -> bool:
-    """Have rank 0 say a message, and wait until it has said it, or one of its own."""
+def _is_printed_by_primary(message: str, status: int) -> bool:
+    """Ask rank 0 to print a message, and wait until it has printed that, or one of its own."""
     _announce(message, status)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline:
-        if _watch is not None and _watch.is_said():
+        if _watchdog is not None and _watchdog.is_printed():
             return True
         time.sleep(_POLL_SECONDS)
     return False
 
 
 def _announce(message: str, status: int) -> None:
-    """End all processes; those that can't be reached any more notice by themselves."""
-    if _watch is not None:
+    """End all processes that can be reached; the watchdogs of the others end them."""
+    if _watchdog is not None:
         with suppress(RuntimeError):
-            _watch.announce(message, status)
+            _watchdog.announce(message, status)
         with suppress(RuntimeError):
-            _watch.stop()
+            _watchdog.stop()
         if not message and world_size() > 1:
             time.sleep(HEARING_SECONDS)

@@ -1,4 +1,4 @@
-"""How processes that were started together find and join one another."""
+"""Connections between the processes that a launcher has started."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ from histocoder.distributed.launch import Launch, slurm_address
 from histocoder.errors import MachineError, UserError
 
 
-def meet(launch: Launch) -> tuple[dist.Store, dist.Store]:
-    """Return two connections to what the processes share, at the address that the environment names.
-
-    Raises
-    ------
-    UserError
-        Where it can't be reached, or another program has its port.
-    """
-    if "RANK" not in os.environ:  # srun sets neither ranks nor address as torch reads them
+def connect_stores(launch: Launch) -> tuple[dist.Store, dist.Store]:
+    """Return two connections to the store that the processes share, at MASTER_ADDR and MASTER_PORT."""
+    if "RANK" not in os.environ:  # srun does not set PyTorch's variables
         host, port = slurm_address(os.environ)
         os.environ.setdefault("MASTER_ADDR", host)
         os.environ.setdefault("MASTER_PORT", str(port))
@@ -41,21 +35,11 @@ def meet(launch: Launch) -> tuple[dist.Store, dist.Store]:
 
 
 def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.ProcessGroup:
-    """Join the processes that have met, or a single one, unless they have joined.
-
-    Gradients go over NCCL between GPUs, all else over the group that is returned.
-
-    Raises
-    ------
-    UserError, MachineError
-        Where they can't reach one another, or a GPU can't be had.
-    """
+    """Initialize the default process group, for gradients, unless it is; return a gloo group for everything else."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if launch.local_world_size < launch.world_size:
-        # by itself gloo takes the address of the host's name, which others may not reach, such as 127.0.1.1
-        interface = interface_towards(os.environ["MASTER_ADDR"])
-        if interface is not None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if launch.local_world_size < launch.world_size and (interface := interface_towards(os.environ["MASTER_ADDR"])):
+        # by default gloo uses the address of the host's name, such as 127.0.1.1, which others may not reach
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     try:
         if not dist.is_initialized():
             dist.init_process_group(
@@ -69,7 +53,7 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
     except RuntimeError as error:
         if launch.world_size == 1:
             raise
-        if (cause := fault_of_nccl(error)) is not None:
+        if (cause := failure_of_nccl(error)) is not None:
             raise MachineError(f"The processes have met, but NCCL can't start: {cause}") from error
         names = ["GLOO"] if backend == "gloo" else ["NCCL", "GLOO"]
         exports = " ".join(f"{name}_SOCKET_IFNAME=eth0" for name in names)
@@ -80,34 +64,34 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
         ) from error
 
 
-_NOT_OF_THE_NETWORK = ("ncclUnhandledCudaError", "ncclInvalidUsage", "ncclInvalidArgument", "ncclInternalError")
+_NOT_NETWORK = ("ncclUnhandledCudaError", "ncclInvalidUsage", "ncclInvalidArgument", "ncclInternalError")
 _ADVICE = {
     "Duplicate GPU": "Start one process a GPU (--nproc_per_node), and name each once in CUDA_VISIBLE_DEVICES.",
     "/dev/shm": "Give the container more shared memory, as with docker run --shm-size=2g.",
 }
 
 
-def fault_of_nccl(error: RuntimeError) -> str | None:
-    """Return what has failed in NCCL, and what to do, unless it is the network, or no error of NCCL's."""
+def failure_of_nccl(error: RuntimeError) -> str | None:
+    """Return what has failed in NCCL, and what to do; None for network failures and errors of other origin."""
     text = str(error)
     advice = next((advice for sign, advice in _ADVICE.items() if sign in text), None)
-    if advice is None and ("socket interface" in text or not any(name in text for name in _NOT_OF_THE_NETWORK)):
+    if advice is None and ("socket interface" in text or not any(name in text for name in _NOT_NETWORK)):
         return None
     said = text.strip().splitlines()[-1].strip().rstrip(".")
     return f"{said}. {advice or 'NCCL_DEBUG=INFO says more.'}"
 
 
 _SIOCGIFADDR = 0x8915
-"""Of Linux: the IPv4 address of an interface."""
+"""Request to Linux for the IPv4 address of an interface."""
 _FAR_AWAY = "198.51.100.1"
-"""Of a block that is kept for documents, so that the default route leads there."""
+"""Address that is reserved for documentation, so that the default route leads there."""
 
 
 def interface_towards(host: str) -> str | None:
     """Return the network interface that reaches a host, or that has the host's address; None if unknown.
 
-    A name that stands for the loopback here, as a machine's own does in Debian's /etc/hosts, stands for another address
-    elsewhere; it is taken for that of the default route.
+    A host name that resolves to a loopback address, as a machine's own does in Debian's /etc/hosts, resolves to another
+    address on other machines; the interface of the default route is returned for it.
 
     Examples
     --------
@@ -139,6 +123,6 @@ def _address_of(interface: str) -> str | None:
             import fcntl  # which Windows lacks
 
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except (OSError, ImportError):  # it has none, or this is no Linux
+        except (OSError, ImportError):  # without an address, or not on Linux
             return None
     return socket.inet_ntoa(answer[20:24])

@@ -1,4 +1,4 @@
-"""A thread that ends its process where the others are lost: no launcher, a rank that hangs, one that has failed."""
+"""A thread that ends its process if the launcher is gone, or another rank hangs or has failed."""
 
 from __future__ import annotations
 
@@ -11,30 +11,21 @@ from typing import Any
 
 _BEAT_SECONDS = 1.0
 _GRACE_SECONDS = 4.0
-"""For the main thread to end by itself, with a message of its own."""
+"""Time for the main thread to end by itself, with a message of its own."""
 HEARING_SECONDS = 1.5
-"""For the others to hear that all end, before what is shared ends with rank 0."""
+"""Time for the others to notice that all end, before rank 0 ends and the store with it."""
 _STANDSTILL_SECONDS = 4.0
-"""Between two looks: so long only where the process itself was stopped."""
+"""Time between two checks that means that this process itself was suspended."""
 _LAST_SECONDS = 10.0
-"""Patience once the end is near."""
+"""Patience once the processes were asked to stop."""
 
 
-class Watch(threading.Thread):
-    """Gives a sign of life every second, and looks for the launcher's, the next rank's, and for failures.
+class Watchdog(threading.Thread):
+    """Sends a heartbeat every second, and checks the launcher, the next rank's heartbeat and the others' failures.
 
-    Works beside whatever the main thread does or waits for. What it finds ends the process, since a main thread that
-    waits in a collective can't be woken.
-
-    Parameters
-    ----------
-    rank, world_size : int
-    store : Store, optional
-        Shared with the other ranks, over a connection that nothing else uses.
-    launcher : int, optional
-        The parent's process id, where the process shall not outlive it.
-    patience : float
-        Seconds without a sign of life after which a rank is taken for hung.
+    It ends the process itself, since a main thread that waits in a collective can't be woken. `store` is a connection
+    to the ranks' store that nothing else uses, `launcher` the process id of the parent, which the process must not
+    outlive. A rank without a heartbeat for `patience` seconds is considered hung.
     """
 
     def __init__(self, *, rank: int, world_size: int, store: Any, launcher: int | None, patience: float) -> None:
@@ -42,63 +33,59 @@ class Watch(threading.Thread):
         self._rank, self._next = rank, (rank + 1) % world_size
         self._store, self._launcher, self._patience = store, launcher, patience
         self._stopped = threading.Event()
-        self._beats = 0
+        self._num_beats = 0
         self._heard, self._heard_at = b"", time.monotonic()
-        self._looked_at = self._heard_at
+        self._checked_at = self._heard_at
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Check every second until `stop`."""
         try:
             if self._store is not None:
                 self._beat("0")
             while not self._stopped.wait(_BEAT_SECONDS):
-                self._look()
-        except RuntimeError:  # the store is gone, and whoever held it
+                self._check()
+        except RuntimeError:  # the store is gone, with the process that held it
             if not self._stopped.wait(_GRACE_SECONDS):
                 self._end("the launcher, or rank 0, can't be reached any more")
 
     def stop(self) -> None:
-        """From now on the process ends by itself."""
+        """Stop checking, since the process ends by itself."""
         self._stopped.set()
         if self._store is not None:
             self._beat("done")
 
     def expect_end(self) -> None:
-        """Note that the processes were asked to stop, so that a silent one counts as ended."""
+        """Note that the processes were asked to stop: a silent one is given less time."""
         self._patience = min(self._patience, _LAST_SECONDS)
 
     def announce(self, message: str, status: int) -> None:
-        """Have all other processes end, too; rank 0 prints the message, if any, unless it ends with its own."""
+        """End all other processes; rank 0 prints the message first. An empty message means that it is printed."""
         if self._store is not None and (not message or not self._store.check(["failure"])):
             self._store.set("failure", json.dumps([message, status]))
 
-    def is_said(self) -> bool:
-        """Return whether the processes end, and one of them has said why."""
+    def is_printed(self) -> bool:
+        """Return whether the processes end, and one of them has printed why."""
         try:
             return self._store is not None and self._store.check(["failure"]) and not self._failure()[0]
         except RuntimeError:
             return False
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._launcher is not None and os.getppid() != self._launcher:
             self._end("its launcher is gone")
         if self._store is None:
             return
-        self._beats += 1
-        self._beat(str(self._beats))
+        self._num_beats += 1
+        self._beat(str(self._num_beats))
         if self._store.check(["failure"]):
             message, status = self._failure()
             if not self._stopped.wait(_GRACE_SECONDS if message else 0):
-                self._follow(message, status)
+                if self._rank == 0 and message:
+                    print(message, file=sys.stderr, flush=True)
+                    self.announce("", status)
+                    time.sleep(HEARING_SECONDS)
+                os._exit(status)
         self._listen()
-
-    def _follow(self, message: str, status: int) -> None:
-        """End as another process does; rank 0 says why, and that it has been said."""
-        if self._rank == 0 and message:
-            print(message, file=sys.stderr, flush=True)
-            self.announce("", status)
-            time.sleep(HEARING_SECONDS)
-        os._exit(status)
 
     def _failure(self) -> tuple[str, int]:
         message, status = json.loads(self._store.get("failure"))
@@ -108,13 +95,13 @@ class Watch(threading.Thread):
         self._store.set(f"beat/{self._rank}", sign)
 
     def _listen(self) -> None:
-        """Hear the next rank, which hears the one after it, and so on round."""
+        """End all processes if the next rank, which checks the one after it, has sent no heartbeat for too long."""
         key, now = f"beat/{self._next}", time.monotonic()
-        if now - self._looked_at > _STANDSTILL_SECONDS:  # this process was stopped, the others perhaps as well
+        if now - self._checked_at > _STANDSTILL_SECONDS:  # this process was suspended, perhaps the others too
             self._heard_at = now
-        self._looked_at = now
+        self._checked_at = now
         sign = self._store.get(key) if self._store.check([key]) else b""
-        if sign != self._heard or sign in (b"", b"done"):  # it has not come yet, or has ended well
+        if sign != self._heard or sign in (b"", b"done"):  # not started yet, or ended well
             self._heard, self._heard_at = sign, now
         elif now - self._heard_at > self._patience:
             self.announce("", 1)

@@ -7,7 +7,7 @@ import time
 
 from tqdm import tqdm
 
-from histocoder.distributed.log import log
+from histocoder.distributed import say
 
 ESTIMATE_AFTER = 20
 """Steps after which a run estimates how long it will take."""
@@ -65,8 +65,3 @@ def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def say(text: str) -> None:
-    """Print a line, on rank 0."""
-    log.info(text)

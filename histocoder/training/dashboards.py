@@ -6,6 +6,7 @@ import importlib.util
 import os
 import queue
 import re
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from histocoder.checkpoints.hub import CARD_FILE
 from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
 from histocoder.config import RunConfig, recorded
-from histocoder.distributed.log import log
 from histocoder.errors import UserError
 from histocoder.files import write_text
 from histocoder.training.tracking import CsvLog, Tee, Tracker, dashboard_values
@@ -185,4 +185,5 @@ class InBackground(Tracker):
     def _give_up(self, why: str) -> None:
         if not self._given_up:
             self._given_up = True
-            log.warning(f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}.")
+            text = f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}."
+            distributed.say(text, file=sys.stderr)
