@@ -1,1 +1,1 @@
-"""What is kept on disk: models, training states and a run's folder; and models on the Hugging Face hub."""
+"""Models, training states and run folders on disk, and models on the Hugging Face hub."""

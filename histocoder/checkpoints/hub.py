@@ -21,16 +21,7 @@ _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 def model_card(
     config: ModelConfig, *, num_train: int | None = None, num_val: int = 0, metrics: Mapping[str, float] | None = None
 ) -> str:
-    """Return the text of a model's README.md.
-
-    Parameters
-    ----------
-    config : ModelConfig
-    num_train, num_val : int, optional
-        Rows it was trained and validated on.
-    metrics : dict, optional
-        As `validation.validate` returns.
-    """
+    """Return the text of a model's README.md, with the results of `validation.validate` if they are known."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["iso_code"] = iso_code
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
@@ -52,22 +43,15 @@ def write_card(folder: Path, card: str) -> None:
 
 
 def may_be_hub_id(name: str) -> bool:
-    """Return whether a name is that of a repo on the hub, by its form, and of nothing here."""
+    """Return whether a name has the form of a hub repository's, and is not a local path."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 
 def local_folder(path_or_hub_id: str | Path) -> Path:
-    """Return a model's folder, fetched from the hub where it is none here.
-
-    Raises
-    ------
-    UserError
-        Where it is neither a folder nor a name that the hub knows.
-    """
-    path = Path(path_or_hub_id)
-    if path.is_dir():
-        return path
+    """Return a model's folder, downloaded from the hub if it is not a local one."""
     name = str(path_or_hub_id)
+    if Path(name).is_dir():
+        return Path(name)
     if not may_be_hub_id(name):
         raise UserError(f"There is no model folder {name}.")
     from huggingface_hub import snapshot_download
@@ -80,13 +64,7 @@ def local_folder(path_or_hub_id: str | Path) -> Path:
 
 
 def push_folder(folder: Path, repo_id: str, *, private: bool) -> str:
-    """Upload a folder as a hub repo, made where it is not there yet; return its address.
-
-    Raises
-    ------
-    UserError
-        Where the hub can't be reached, or refuses.
-    """
+    """Upload a folder to a repository on the hub, created if it does not exist; return its URL."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

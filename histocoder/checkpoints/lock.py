@@ -21,51 +21,48 @@ LOCK_FILE = ".lock"
 def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
     """Hold a lock file, shared by all ranks of a run; a second run that tries to take it ends at once.
 
-    The kernel, or the file server, gives a lock back when its process ends, however it ends: a file that a killed run
-    has left holds nobody up. Loader processes do not inherit it. Where the file system has no locks, nothing is held.
+    The operating system or the file server releases the lock when its process ends, however it ends, so the file of a
+    killed run blocks nobody. Loader workers do not inherit it. On a file system without locks, nothing is held.
 
     Parameters
     ----------
     lock : Path
     what, instead : str
-        What the run that holds it does, and what another is to choose.
+        What the run that holds the lock does, and what another one is to choose; for the message.
 
     Raises
     ------
     UserError
-        On every process, naming the host and the process that hold it.
+        On every process, naming the host and the process that hold the lock.
     """
-    held = distributed.run_on_primary(lambda: _take(lock, what, instead), doing="taking its lock")
+    # in a file of its own: on Windows nobody else can read a locked file
+    holder = lock.with_name(f"{lock.name}.json")
+
+    def take() -> FileLock:
+        held = FileLock(lock, timeout=0.2, fallback_to_soft=False)  # a run that is just ending deletes its file
+        try:
+            held.acquire()
+        except Timeout as error:
+            raise UserError(f"Another run {what}: {_named(holder)}. Wait for its end, or choose {instead}.") from error
+        except OSError:
+            pass  # the file system has no locks
+        holder.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}), encoding="utf-8")
+        return held
+
+    held = distributed.run_on_primary(take, doing="taking its lock")
     try:
         yield
     finally:
         if held is not None:
-            for path in (_holder_file(lock), lock):  # while it is held, so that nobody else's is deleted
+            for path in (holder, lock):  # while the lock is held, so that no other run's files are deleted
                 with suppress(OSError):
                     path.unlink()
             held.release()
 
 
-def _take(path: Path, what: str, instead: str) -> FileLock:
-    held = FileLock(path, timeout=0.2, fallback_to_soft=False)  # one that has just ended deletes its file
+def _named(holder: Path) -> str:
     try:
-        held.acquire()
-    except Timeout as error:
-        raise UserError(f"Another run {what}: {_holder(path)}. Wait for its end, or choose {instead}.") from error
-    except OSError:
-        pass  # the file system has no locks
-    _holder_file(path).write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}), encoding="utf-8")
-    return held
-
-
-def _holder_file(lock: Path) -> Path:
-    """Return the file that says who holds a lock; on Windows nobody else can read what is locked."""
-    return lock.with_name(f"{lock.name}.json")
-
-
-def _holder(lock: Path) -> str:
-    try:
-        record = json.loads(_holder_file(lock).read_text(encoding="utf-8"))
+        record = json.loads(holder.read_text(encoding="utf-8"))
         return f"process {record['pid']} on {record['host']}"
     except (OSError, ValueError, KeyError):
         return "it has just begun"

@@ -1,4 +1,4 @@
-"""Models on disk: written aside and renamed, checked when read."""
+"""Models on disk: each file is written aside and renamed, and checked by its SHA-256 when it is read."""
 
 from __future__ import annotations
 
@@ -21,35 +21,34 @@ from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokeni
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 MANIFEST_FILE = "manifest.json"
-"""Of a model's or a checkpoint's folder: the SHA-256 of each file that belongs to it, by its path there."""
+"""SHA-256 of each file of a model or a checkpoint, by its path in the folder."""
 SHARDS_FOLDER = "shards"
-"""Of a checkpoint: weights and optimizer state, each process's part in a file; see `histocoder.checkpoints.sharded`."""
+"""Weights and optimizer state in a checkpoint of which each rank has written its shard; see `sharded`."""
 
 
 def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """Write `config.json`, `model.safetensors`, `manifest.json`, and `tokenizer/` where the encoder has one of its own,
-    into a folder; each whole or not at all.
-    """
+    """Write a model's files and their manifest into a folder, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    _save_sums(folder, {})  # a save that is killed leaves no sums of other files
+    _write_sums(folder, {})  # a save that is killed must not leave the sums of the files before
     save_model_files(folder, config, weights, tokenizer=tokenizer)
     written = sorted(path for path in (folder / TOKENIZER_FOLDER).rglob("*") if path.is_file())
     save_manifest(folder, [folder / CONFIG_FILE, folder / WEIGHTS_FILE, *written])
 
 
 def save_model_files(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """Write a model's files as `save_model` does, without the manifest."""
+    """Write config, tokenizer (unless the encoder reads characters) and weights (unless there are none)."""
     tokenizer.save(folder / TOKENIZER_FOLDER)
-    with replacing(folder / WEIGHTS_FILE) as temporary:
-        try:
-            write_tensors({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
-        except SafetensorError as error:
-            raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
+    if weights:
+        with replacing(folder / WEIGHTS_FILE) as temporary:
+            try:
+                write_tensors({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+            except SafetensorError as error:
+                raise UserError(f"Could not write {folder / WEIGHTS_FILE}: {error}.") from error
     save_config(folder, config)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors into a file that others may read as the umask says; `save_file` leaves one for its owner alone."""
+    """Write tensors into a file with the permissions of the umask; `save_file` alone makes it private."""
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path)
@@ -58,49 +57,41 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def save_config(folder: Path, config: ModelConfig) -> None:
     """Write `config.json` into a folder, whole or not at all."""
-    with replacing(folder / CONFIG_FILE) as temporary:
-        text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+    write_text(folder / CONFIG_FILE, json.dumps(config.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
 def change_config(folder: Path, config: ModelConfig) -> None:
-    """Write another `config.json` into a model's folder, and its sum into the manifest, where there is one."""
+    """Replace `config.json` in a model's folder, and its sum in the manifest if there is one."""
     sums = _read_sums(folder)
     if sums:
-        _save_sums(folder, {name: digest for name, digest in sums.items() if name != CONFIG_FILE})
+        _write_sums(folder, {name: digest for name, digest in sums.items() if name != CONFIG_FILE})
     save_config(folder, config)
     if sums:
-        _save_sums(folder, {**sums, CONFIG_FILE: sha256(folder / CONFIG_FILE)})
+        _write_sums(folder, {**sums, CONFIG_FILE: sha256(folder / CONFIG_FILE)})
 
 
 def save_manifest(folder: Path, files: Iterable[Path]) -> None:
-    """Write `manifest.json`, the sums of some files of a folder, whole or not at all."""
-    _save_sums(folder, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
+    """Write `manifest.json` with the sums of some files of a folder."""
+    _write_sums(folder, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
 
 
-def _save_sums(folder: Path, sums: dict[str, str]) -> None:
+def _write_sums(folder: Path, sums: dict[str, str]) -> None:
     write_text(folder / MANIFEST_FILE, json.dumps(sums, indent=2))
 
 
 def _read_sums(folder: Path) -> dict[str, str]:
-    """Return the manifest of a folder; empty where there is none, as of models from elsewhere."""
+    """Return the manifest of a folder; empty if there is none, as with models from elsewhere."""
     path = folder / MANIFEST_FILE
     return read_json(path) if path.is_file() else {}
 
 
 def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
-    """Compare the files of a folder with their sums, about a second for each GB; nothing where it has no manifest.
-
-    Parameters
-    ----------
-    folder : Path
-    model_only : bool
-        Whether to leave out what a checkpoint holds beside the model.
+    """Compare the files of a folder, or those of its model, with the manifest; takes about a second per GB.
 
     Raises
     ------
     DamagedError
-        Where a file is missing or damaged; it is named.
+        If a file is missing or damaged; the message names it. A folder without a manifest is not checked.
     """
     try:
         for name, digest in _read_sums(folder).items():
@@ -113,6 +104,7 @@ def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
 
 
 def verify_model(folder: Path) -> None:
+    """Compare a model's files with the manifest, as `verify_manifest` does; the message says what to do."""
     try:
         verify_manifest(folder, model_only=True)
     except DamagedError as error:
@@ -122,7 +114,7 @@ def verify_model(folder: Path) -> None:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read `config.json` of a model's folder; raises UserError where it is none."""
+    """Read `config.json` of a model's folder."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
@@ -130,14 +122,14 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a model's folder; raises UserError where it is missing or damaged."""
+    """Load the tokenizer of a model's folder."""
     if reads_characters(read_model_config(folder).encoder):
         return CHARACTERS
     return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read `model.safetensors` of a model's folder; raises UserError where it is missing or can't be read."""
+    """Read `model.safetensors` of a model's folder."""
     path = folder / WEIGHTS_FILE
     if (folder / SHARDS_FOLDER).is_dir():
         raise UserError(
@@ -153,19 +145,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
-    """Load a model, on the CPU and in evaluation mode.
-
-    Parameters
-    ----------
-    folder : Path
-        What `save_model` wrote: a run's, a checkpoint's, or one's own copy of its files.
-    verify : bool
-        Whether to compare its files with the manifest first, where it has one.
+    """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint.
 
     Raises
     ------
     UserError
-        Where it holds no model, a damaged one, or one of a newer format version.
+        If there is no model, it is damaged (checked only with `verify`), or its format version is newer.
     """
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
@@ -177,41 +162,33 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
         model = MixerModel.from_weights(config, weights, tokenizer=tokenizer)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # of whatever a library makes of settings that are none
+    except Exception as error:  # libraries raise errors of many kinds for malformed settings
         reason = misfit(error) if isinstance(error, RuntimeError) else str(error)
         raise DamagedError(f"{folder / CONFIG_FILE} does not describe the model beside it ({reason}).") from error
     return model.eval()
 
 
 def is_own_model(path: Path) -> bool:
-    """Return whether a path is a folder with a model of this program's."""
+    """Return whether a path is the folder of a histocoder model."""
     return (path / CONFIG_FILE).is_file() and read_json(path / CONFIG_FILE).get("model_type") == MODEL_TYPE
 
 
 def load_tensors(path: Path) -> Any:
-    """Read what `torch.save` wrote; nothing in the file is executed."""
+    """Load a file of `torch.save` without executing anything in it."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = (
-            "it contains objects other than tensors"
-            if "unsupported" in str(error).lower()
-            else "it is not a PyTorch file"
-        )
+        is_refused = "unsupported" in str(error).lower()
+        reason = "it contains objects other than tensors" if is_refused else "it is not a PyTorch file"
         raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds a JSON object."""
-    found = parsed_json(path)
-    if not isinstance(found, dict):
-        raise DamagedError(f"{path} can't be read (it holds no JSON object).")
-    return found
-
-
-def parsed_json(path: Path) -> Any:
-    """Read a file of JSON; raise a DamagedError where it is none."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Read a JSON file that holds an object, or a list; raise a DamagedError if it does not."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise DamagedError(f"{path} can't be read ({error}).") from error
+    if not isinstance(content, kind):
+        raise DamagedError(f"{path} can't be read (it holds no JSON {'object' if kind is dict else 'list'}).")
+    return content

@@ -1,4 +1,4 @@
-"""A run's folder: the names in it, who works in it, what it resumes from; what is a run's in it may be replaced."""
+"""The folder of a run: the names of its files, the lock on it, and the checkpoint that the run resumes from."""
 
 from __future__ import annotations
 
@@ -43,46 +43,33 @@ TENSORBOARD_FOLDER, PROFILE_FOLDER = "tensorboard", "profile"
 CACHE_FOLDER = "cache"
 INTERRUPTED_FILE, LAUNCHER_FILE = "interrupted.json", ".launcher"
 ARGS_FILE = "args.yaml"
-"""The first that training writes: where it is, all below are a run's."""
+"""First file that training writes; in a folder that holds it, the files and folders below belong to a run."""
 _MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, CARD_FILE)
 _FILES = (*_MODEL_FILES, LAST_BIN_FILE, LOG_FILE, WANDB_ID_FILE, METRICS_FILE, REPORT_FILE)
 _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, TENSORBOARD_FOLDER, PROFILE_FOLDER)
-"""What training leaves, but for what it only adds to, and `cache/`, in which it deletes nothing but its own."""
+"""Folders that a new run deletes; prepared data and `cache/` stay."""
 
 
 class RunFolder:
-    """A folder that a run writes to.
-
-    Parameters
-    ----------
-    path : Path
-
-    Attributes
-    ----------
-    best, cache, profile, tensorboard : Path
-        Folders in it.
-    logs, wandb_id : Path
-        Files in it.
-    """
+    """A folder that a run writes to, with the paths of what the run keeps there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.best, self.cache = path / BEST_FOLDER, path / CACHE_FOLDER
         self.profile, self.tensorboard = path / PROFILE_FOLDER, path / TENSORBOARD_FOLDER
         self.logs, self.wandb_id = path / LOG_FILE, path / WANDB_ID_FILE
-        self._args, self._interrupted, self._launcher = (
-            path / name for name in (ARGS_FILE, INTERRUPTED_FILE, LAUNCHER_FILE)
-        )
+        self._args, self._interrupted = path / ARGS_FILE, path / INTERRUPTED_FILE
+        self._launcher = path / LAUNCHER_FILE
 
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[RunFolder]:
-        """Make a run's folder and hold it, as `holding` does; a stop signal ends the run, and is marked.
+        """Make a run's folder and lock it; a stop signal ends the run and is recorded in `interrupted.json`.
 
         Raises
         ------
         UserError
-            On every process, where another run holds the folder, it can't be written to, or a run would replace or
+            On every process, if another run holds the folder, it can't be written to, or a run would replace or
             delete files that histocoder did not create.
         Interrupted
             When a stop signal arrives.
@@ -99,7 +86,7 @@ class RunFolder:
         finally:
             if is_new and distributed.is_primary():
                 with suppress(OSError):
-                    path.rmdir()  # which it can be where nothing has come of the run
+                    path.rmdir()  # succeeds if the run has written nothing
 
     def _refuse_others_files(self) -> None:
         if self._args.is_file():
@@ -113,11 +100,8 @@ class RunFolder:
             )
 
     def begin(self, settings: dict[str, Any], *, start_step: int) -> None:
-        """Write `args.yaml`; delete an earlier run that is not resumed, or what it left beyond the checkpoint that is.
-
-        Rank 0's part, after all checks.
-        """
-        if start_step == 0 and self._args.is_file():  # prepared data and other files stay
+        """Write `args.yaml`, and delete what an earlier run wrote after the step to start from; called on rank 0."""
+        if start_step == 0 and self._args.is_file():
             for name in _FOLDERS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for name in _FILES:
@@ -131,9 +115,9 @@ class RunFolder:
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def checkpoint(self, resume: str) -> Checkpoint | None:
-        """Call `find_checkpoint` on rank 0, and load the result on every rank; nodes that do not see it receive a copy.
+        """Find a checkpoint on rank 0 and load it on every rank; nodes that do not see it receive a copy.
 
-        Processes that their launcher has restarted resume their own run, whatever `resume` says. The validation results
+        Processes that their launcher has restarted resume their own run, whatever `resume` is. The validation results
         in another run's checkpoint are dropped: the best model that they refer to is not in this folder.
         """
 
@@ -155,17 +139,17 @@ class RunFolder:
         if path == copy and distributed.is_first_here():
             shutil.rmtree(copy)
             with suppress(OSError):
-                self.path.rmdir()  # where nothing else is kept on this node
+                self.path.rmdir()  # succeeds if this node keeps nothing else
         return checkpoint
 
     def mark_interrupted(self, *, step: int, signum: int) -> None:
-        """Write `interrupted.json`, which says that a run was asked to stop, and the step that it has saved."""
+        """Write `interrupted.json` with the signal that ended a run, and the step that was saved."""
         record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}
         write_text(self._interrupted, json.dumps(record, indent=2) + "\n")
 
     @contextmanager
     def _marking_interruptions(self) -> Iterator[None]:
-        """End the run with a message and `interrupted.json` when it is asked to stop before or after training."""
+        """End the run with a message and `interrupted.json` at a stop signal before or after training."""
 
         def end(signum: int, _frame: object) -> None:
             raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
@@ -174,7 +158,7 @@ class RunFolder:
         try:
             yield
         except Interrupted as error:
-            if (self.path / LOCK_FILE).exists() and not self._interrupted.exists():  # and on rank 0's node
+            if (self.path / LOCK_FILE).exists() and not self._interrupted.exists():  # on rank 0's node
                 step = max(map(step_of, list_checkpoints(self.path)), default=0)
                 with suppress(UserError):
                     self.mark_interrupted(step=step, signum=error.signum)
@@ -184,18 +168,11 @@ class RunFolder:
                 signal.signal(signum, handler)
 
     def stay_interrupted(self) -> None:
-        """End processes that a launcher restarts (--max-restarts) although they had been asked to stop.
-
-        Raises
-        ------
-        Interrupted
-            On every process.
-        """
-
-        def find() -> str:
-            return _read(self._interrupted) if restarts() else ""
-
-        if record := distributed.from_primary(find, doing="looking for interrupted.json"):
+        """Raise Interrupted, on all ranks, if a launcher restarts (--max-restarts) a run that was asked to stop."""
+        record = distributed.from_primary(
+            lambda: _read(self._interrupted) if restarts() else "", doing="looking for interrupted.json"
+        )
+        if record:
             values = json.loads(record)
             raise Interrupted(f"{values['reason']}: saved at step {values['step']}.", values["status"] - 128)
 

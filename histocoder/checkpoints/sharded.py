@@ -1,4 +1,4 @@
-"""Training states of which each process writes its part: the files of `torch.distributed.checkpoint`."""
+"""Training states of which each rank writes its shard, in the files of `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,13 @@ _KNOWN = {
     "torch": ("Size", "float32", "float16", "bfloat16", "float64", "int64", "int32"),
     "pathlib": ("PosixPath", "WindowsPath"),
 }
-"""What an index of tensors is made of."""
+"""Classes and functions in the index of a checkpoint that contains only tensors."""
 
 
 def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
-    """Write weights and the optimizer's state, each rank its shards; a collective call.
+    """Write weights and the optimizer's state by parameter, each rank its shards; a collective call.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder to create; all ranks must see it.
-    weights : dict of str to Tensor
-        DTensors, or plain tensors that are the same on all ranks.
-    moments : dict of int to dict of str to Tensor
-        The optimizer's state by parameter, in the same form.
+    Tensors are DTensors, or plain tensors that are the same on all ranks. All ranks must see the folder.
 
     Raises
     ------
@@ -59,7 +52,7 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
             f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are untouched: make room, "
             "or fix the folder, and start it again."
         ) from error
-    run_on_primary(lambda: _check_whole(folder), doing="looking for all parts of a checkpoint")
+    run_on_primary(lambda: _check_all_written(folder), doing="looking for all shards of a checkpoint")
 
 
 def check_folder(folder: Path) -> None:
@@ -77,8 +70,7 @@ def check_folder(folder: Path) -> None:
         raise _not_seen(f"rank {blind[0]} does not see what rank 0 writes", folder)
 
 
-def _check_whole(folder: Path) -> None:
-    """Raise a UserError where rank 0 does not see what others have written."""
+def _check_all_written(folder: Path) -> None:
     parts = {entry.relative_path for entry in _Reader(folder).read_metadata().storage_data.values()}
     if missing := sorted(part for part in parts if not (folder / part).is_file()):
         raise _not_seen(f"the first one does not find {', '.join(missing)}", folder.parent)
@@ -91,48 +83,42 @@ def _not_seen(what: str, folder: Path) -> UserError:
     )
 
 
-def read_shards(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors, whole, into the CPU's memory; each process by itself, however many have written them.
+def read_shards(folder: Path) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """Read weights and the optimizer's state by parameter, whole, into CPU memory; each process for itself.
 
     Raises
     ------
     UserError
-        Where anything but tensors is in the files, or some are missing.
+        If the files contain objects other than tensors, or some are missing.
     """
     reader = _Reader(folder)
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, entry in reader.read_metadata().state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise UserError(f"{folder} contains objects other than tensors, such as {name}.")
-        found[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        state[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     try:
-        with warnings.catch_warnings():  # it is meant so, also where processes train together
+        with warnings.catch_warnings():  # it is disabled on purpose, even if there are other ranks
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            dcp.load(found, storage_reader=reader, no_dist=True)
+            dcp.load(state, storage_reader=reader, no_dist=True)
     except (dcp.api.CheckpointException, OSError) as error:
-        raise DamagedError(f"The parts of a model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
-    return found
-
-
-def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Weights by name, and the optimizer's state by parameter, as `write_shards` took them; see `read_shards`."""
+        raise DamagedError(f"The shards in {folder} can't be read ({str(error).splitlines()[0]}).") from error
     weights: dict[str, Tensor] = {}
     moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in read_shards(folder).items():
+    for name, tensor in state.items():
         kind, _, rest = name.partition(".")
         if kind == "model":
             weights[rest] = tensor
         else:
-            number, _, moment = rest.partition(".")
-            moments.setdefault(int(number), {})[moment] = tensor
+            parameter, _, moment = rest.partition(".")
+            moments.setdefault(int(parameter), {})[moment] = tensor
     return weights, dict(sorted(moments.items()))
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads an index, which is a pickle, without running anything in it."""
+    """Reads the index, which is a pickle, without executing anything in it."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the index; raises DamagedError where it is none, or holds what no index of ours does."""
         path = Path(self.path) / _INDEX_FILE
         try:
             with path.open("rb") as file:

@@ -1,11 +1,10 @@
-"""Training states on disk: written aside and renamed, checked when read."""
+"""Training states on disk: each checkpoint is written aside and renamed, and verified when it is read."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,13 +20,11 @@ from torch import Tensor
 from histocoder.checkpoints.model_files import (
     MANIFEST_FILE,
     SHARDS_FOLDER,
-    TOKENIZER_FOLDER,
     load_tensors,
     read_json,
     read_model_config,
     read_tokenizer,
     read_weights,
-    save_config,
     save_manifest,
     save_model_files,
     verify_manifest,
@@ -43,33 +40,32 @@ OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "s
 LAST_BIN_FILE = "last.bin"
 CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
 CHECKPOINT_VERSION = 2
-"""Of the files of a checkpoint; another one is refused by name."""
-_STEP_NAME = re.compile(r"step-(\d+)")
+"""Version of the format of a checkpoint's files."""
 
 
 @dataclass
 class TrainState:
-    """How far a run has come."""
+    """Position of a run, and its results up to there."""
 
     step: int = 0
-    """Optimizer steps done."""
+    """Number of optimizer steps taken."""
     epoch: int = 0
-    """The current epoch, from 0."""
+    """Current epoch, from 0."""
     samples: int = 0
-    """Rows of the epoch consumed so far, over all ranks."""
+    """Number of rows of the epoch trained on so far, over all ranks."""
     best_accuracy: float = float("-inf")
-    """The best mean of `greedy_seq_acc` and `flat_acc` so far; `best_val_loss` is the loss of the same model."""
+    """Best mean of `greedy_seq_acc` and `flat_acc` so far; `best_val_loss` is the loss of the same model."""
     best_val_loss: float = float("inf")
     num_worse: int = 0
-    """Consecutive validations without improvement."""
+    """Number of consecutive validations without improvement."""
     results: dict[str, float] | None = None
-    """The validation results at this step, if it was validated."""
+    """Validation results at this step, if there was a validation."""
 
     def improves(self, results: dict[str, float], *, num_rows: int) -> bool:
-        """Record a validation on so many rows; return whether its model is the best so far.
+        """Record a validation; return whether to keep its model as the best so far.
 
-        It is unless an earlier one was more often right by more than a standard error: of models that validation can't
-        tell apart the last was trained at the lowest learning rate.
+        A model is kept unless an earlier one is better by more than a standard error: of models that validation can't
+        tell apart, the last was trained at the lowest learning rate.
         """
         accuracy, loss = (results["greedy_seq_acc"] + results["flat_acc"]) / 2, results["val_loss"]
         if (accuracy, -loss) > (self.best_accuracy, -self.best_val_loss):
@@ -82,14 +78,14 @@ class TrainState:
 
 @dataclass
 class LearnerState:
-    """State dicts of model, optimizer, scheduler and scaler, in the form of a run on one process."""
+    """State dicts of model, optimizer, scheduler and scaler, as a run on one process has them."""
 
     weights: dict[str, Tensor]
-    """Empty, like the optimizer's state, if ranks have written their shards into the checkpoint's folder."""
+    """Weights; empty, like the optimizer's state, if ranks have written their shards into the checkpoint's folder."""
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     scaler: dict[str, Any]
-    """Empty but in fp16."""
+    """Loss scale in fp16; otherwise empty."""
 
 
 @dataclass
@@ -97,19 +93,19 @@ class Checkpoint:
     """The state that a run resumes from."""
 
     path: Path
-    """The checkpoint's folder; see `checkpoint_path`."""
+    """Folder of the checkpoint; see `checkpoint_path`."""
     state: TrainState
     learner: LearnerState
     ranks: dict[str, Tensor]
-    """State of each rank, such as its random state, one row per rank."""
+    """State of each rank, such as that of its random number generator, one row per rank."""
     settings: dict[str, Any]
-    """What a resumed run must agree on."""
+    """Settings that a resumed run must share."""
     model_config: ModelConfig
     tokenizer: Tokenizer
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the path of a run's checkpoint of a step."""
+    """Return the folder of a run's checkpoint at a step."""
     return folder / CHECKPOINTS_FOLDER / f"step-{step:07d}"
 
 
@@ -123,7 +119,7 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
     final, temporary = checkpoint.path, unfinished(checkpoint.path)
     try:
         _write_files(temporary, checkpoint)
-        _delete(final)  # an existing one is damaged, or this step would not be saved again
+        _delete(final)  # only a damaged checkpoint is saved again
         os.replace(temporary, final)
         sync(final.parent)
     except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
@@ -138,14 +134,10 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint's files into a folder, which may hold shares already, and their checksums at the end."""
-    config, learner, tokenizer = checkpoint.model_config, checkpoint.learner, checkpoint.tokenizer
+    """Write a checkpoint's files into a folder, which may hold shards already, and last their manifest."""
+    learner = checkpoint.learner
     folder.mkdir(parents=True, exist_ok=True)
-    if learner.weights:
-        save_model_files(folder, config, learner.weights, tokenizer=tokenizer)
-    else:
-        save_config(folder, config)
-        tokenizer.save(folder / TOKENIZER_FOLDER)
+    save_model_files(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
     rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
     torch.save(rest, folder / OPTIMIZER_FILE)
     write_tensors(checkpoint.ranks, folder / RANKS_FILE)
@@ -161,16 +153,7 @@ def save_last_bin(
 ) -> None:
     """Write `last.bin`, the dict that OccCANINE's own scripts save and load.
 
-    Parameters
-    ----------
-    folder : Path
-    config : ModelConfig
-    learner : LearnerState
-        Whole.
-    step : int
-        Optimizer steps done.
-    trained : sequence of str
-        The names of the weights that the optimizer steps, in its order.
+    `trained` are the names of the weights that the optimizer updates, in its order.
     """
     moments = {
         i: {name: with_all_positions(trained[i], value, config) for name, value in values.items()}
@@ -182,30 +165,30 @@ def save_last_bin(
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder holds what a resume needs, not a model alone."""
+    """Return whether a folder holds a training state, not only a model."""
     return (folder / STATE_FILE).is_file()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return a run's checkpoints by step, the newest last; whole or not."""
+    """Return a run's checkpoints, intact or not, the newest last."""
     found = (folder / CHECKPOINTS_FOLDER).glob("step-*")
-    return sorted((path for path in found if _STEP_NAME.fullmatch(path.name)), key=step_of)
+    return sorted((path for path in found if path.name.removeprefix("step-").isdecimal()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step that a checkpoint's folder is named after."""
+    """Return the step in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def drop_checkpoints_after(folder: Path, step: int) -> None:
-    """Delete a run's checkpoints beyond a step, which belong to a course that is not resumed."""
+    """Delete a run's checkpoints after the step that it resumes from."""
     for path in list_checkpoints(folder):
         if step_of(path) > step:
             _delete(path)
 
 
 def _delete(checkpoint: Path) -> None:
-    """Delete a checkpoint; it is renamed first, so that a half-deleted one is never taken for a checkpoint."""
+    """Delete a checkpoint; rename it first, so that a partly deleted one is not resumed."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
     with suppress(OSError):
         checkpoint.rename(doomed)
@@ -220,35 +203,34 @@ def verify_checkpoint(path: Path) -> None:
     DamagedError
         If a file is missing or damaged; the message names it.
     UserError
-        If the checkpoint was written in a format that this version does not read.
+        If the checkpoint has another format version.
     """
     if not (path / MANIFEST_FILE).is_file():
         raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
     verify_manifest(path)
     version = read_json(path / STATE_FILE)["format_version"]
-    if version > CHECKPOINT_VERSION:
-        raise UserError(
-            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. Update "
-            "histocoder."
+    if version != CHECKPOINT_VERSION:
+        advice = (
+            f"Resume it with the histocoder that wrote it, or start a new run from its weights, in another folder, "
+            f"with --initial-checkpoint {path}."
         )
-    if version < CHECKPOINT_VERSION:
         raise UserError(
-            f"The checkpoint {path} has the older format version {version}. Resume it with the histocoder that wrote "
-            f"it, or start a new run from its weights, in another folder, with --initial-checkpoint {path}."
+            f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. "
+            + ("Update histocoder." if version > CHECKPOINT_VERSION else advice)
         )
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint, after `verify_checkpoint`; raises UserError if its files contain anything but tensors."""
+    """Read a checkpoint that `verify_checkpoint` has found intact."""
     record = read_json(path / STATE_FILE)
     del record["format_version"]
     settings = record.pop("settings")
     saved = load_tensors(path / OPTIMIZER_FILE)
     optimizer = saved["optimizer"]
     if (path / SHARDS_FOLDER).is_dir():
-        from histocoder.checkpoints.sharded import read_state  # here, since it takes a while to import
+        from histocoder.checkpoints.sharded import read_shards  # slow to import
 
-        weights, optimizer["state"] = read_state(path / SHARDS_FOLDER)
+        weights, optimizer["state"] = read_shards(path / SHARDS_FOLDER)
     else:
         weights = read_weights(path)
     return Checkpoint(
@@ -263,7 +245,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a checkpoint that was read, its shards combined, as one that a run can resume from."""
+    """Write a loaded checkpoint, its shards combined, into a folder that a run can resume from."""
     try:
         _write_files(folder, checkpoint)
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -271,6 +253,5 @@ def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def checkpoint_bytes(model: MixerModel) -> int:
-    """Return the bytes that a model's checkpoint takes on disk: its weights, and two moments of each trained one."""
-    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return sum(p.numel() * p.element_size() for p in model.parameters()) + 2 * trained
+    """Return the size of a model's checkpoint on disk: weights, and two moments of each trained weight."""
+    return sum(p.nbytes * (3 if p.requires_grad else 1) for p in model.parameters())

@@ -23,7 +23,7 @@ from jobs import finetune
 from models import CODES, save_tiny_model, tiny_model
 
 from histocoder.checkpoints.model_files import change_config, save_model
-from histocoder.checkpoints.occcanine import published_weights
+from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.cli.arguments import build_parser as flags_of
 from histocoder.cli.main import build_parser, main
 from histocoder.config import FinetuneConfig
@@ -183,7 +183,7 @@ def test_convert_there_and_back(tmp_path: Path):
     there = ("--from-occcanine", published, "--formatter", "hisco", "--encoder-config", tmp_path / "encoder.json")
     run("-m", "histocoder", "convert", *there, "--output", tmp_path / "model")
     run("-m", "histocoder", "convert", "--to-occcanine", tmp_path / "model", "--output", tmp_path / "last.bin")
-    (before, codes), (after, codes_after) = published_weights(published), published_weights(tmp_path / "last.bin")
+    (before, codes), (after, codes_after) = initial_weights(published), initial_weights(tmp_path / "last.bin")
     assert codes == codes_after and all(torch.equal(before[name], after[name]) for name in before)
 
 

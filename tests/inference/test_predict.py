@@ -12,7 +12,7 @@ from models import CODES, save_tiny_model, tiny_model
 from safetensors.torch import save_file
 
 from histocoder import Coder, load_occcanine
-from histocoder.checkpoints.occcanine import published_weights, save_published, with_all_positions
+from histocoder.checkpoints.occcanine import initial_weights, save_published, with_all_positions
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
@@ -322,8 +322,8 @@ def test_a_published_model_there_and_back(tmp_path):
     _, coder = published()
     coder.save_pretrained(tmp_path / "model")
     save_occcanine(tmp_path / "model", tmp_path / "last.bin")
-    before, codes = published_weights(shared("reference/occcanine/last.bin"))
-    after, codes_after = published_weights(tmp_path / "last.bin")
+    before, codes = initial_weights(shared("reference/occcanine/last.bin"))
+    after, codes_after = initial_weights(tmp_path / "last.bin")
     assert codes == codes_after and before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -367,7 +367,7 @@ def test_the_first_version_has_no_decoder(tmp_path):
     )
     with pytest.raises(UserError, match=r"no sequence decoder.*--only-encoder"):
         load_occcanine(tmp_path, formatter="hisco")
-    found, _ = published_weights(tmp_path)
+    found, _ = initial_weights(tmp_path)
     assert "encoder.pooler.dense.weight" in found and "linear_decoder.bias" in found
 
 
