@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from histocoder.inference.coder import Coder
     from histocoder.inference.occcanine import load_occcanine
 
-# Before torch is imported: how often its threads look whether the others are done before they sleep. Beside another
-# program, the 300,000 times that are OpenMP's default keep from the processor what they wait for.
+# Set before torch is imported: how often OpenMP's threads check for the others before they sleep. The default, 300,000
+# times, takes the processor from the threads they wait for if another program is running.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -29,8 +29,8 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # so that importing a part does not import torch and transformers
-    if name == "Coder" and importlib.util.find_spec("torch") is None:  # then exported models run all the same
+def __getattr__(name: str) -> Any:  # importing histocoder does not import torch and transformers
+    if name == "Coder" and importlib.util.find_spec("torch") is None:  # exported models need no torch
         return importlib.import_module("histocoder.inference.onnx_coder").OnnxCoder
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HASH_BYTES = 1 << 24
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write; on success it takes the place of `path`, on failure nothing is left of it."""
+    """Give a temporary path to write; it replaces `path` on success, and is deleted on failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -28,20 +28,57 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def is_same_file(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths, of which the first is there, lead to one file or folder."""
-    return os.path.exists(other) and os.path.samefile(one, other)
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
-def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of files, is on the disk."""
-    if sys.platform == "win32" and path.is_dir():
-        return  # folders can't be opened there, and files only with leave to write
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path`, to fill and to move files from; it is deleted in the end."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        os.fsync(handle)
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
+        temporary.mkdir()
+        yield temporary
+    except OSError as error:
+        raise UserError(f"Could not write {path}: {error.strerror or error}.") from error
     finally:
-        os.close(handle)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; it replaces `path` on success, and is deleted on failure."""
+    with temporary_folder(path) as temporary:
+        yield temporary
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files and folders of killed processes; no other process may be writing in the folder."""
+    for path in folder.glob(".*.tmp"):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents; raise a UserError if it is a file or can't be written to."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; name a folder to save to.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".writable.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"Can't write to {path}: {error.strerror or error}. Choose another folder.") from error
+
+
+def is_same_file(one: str | Path, other: str | Path) -> bool:
+    """Return whether two paths, of which the first exists, lead to the same file or folder."""
+    return os.path.exists(other) and os.path.samefile(one, other)
 
 
 def sha256(path: Path) -> str:
@@ -53,55 +90,12 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what killed processes have left of files and folders they were writing; nobody may be writing there."""
-    for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-
-
-@contextmanager
-def temporary_folder(path: Path) -> Iterator[Path]:
-    """Give a folder beside `path` to fill and to move to its place; what is left of it in the end is deleted."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of files, is on the disk."""
+    if sys.platform == "win32" and path.is_dir():
+        return  # on Windows folders can't be opened, and files must be opened for writing
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-        temporary.mkdir()
-        yield temporary
-    except OSError as error:
-        raise UserError(f"Could not write {path}: {error.strerror or error}.") from error
+        os.fsync(handle)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill; on success it takes the place of `path`, on failure nothing is left of it."""
-    with temporary_folder(path) as temporary:
-        yield temporary
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(temporary, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder to write to, with its parents.
-
-    Raises
-    ------
-    UserError
-        Where it is a file or can't be written to.
-    """
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file; name a folder to save to.")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".writable.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"Can't write to {path}: {error.strerror or error}. Choose another folder.") from error
+        os.close(handle)
