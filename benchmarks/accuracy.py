@@ -1,11 +1,11 @@
-"""Accuracy on real tables that were held out, against what takes ten lines of scikit-learn.
+"""Accuracy on held-out rows of real tables, compared with classifiers of scikit-learn.
 
-A fifth of the distinct descriptions, by the SHA-256 of seed and description, is for testing. Of the other rows some are
-drawn, and each method is trained on these alone: `finetune.py` sets its own validation data aside from them. Accuracy
-is that of the first code, over rows and over distinct descriptions. Results are appended to a file, and found there.
+A fifth of the distinct descriptions, by the SHA-256 of seed and description, is held out for testing. Each method is
+trained on a sample of the other rows; `finetune.py` takes its validation data from that sample. Accuracy is that of the
+first code, over rows and over distinct descriptions. Results are appended to a file, and not measured again.
 
 python benchmarks/accuracy.py --data english --sizes 500 2000 all --methods svm ngram --seeds 0 1 2
-python benchmarks/accuracy.py --table     # what has been measured so far, as a Markdown table
+python benchmarks/accuracy.py --table     # prints all results as a Markdown table
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ RUNS: dict[str, tuple[str, ...]] = {
     "minilm-frozen": ("--encoder", "{minilm}", "--freeze-encoder"),
 }
 Found = tuple[dict[str, np.ndarray], float]
-"""By mode, the code of each test row; and the seconds that training took."""
+"""Predicted code of each test row by mode, and seconds of training."""
 
 
 def read(name: str, folder: Path) -> pd.DataFrame:
-    """A table with the leading zeros that it has lost."""
+    """Read a table, and restore the leading zeros of its codes."""
     table = pd.read_csv(folder / TABLES[name][0], dtype=str, keep_default_na=False)
     special = table[CODE].str.startswith("-")
     return table.assign(**{CODE: table[CODE].where(special, table[CODE].str.zfill(5))})
 
 
 def split(table: pd.DataFrame, *, seed: int, size: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows to train on, and to test on."""
+    """Return the rows to train on, and those to test on."""
     digests = (hashlib.sha256(f"{seed} {text}".encode()).digest() for text in table[TEXT])
     is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < 0.2 for digest in digests])
     train = table[~is_test]
@@ -56,14 +56,14 @@ def split(table: pd.DataFrame, *, seed: int, size: int | None) -> tuple[pd.DataF
 
 
 def exact_match(train: pd.DataFrame, test: pd.DataFrame) -> Found:
-    """The code that a description has most often; none where it is new, as all test descriptions are but for case."""
+    """Predict the most frequent code of a description; none for new ones, as test descriptions are but for case."""
     started = time.monotonic()
     codes = train.groupby(train[TEXT].str.lower())[CODE].agg(lambda found: found.mode()[0])
     return {"": test[TEXT].str.lower().map(codes).to_numpy()}, time.monotonic() - started
 
 
 def classifier(make: Callable[[], object], analyzer: str) -> Callable[[pd.DataFrame, pd.DataFrame], Found]:
-    """A method of scikit-learn's on TF-IDF of character n-grams."""
+    """Return a method that trains a scikit-learn classifier on TF-IDF of character n-grams."""
 
     def train_and_test(train: pd.DataFrame, test: pd.DataFrame) -> Found:
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -100,7 +100,7 @@ BASELINES = {
 
 
 def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *, language: str, seed: int) -> Found:
-    """The main command, then each mode of the model that validated best."""
+    """Run `finetune.py`, then `histocoder predict` with the best model in each mode."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train.to_csv(folder / "train.csv", index=False)
@@ -126,20 +126,20 @@ def _run(*args: object) -> None:
 
 
 def scores(predicted: np.ndarray, test: pd.DataFrame) -> tuple[float, float]:
-    """The shares of rows and of distinct descriptions whose code is right."""
+    """Return the accuracy over rows, and over distinct descriptions."""
     right = pd.Series(predicted == test[CODE].to_numpy())
     return float(right.mean()), float(right.groupby(test[TEXT].to_numpy()).mean().mean())
 
 
 def measured(path: Path) -> Iterator[dict]:
-    """Results that a file holds."""
+    """Read the results in a file."""
     if path.exists():
         with path.open(encoding="utf-8") as file:
             yield from map(json.loads, file)
 
 
 def table_of(results: list[dict]) -> str:
-    """Medians over seeds, with the lowest and the highest."""
+    """Return a Markdown table of medians over seeds, with the lowest and the highest."""
     frame = pd.DataFrame(results)
     lines = ["| data | rows | method | rows right | distinct right | seconds to train |", "|---|---|---|---|---|---|"]
     for (data, size, method), group in frame.groupby(["data", "size", "method"], sort=False):
@@ -151,7 +151,7 @@ def table_of(results: list[dict]) -> str:
 
 
 def main() -> None:
-    """Measure what is not measured yet."""
+    """Run all methods that have no result yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the tables")
     parser.add_argument("--data", nargs="+", choices=tuple(TABLES), default=list(TABLES))

@@ -1,8 +1,7 @@
 """Training data at scale: speed and memory of each stage on a generated file; prints one line of JSON.
 
-Each stage runs in a process of its own. `anonymous_mb` is the most memory that was its alone at any time (RssAnon,
-sampled; what is mapped from files is shared and can be dropped), beside `imported_mb`, which torch and the package took
-before the stage began; `max_rss_mb` counts mapped files as well.
+Each stage runs in its own process. `anonymous_mb` is its peak of anonymous memory (RssAnon, sampled), which includes
+`imported_mb`, used by torch and the package before the stage began. `max_rss_mb` also counts memory-mapped files.
 
 Usage: python benchmarks/data.py [--rows N] [--dir DIR]
 """
@@ -59,7 +58,7 @@ def main() -> None:
 
 
 def generate(path: Path, num_rows: int) -> None:
-    """Write a table of titles of the sample data, each row with a number of its own."""
+    """Write a table of titles from the sample data, with a different number in each row."""
     titles = pd.read_csv(TITLES, dtype=str)
     titles = titles[titles["hisco"].str.len() == 5]
     rng = np.random.default_rng(0)
@@ -72,14 +71,14 @@ def generate(path: Path, num_rows: int) -> None:
 
 
 def run_stage(stage: str, folder: Path) -> dict[str, float]:
-    """Run a stage in a fresh process; its figures."""
+    """Run a stage in a new process; return its figures."""
     command = [sys.executable, __file__, "--stage", stage, "--folder", str(folder)]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(result.stdout.splitlines()[-1])
 
 
 def measured(stage: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """A stage's figures, with its memory."""
+    """Run a stage; return its figures and its memory."""
     imported = peak = anonymous_mb()
     done = threading.Event()
 
@@ -99,29 +98,29 @@ def measured(stage: Callable[[], dict[str, float]]) -> dict[str, float]:
 
 
 def anonymous_mb() -> float:
-    """This process's memory that is of no file."""
+    """Return this process's anonymous memory in MB."""
     status = Path("/proc/self/status").read_text().split()
     return int(status[status.index("RssAnon:") + 1]) / 1024
 
 
 def rate(num_rows: int, started: tuple[float, float]) -> dict[str, float]:
-    """Rows a second since then, by the clock and by the processor's time."""
+    """Return rows per second of wall-clock time and of processor time since `started`."""
     wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
     return {"rows_per_second": round(num_rows / wall), "rows_per_cpu_second": round(num_rows / cpu)}
 
 
 def now() -> tuple[float, float]:
-    """The clock's and the processor's time."""
+    """Return the wall-clock time and the processor time."""
     return time.perf_counter(), time.process_time()
 
 
 def config(folder: Path) -> PrepareConfig:
-    """How the table is prepared."""
+    """Return the settings to prepare the table with."""
     return PrepareConfig(str(folder / "table.csv"), ("hisco_1",), language="en")
 
 
 def training_files(folder: Path) -> ExampleFiles:
-    """The prepared rows to train on, as finetune.py reads them."""
+    """Return the prepared training rows, as finetune.py reads them."""
     rules, key = LabelRules(allow_short=True), read_key(folder / "out" / KEY_FILE)
     return ExampleFiles(
         (folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter_of(config(folder)), key=key, rules=rules
@@ -129,7 +128,7 @@ def training_files(folder: Path) -> ExampleFiles:
 
 
 def open_training_arrays(folder: Path) -> ExampleArrays:
-    """Their arrays, built where they are not there."""
+    """Open the tokenized training rows, and build them if they do not exist."""
     cache_dir = folder / "cache"
     built = build_cache(
         training_files(folder), cache_dir, max_len=MAX_LEN, text_normalization="none", say=lambda _: None
@@ -138,14 +137,14 @@ def open_training_arrays(folder: Path) -> ExampleArrays:
 
 
 def prepare_table(folder: Path) -> dict[str, float]:
-    """All of preparing."""
+    """Prepare the table."""
     started = now()
     record = prepare(config(folder), folder / "out", say=lambda _: None)
     return rate(sum(record["rows"].values()), started)
 
 
 def tokenise(folder: Path) -> dict[str, float]:
-    """Read the prepared rows, check, tokenise, write the arrays."""
+    """Read, check and tokenize the prepared rows, and write the arrays."""
     started = now()
     arrays = open_training_arrays(folder)
     num_bytes = sum(path.stat().st_size for path in arrays.folder.iterdir())
@@ -153,7 +152,7 @@ def tokenise(folder: Path) -> dict[str, float]:
 
 
 def start_again(folder: Path) -> dict[str, float]:
-    """What a second run does before its first batch: find the prepared data and the arrays, check both, set up."""
+    """Do what a second run does before its first batch: find and check the prepared data and the arrays."""
     started = time.perf_counter()
     prepare(config(folder), folder / "out", say=lambda _: None)
     data = dataset(folder, augment=True)
@@ -163,7 +162,7 @@ def start_again(folder: Path) -> dict[str, float]:
 
 
 def sample_an_epoch(folder: Path) -> dict[str, float]:
-    """The batches of an epoch, without their content; rank 0 of 2."""
+    """Draw the batches of an epoch, without their content, for rank 0 of 2."""
     data = dataset(folder, augment=True)
     started = time.perf_counter()
     batches = sampler(data, num_replicas=2)
@@ -177,7 +176,7 @@ def sample_an_epoch(folder: Path) -> dict[str, float]:
 
 
 def collate(folder: Path, *, augment: bool) -> dict[str, float]:
-    """Batches of 128 rows."""
+    """Make batches of 128 rows."""
     data = dataset(folder, augment=augment)
     shares = [share for share, _ in zip(sampler(data), range(NUM_BATCHES), strict=False)]
     started = time.perf_counter()
@@ -187,7 +186,7 @@ def collate(folder: Path, *, augment: bool) -> dict[str, float]:
 
 
 def dataset(folder: Path, *, augment: bool) -> OccupationDataset:
-    """The rows to train on, with the scripts' noise if asked for."""
+    """Return the training data, with the scripts' default noise if asked for."""
     arrays, files = open_training_arrays(folder), training_files(folder)
     assert files.key is not None
     noise = None
@@ -200,7 +199,7 @@ def dataset(folder: Path, *, augment: bool) -> OccupationDataset:
 
 
 def sampler(data: OccupationDataset, *, num_replicas: int = 1) -> BucketSampler:
-    """Batches of 128 rows for each of some ranks; those of the first."""
+    """Return rank 0's sampler of batches of 128 rows per rank."""
     size = BATCH_SIZE * num_replicas
     return BucketSampler(data.lengths, data.num_target_blocks, batch_size=size, seed=0, num_replicas=num_replicas)
 

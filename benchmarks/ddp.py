@@ -1,19 +1,19 @@
 """Two ranks with one thread each against one process with two threads; prints one line of JSON.
 
-Both take the engine's own steps at CANINE-s's sizes, with random weights, over the same global batches of
-`english_occupations.csv` (of data/train.csv where that is absent). They take turns within the run; the figures are
-medians. `communication_s` is what a step of the ranks takes longer than one that leaves gradients unsynchronised (DDP's
-`no_sync`): what is not hidden behind the backward pass.
+Both run `Trainer.train_step` at CANINE-s's sizes, with random weights, over the same global batches of
+`english_occupations.csv` (or data/train.csv if that is missing). They take turns within the run; the figures are
+medians. `communication_s` is the time by which a step exceeds one without gradient synchronization (DDP's `no_sync`):
+the communication that does not overlap with the backward pass.
 
-On paper: each of N GPUs computes for T = rows × operations of a row / (utilisation × peak) seconds a step. A ring
-all-reduce takes the gradients' V bytes 2 (N - 1) / N times over a link of B bytes a second, and in each bucket of 25 MB
-2 log2(N) messages follow on each other:
+The efficiency of N GPUs is computed. Each GPU computes for T = rows × operations per row / (utilisation × peak) seconds
+per step. A ring all-reduce sends the V bytes of gradients 2 (N - 1) / N times over a link of B bytes per second, with
+2 log2(N) messages in sequence for each bucket of 25 MB:
 
     C = 2 (N - 1) / N × V / B + V / 25 MB × 2 log2(N) × latency
 
-DDP hides it behind the backward pass, two thirds of T. So the efficiency, which is N GPUs' rows a second over N times
-one GPU's, is T / (T + max(0, C - 2/3 T)). B is NVLink's within a node of 8 GPUs, and beyond it that of the node's
-network. The model omits waiting for the slowest rank. The output lists its assumptions.
+DDP overlaps it with the backward pass, two thirds of T. The efficiency, N GPUs' rows per second divided by N times one
+GPU's, is therefore T / (T + max(0, C - 2/3 T)). B is the bandwidth of NVLink within a node of 8 GPUs, and of the node's
+network beyond it. Waiting for the slowest rank is not modelled. The output lists the assumptions.
 
 Usage: python benchmarks/ddp.py [--batch-size N] [--steps N] [--rounds N] [--networks GB/s ...]
 """
@@ -44,7 +44,7 @@ BUCKET_BYTES, GPUS_PER_NODE = 25e6, 8
 
 
 class Side:
-    """Processes that take steps together when they are told to."""
+    """Processes that train together, on command."""
 
     def __init__(self, folder: Path, batch_size: int, *, num_ranks: int, num_threads: int) -> None:
         common = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "OMP_NUM_THREADS": num_threads}
@@ -59,26 +59,26 @@ class Side:
         self.gradient_bytes = max(self._answer(worker)["gradient_bytes"] for worker in self._workers)
 
     def seconds(self, num_steps: int, *, alone: bool = False) -> float:
-        """Of a step, over some; where `alone`, without a word between ranks."""
+        """Return the seconds per step; with `alone`, gradients are not synchronized."""
         for worker in self._workers:
             print(num_steps, int(alone), file=worker.stdin, flush=True)
         return self._batch_size / min(self._answer(worker)["rows_per_s"] for worker in self._workers)
 
     def close(self) -> None:
-        """Have the processes end."""
+        """End the processes."""
         for worker in self._workers:
             worker.communicate()
 
     @staticmethod
     def _answer(worker: subprocess.Popen) -> dict[str, Any]:
-        for line in worker.stdout:  # there are notices too
+        for line in worker.stdout:  # other lines are notices
             if line.startswith("{"):
                 return json.loads(line)
         raise SystemExit(f"a process ended with {worker.wait()}")
 
 
 def work(folder: Path, batch_size: int) -> None:
-    """A process of a side: each line of its input says how many steps to take, and whether alone."""
+    """Run a process of a side: read the number of steps, and whether to take them alone, from each line of input."""
     device = distributed.start(device="cpu")
     ours = Ours(Data(folder), train_config(batch_size), device, folder)
     num_bytes = sum(4 * p.numel() for p in ours.trainer.model.parameters() if p.requires_grad)
@@ -91,17 +91,17 @@ def work(folder: Path, batch_size: int) -> None:
 
 
 def free_port() -> int:
-    """A port on loopback that nothing listens on."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Let the sides take turns."""
+    """Measure both sides in turns."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Data(folder)  # prepared once, before the processes look for it
+        Data(folder)  # prepared once, before the processes start
         one = Side(folder, args.batch_size, num_ranks=1, num_threads=2)
         two = Side(folder, args.batch_size, num_ranks=2, num_threads=1)
         measures: dict[str, Callable[[int], float]] = {
@@ -128,7 +128,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def efficiency(num_gpus: int, num_bytes: float, args: argparse.Namespace, *, network: float) -> float:
-    """On paper; see above."""
+    """Return the computed efficiency; see the module's docstring."""
     compute = args.rows_per_gpu * args.gflop_per_row * 1e9 / (args.utilisation * args.peak * 1e12)
     bandwidth = 1e9 * (args.nvlink if num_gpus <= GPUS_PER_NODE else network)
     ring = 2 * (num_gpus - 1) / num_gpus * num_bytes / bandwidth
@@ -137,7 +137,7 @@ def efficiency(num_gpus: int, num_bytes: float, args: argparse.Namespace, *, net
 
 
 def on_paper(gradient_mb: float, args: argparse.Namespace) -> dict[str, Any]:
-    """The efficiency of some numbers of GPUs, with gradients as they are and compressed to bf16."""
+    """Return the computed efficiency by network and number of GPUs, with gradients in fp32 and in bf16."""
     assumed = ("rows_per_gpu", "gflop_per_row", "peak", "utilisation", "nvlink", "latency")
     return {
         "assumed": {name: getattr(args, name) for name in assumed},
@@ -155,20 +155,24 @@ def on_paper(gradient_mb: float, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and reckon."""
+    """Measure two ranks, and compute the efficiency of GPUs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=64, help="rows of a global step (default: 64)")
-    parser.add_argument("--steps", type=int, default=4, help="of a side in a round (default: 4)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
-    parser.add_argument("--rows-per-gpu", type=int, default=512, help="rows a step and GPU (default: 512)")
-    parser.add_argument("--gflop-per-row", type=float, default=13.0, help="as train_step.py counts (default: 13)")
-    parser.add_argument("--peak", type=float, default=790.0, help="of a GPU in bf16, TFLOP/s (default: 790, an H200)")
-    parser.add_argument("--utilisation", type=float, default=0.35, help="share of it that is reached (default: 0.35)")
+    parser.add_argument("--batch-size", type=int, default=64, help="rows per global step (default: 64)")
+    parser.add_argument("--steps", type=int, default=4, help="steps per side and round (default: 4)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--rows-per-gpu", type=int, default=512, help="rows per step and GPU (default: 512)")
+    parser.add_argument(
+        "--gflop-per-row", type=float, default=13.0, help="GFLOP per row, as train_step.py counts them (default: 13)"
+    )
+    parser.add_argument(
+        "--peak", type=float, default=790.0, help="peak of a GPU in bf16, TFLOP/s (default: 790, an H200)"
+    )
+    parser.add_argument("--utilisation", type=float, default=0.35, help="reached share of the peak (default: 0.35)")
     parser.add_argument("--nvlink", type=float, default=400.0, help="GB/s in a node of 8 GPUs (default: 400)")
     parser.add_argument(
         "--networks", type=float, nargs="+", default=[25.0, 400.0], help="GB/s between nodes (default: 25 and 400)"
     )
-    parser.add_argument("--latency", type=float, default=5.0, help="microseconds a message (default: 5)")
+    parser.add_argument("--latency", type=float, default=5.0, help="microseconds per message (default: 5)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker is not None:

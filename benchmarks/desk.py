@@ -1,9 +1,9 @@
-"""The loop of the desk in a real browser: train, code, review by keys, train on the corrections, compare.
+"""The work cycle of `histocoder serve` in a browser: train, code, review, train on the corrections, compare.
 
-A fifth of the distinct descriptions of a table is held out, as in accuracy.py. A model is trained on the others. Then a
-script does on the page of `histocoder serve` what a person would do: it sends the held-out descriptions, reviews the
-first cards by keys with the true codes in mind, and trains on what it has settled. Both models code the held-out rows
-that were not reviewed. Needs what make test-browser installs.
+A fifth of the distinct descriptions of a table is held out, as in accuracy.py, and a model is trained on the others. A
+script then uses the page as a person would: it uploads the held-out descriptions, reviews the first cards by keyboard
+with the true codes, and trains on the decisions. Both models code the held-out rows that were not reviewed. Run
+`make test-browser` first, which installs the browser.
 
 python benchmarks/desk.py --data english --cards 100 --folder desk-walk
 """
@@ -38,7 +38,7 @@ _CARD = """const card = document.querySelector("#card");
 
 
 class Hands:
-    """What a person does at the page: keys and clicks, which are counted."""
+    """A browser, with a count of the keys and clicks that a person would need."""
 
     def __init__(self, address: str, downloads: Path) -> None:
         options = webdriver.ChromeOptions()
@@ -83,7 +83,7 @@ def train(train_rows: pd.DataFrame, folder: Path, language: str) -> None:
 
 def code_file(hands: Hands, path: Path, language: str) -> None:
     hands.click("nav a[href='#files']")
-    hands.clicks += 1  # on the file, in the browser's own window
+    hands.clicks += 1  # in the browser's file dialog
     hands.driver.find_element(By.CSS_SELECTOR, "#file").send_keys(str(path))
     hands.wait(lambda: hands.text("#file-form table"))
     if hands.driver.execute_script("return document.querySelector('#file-language').value") != language:
@@ -97,7 +97,7 @@ def code_file(hands: Hands, path: Path, language: str) -> None:
 
 
 def review(hands: Hands, truth: dict[str, str], cards: int) -> tuple[list[str], Counter[str]]:
-    """Settle cards; return their descriptions, and how many were settled in each way."""
+    """Review cards; return their descriptions, and the number of cards by kind of decision."""
     ways: Counter[str] = Counter()
     reviewed = []
     for _ in range(cards):

@@ -1,7 +1,7 @@
-"""Rows a second of CPU time of a model in torch, and exported in fp32 and int8; prints one line of JSON.
+"""Rows per second of CPU time of a model in torch, and exported in fp32 and int8; prints one line of JSON.
 
-The sides take turns, each on the same distinct descriptions; the figures are the medians of the rounds. `right` is the
-percentage of rows of --data that get exactly their codes.
+The sides take turns on the same distinct descriptions; the figures are medians of the rounds. `right` is the percentage
+of rows of --data for which exactly the right codes are predicted.
 
 Usage: python benchmarks/exported.py --model out/best --data test.csv [--language en] [--rounds N] [--threads N]
 """
@@ -29,14 +29,14 @@ from histocoder.model.devices import device_name
 
 
 def read(path: str, coder: Coder, language: str) -> Examples:
-    """Rows with descriptions and codes."""
+    """Read the rows of a table with descriptions and codes."""
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     codes = table.reindex(columns=list(coder.model.config.target_cols)).replace("", None)
     return Examples(table["occ1"].tolist(), [language] * len(table), codes)
 
 
 def right(side: Any, examples: Examples, mode: str) -> float:
-    """Percentage of rows."""
+    """Return the percentage of rows with exactly the right codes."""
     table = side.predict(examples.texts, examples.langs, mode=mode)
     found = table[[name for name in table if name.startswith(f"{side.system}_")]].to_numpy(dtype=object)
     pairs = zip(found, examples.codes.to_numpy(dtype=object), strict=True)
@@ -45,13 +45,13 @@ def right(side: Any, examples: Examples, mode: str) -> float:
 
 
 def main() -> None:
-    """Export, then time all sides."""
+    """Export the model, then measure all sides."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a run or a checkpoint")
     parser.add_argument("--data", required=True, help="CSV of descriptions (occ1) and codes")
-    parser.add_argument("--language", default="en", help="of all of them (default: en)")
-    parser.add_argument("--rounds", type=int, default=5, help="of all sides (default: 5)")
-    parser.add_argument("--threads", type=int, default=1, help="of each side (default: 1)")
+    parser.add_argument("--language", default="en", help="language of all descriptions (default: en)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per side (default: 1)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     coder = Coder.from_pretrained(local_folder(args.model), "cpu")

@@ -1,8 +1,8 @@
-"""Rows a second of training with a frozen encoder, run in each step or once before all; prints one line of JSON.
+"""Rows per second of training with a frozen encoder, run in each step or once before training; prints one line of JSON.
 
-The model has CANINE-s's sizes and random weights; the rows are those of `english_occupations.csv` (of data/train.csv
-where that is absent), without augmentation. Both sides are the same run, which takes the engine's own steps with and
-without kept encodings in turns; the figures are medians.
+The model has CANINE-s's sizes and random weights; the rows are those of `english_occupations.csv` (or data/train.csv if
+that is missing), without augmentation. One `Trainer` takes steps with and without stored encodings in turns; the
+figures are medians.
 
 Usage: python benchmarks/frozen.py [--batch-size N] [--steps N] [--rounds N]
 """
@@ -25,7 +25,7 @@ from histocoder.training.frozen import use_encodings
 
 
 def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
-    """Encode once, and let the sides take turns."""
+    """Encode once, then measure both sides in turns."""
     data = Data(folder)
     data.noisy = data.plain
     ours = Ours(data, train_config(args.batch_size), device, folder, freeze_encoder=True)
@@ -51,11 +51,13 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
 
 
 def main() -> None:
-    """Measure."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=64, help="rows a step (default: 64)")
-    parser.add_argument("--steps", type=int, default=4, help="a round, and 8 times as many of the faster (default: 4)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
+    parser.add_argument("--batch-size", type=int, default=64, help="rows per step (default: 64)")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="steps per round, 8 times as many with stored encodings (default: 4)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as name:

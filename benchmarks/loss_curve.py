@@ -1,8 +1,9 @@
-"""Whether training in bf16 on trimmed batches learns what fp32 on padded ones does; prints one line of JSON.
+"""Losses of training in bf16 on trimmed batches, and in fp32 on padded ones; prints one line of JSON.
 
-The model and the rows of train_step.py, twice from the same weights and on the same batches: as `finetune.py` trains by
-default, and in fp32 by torch's operators with all inputs padded to 128 positions. Dropout is off, since its draws would
-not be the same. Given are mean losses over each twentieth of the steps, and their largest relative difference.
+The model of train_step.py is trained twice from the same weights on the same batches: as `finetune.py` trains by
+default, and in fp32 with torch's operators and all inputs padded to 128 positions. Dropout is off, since its random
+numbers would differ. The output has the mean loss over each twentieth of the steps, and the largest relative
+difference.
 
 Usage: python benchmarks/loss_curve.py [--steps N] [--batch-size N] [--learning-rate LR]
 """
@@ -25,7 +26,7 @@ MAX_LEN = 128
 
 
 def losses(side: Ours, steps: int, *, pad: bool) -> np.ndarray:
-    """Of each step."""
+    """Return the loss of each step."""
     side.trainer.model.eval()
     found = []
     for _ in range(steps):
@@ -37,11 +38,11 @@ def losses(side: Ours, steps: int, *, pad: bool) -> np.ndarray:
 
 
 def main() -> None:
-    """Train twice."""
+    """Train twice, and compare the losses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="a multiple of 20 (default: 200)")
-    parser.add_argument("--batch-size", type=int, default=16, help="rows a step (default: 16)")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak (default: 1e-4)")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps, a multiple of 20 (default: 200)")
+    parser.add_argument("--batch-size", type=int, default=16, help="rows per step (default: 16)")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak learning rate (default: 1e-4)")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     curves = {}

@@ -1,9 +1,9 @@
-"""Rows a second of predicting, against the same model run the way OccCANINE runs it; prints one line of JSON.
+"""Rows per second of prediction, compared with the same model run as OccCANINE runs it; prints one line of JSON.
 
-The model has CANINE-s's sizes and random weights, the key 1,919 codes, and each row is a description of its own. The
-reference's way: inputs padded to 128 positions, fp32, the whole prefix computed again at each step, and full search one
-node of the trie at a time. Both sides alternate within the run; the figures are the medians. `with_repeats` are rows of
-the same file as they stand: we compute each distinct description once, the reference computes all rows.
+The model has CANINE-s's sizes, random weights and 1,919 codes; all descriptions are distinct. The reference pads inputs
+to 128 positions, computes in fp32, decodes the whole prefix again at each step, and searches the trie one node at a
+time. Both sides take turns within the run; the figures are medians. `with_repeats` uses the rows of the file with their
+repeats: histocoder computes each distinct description once, the reference all rows.
 
 Usage: python benchmarks/predict.py [--precision fp32] [--compile] [--rows N] [--modes flat greedy topk full]
 """
@@ -37,7 +37,7 @@ NUM_CODES, REFERENCE_BATCH = 1919, 32
 
 
 def codes() -> tuple[str, ...]:
-    """Return 1,919 codes: HISCO's if its list is available, else as many with a similar spread."""
+    """Return 1,919 codes: HISCO's if its list is available, else generated ones of a similar distribution."""
     path = SHARED / "reference" / "hisco_codes.csv"
     if path.exists():
         return tuple(pd.read_csv(path, dtype=str)["hisco"])
@@ -46,7 +46,7 @@ def codes() -> tuple[str, ...]:
 
 
 def descriptions(num_rows: int, *, distinct: bool = True) -> list[str]:
-    """Real descriptions, else those of the sample data: distinct ones, or rows as they stand."""
+    """Return real descriptions, or those of the sample data; only distinct ones, or with repeats."""
     path = SHARED / "data" / "english_occupations.csv"
     texts = pd.read_csv(path if path.exists() else ROOT / "data" / "train.csv", dtype=str)["occ1"]
     texts = texts.drop_duplicates() if distinct else texts
@@ -54,7 +54,7 @@ def descriptions(num_rows: int, *, distinct: bool = True) -> list[str]:
 
 
 def build_coder(precision: str, *, compile: bool) -> Coder:
-    """A model of CANINE-s's sizes with random weights."""
+    """Return a coder with a model of CANINE-s's sizes and random weights."""
     torch.manual_seed(0)
     formatter = build_formatter("hisco", num_blocks=5)
     config = ModelConfig(
@@ -68,7 +68,7 @@ def build_coder(precision: str, *, compile: bool) -> Coder:
 
 
 class Reference:
-    """The same model, run the reference's way."""
+    """The same model, run as the reference runs it."""
 
     def __init__(self, coder: Coder) -> None:
         self.model, self.device = coder.model, coder.device
@@ -76,7 +76,7 @@ class Reference:
         self.blocks = [coder.formatter.system.to_block(code) for code in coder.codes]
 
     def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Padded to 128 positions."""
+        """Encode texts, padded to 128 positions."""
         tokens = tokenize(join_language(texts, ["en"] * len(texts)), max_len=128)
         ids = tokens.pad(np.arange(len(texts)), max_len=128, num_positions=128)
         input_ids = torch.from_numpy(ids).to(self.device)
@@ -85,13 +85,13 @@ class Reference:
 
     @torch.no_grad()
     def flat(self, texts: list[str]) -> None:
-        """The flat head."""
+        """Predict with the flat head."""
         for i in range(0, len(texts), REFERENCE_BATCH):
             self.model.linear_decoder(self.encode(texts[i : i + REFERENCE_BATCH])[1]).sigmoid().cpu()
 
     @torch.no_grad()
     def greedy(self, texts: list[str]) -> None:
-        """All 26 steps, each from the whole prefix."""
+        """Decode greedily in 26 steps, each from the whole prefix."""
         for i in range(0, len(texts), REFERENCE_BATCH):
             memory, _ = self.encode(texts[i : i + REFERENCE_BATCH])
             tokens = torch.full((len(memory), 1), BOS, device=self.device)
@@ -102,7 +102,7 @@ class Reference:
 
     @torch.no_grad()
     def full(self, texts: list[str]) -> None:
-        """Each node of the trie once, one after the other."""
+        """Compute each node of the trie, one after the other."""
         memory, _ = self.encode(texts)
         nodes = sorted({tuple(block[:depth]) for block in self.blocks for depth in range(len(block))})
         for prefix in nodes:
@@ -111,14 +111,14 @@ class Reference:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds that `work` takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def compare(coder: Coder, mode: str, args: argparse.Namespace) -> dict[str, float]:
-    """Alternate both sides; then our side once more, on rows with repeats."""
+    """Measure both sides in turns, then histocoder on rows with repeats."""
     reference, texts = Reference(coder), descriptions(args.rows)
     searches = mode in ("topk", "full")
     their_texts = texts[: args.full_rows if searches else args.rows // 4]
@@ -147,17 +147,17 @@ def compare(coder: Coder, mode: str, args: argparse.Namespace) -> dict[str, floa
 
 
 def main() -> None:
-    """Compare each mode."""
+    """Compare both sides in each mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256, help="descriptions of a round (default: 256)")
-    parser.add_argument("--full-rows", type=int, default=2, help="of the reference's full search (default: 2)")
+    parser.add_argument("--rows", type=int, default=256, help="descriptions per round (default: 256)")
+    parser.add_argument("--full-rows", type=int, default=2, help="rows of the reference's full search (default: 2)")
+    parser.add_argument("--repeating-rows", type=int, default=12_000, help="rows with repeats (default: 12,000, all)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument(
-        "--repeating-rows", type=int, default=12_000, help="rows with repeats, of ours (default: 12,000, all)"
+        "--precision", default="auto", choices=PRECISIONS, help="histocoder's precision (default: auto)"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of both sides (default: 3)")
-    parser.add_argument("--precision", default="auto", choices=PRECISIONS, help="ours (default: auto)")
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
-    parser.add_argument("--compile", action="store_true", help="ours with compiled layers")
+    parser.add_argument("--compile", action="store_true", help="compile histocoder's layers")
     args = parser.parse_args()
     coder = build_coder(args.precision, compile=args.compile)
     results = {mode: compare(coder, mode, args) for mode in args.modes}

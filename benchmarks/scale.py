@@ -1,7 +1,7 @@
-"""How time and memory of the parts around a model grow: python benchmarks/scale.py
+"""Time and memory of coding on Ray and Spark without a model, by number of rows: python benchmarks/scale.py
 
-The rows pass twice through Arrow: once to find the distinct descriptions, once to receive their codes. Each size has a
-process of its own, which takes block by block as workers do. Times are the processor's, of all threads.
+The rows pass through Arrow twice: to find the distinct descriptions, and to add their codes. Each size runs in its own
+process, which reads the rows in blocks as workers do. Times are processor time of all threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CODES = {
 
 
 def block(number: int, distinct: int) -> pa.Table:
-    """Return a block of rows; each description of 25 characters, in one of two languages."""
+    """Return a block of rows with descriptions of 25 characters in two languages."""
     places = np.random.default_rng(number).integers(0, distinct, BLOCK_ROWS)
     texts = pa.array([f"occupation number {place:07d}" for place in places.tolist()])
     return pa.table({"occ1": texts, "lang": pa.array(np.array(["da", "en"])[places % 2])})
@@ -50,7 +50,7 @@ def coded(pairs: pa.Table) -> pa.Table:
 
 
 def measure(rows: int, distinct: int) -> None:
-    """Print seconds and memory of one size."""
+    """Print time and memory of one size as a row of a Markdown table."""
     job = Job("", {"input_col": "occ1", "language_col": "lang"}, "cpu", "fp32", [], CODES, 10_000)
     found, seconds = Distinct(job.chunk_rows), np.zeros(3)
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

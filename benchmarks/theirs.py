@@ -1,4 +1,4 @@
-"""CANINE as transformers computes it, with the weights of ours."""
+"""CANINE of transformers, with the weights of histocoder's encoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from histocoder.model.canine import POSITIONS, Canine
 
 
 def canine_of_transformers(encoder: Canine) -> CanineModel:
-    """A `CanineModel` with copies of an encoder's weights."""
+    """Return a `CanineModel` with copies of an encoder's weights."""
     model = CanineModel(CanineConfig(**encoder.config.to_diff_dict()))
     weights = encoder.state_dict()
     positions = model.state_dict()[POSITIONS]

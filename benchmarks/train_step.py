@@ -1,12 +1,12 @@
-"""Rows a second of training at CANINE-s's sizes, against two other ways of training; prints one line of JSON.
+"""Rows per second of training at CANINE-s's sizes, compared with other ways of training; prints one line of JSON.
 
-Ours is what `finetune.py` does by default, augmentation included. The reference's recipe is fp32, every input padded to
-128 positions, batches in random order, rows tokenised one by one, AdamW unfused, and the loss read in every step. The
-Trainer is Hugging Face's, with bf16, rows grouped by length, and batches padded no further than they need; `compiled`
-is ours with `--compile`, `torch` ours without the kernels in C. All have random weights, the same losses, and the rows
-of `english_occupations.csv` (of data/train.csv where that is absent), altered by the same noise. They take turns within
-the run, each in a process of its own and warmed up; the figures are medians. The share of the peak is that of the
-fastest of some 2048³ products (on a GPU 8192³) in the precision of ours; their median tells how steady the machine was.
+`ours` trains as `finetune.py` does by default, augmentation included; `compiled` adds `--compile`, `torch` leaves out
+the C kernels. `reference` trains in fp32 with all inputs padded to 128 positions, batches in random order, rows
+tokenized one by one, an unfused AdamW, and the loss read in each step. `trainer` is Hugging Face's Trainer with bf16,
+rows grouped by length, and trimmed batches. All have random weights, the same losses, and the rows of
+`english_occupations.csv` (or data/train.csv if that is missing) with the same noise. They take turns within the run,
+each in its own process and warmed up; the figures are medians. The peak is the fastest of several 2048³ products (on a
+GPU 8192³) in the precision of `ours`; their median shows how steady the machine was.
 
 Usage: python benchmarks/train_step.py [--batch-size N] [--against reference trainer compiled torch]
 """
@@ -59,13 +59,13 @@ ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
 
 
 def train_config(batch_size: int, **changes: Any) -> TrainConfig:
-    """OccCANINE's numbers, for many epochs."""
+    """Return OccCANINE's settings, with many epochs."""
     recipe = {"num_epochs": 1000, "min_steps": 0, "learning_rate": 2e-5, "warmup_pct": 0.05}
     return TrainConfig(batch_size=batch_size, **{**recipe, **changes})
 
 
 class Data:
-    """The training data, prepared as `finetune.py` prepares them."""
+    """Training data, prepared as `finetune.py` prepares them."""
 
     def __init__(self, folder: Path, num_rows: int | None = None) -> None:
         source = ENGLISH if ENGLISH.exists() else ROOT / "data" / "train.csv"
@@ -81,7 +81,7 @@ class Data:
         self.noisy = OccupationDataset(arrays, augmenter=noise, **common)
 
     def model(self) -> MixerModel:
-        """One of CANINE-s's sizes with random weights."""
+        """Return a model of CANINE-s's sizes with random weights."""
         torch.manual_seed(0)
         return MixerModel(
             ModelConfig(
@@ -95,7 +95,7 @@ class Data:
 
 
 class Ours:
-    """The engine's own steps."""
+    """Training with histocoder's `Trainer`."""
 
     def __init__(
         self, data: Data, config: TrainConfig, device: torch.device, folder: Path, *, freeze_encoder: bool = False
@@ -118,7 +118,7 @@ class Ours:
                     yield batch
 
     def steps(self, count: int) -> float:
-        """Take so many; return rows a second, of all processes."""
+        """Take `count` steps; return rows per second over all processes."""
         started = time.perf_counter()
         for _ in range(count):
             self.taken.append(next(self.epochs))
@@ -127,11 +127,11 @@ class Ours:
         return count * self.rows / (time.perf_counter() - started)
 
     def gflops(self, count: int) -> list[float]:
-        """Of this machine, as it is now; see `gflops`."""
+        """Measure matrix products in the precision of training; see `gflops`."""
         return gflops(self.trainer.device, self.trainer.model.dtype, count)
 
     def where_time_goes(self, count: int) -> dict[str, int] | None:
-        """Milliseconds of a step by what they go into; in bf16 alone, since its products are all that Python sees."""
+        """Return milliseconds per step by kind of work; in bf16 only, whose products Python's profiler sees."""
         if self.trainer.model.dtype != torch.bfloat16:
             return None
         with cProfile.Profile() as profile:
@@ -145,7 +145,7 @@ class Ours:
         return {part: round(ms) for part, ms in parts.items()}
 
     def flops_per_row(self, count: int) -> float:
-        """Of matrix products, forward and backward, counted over the last steps taken once more."""
+        """Count the operations of matrix products, forward and backward, by repeating the last steps."""
         attention = _CountedAttention
         attention.flops, kernels.Attention = 0, attention
         with FlopCounterMode(display=False, custom_mapping=_PRODUCTS) as counter:
@@ -156,7 +156,7 @@ class Ours:
 
 
 class _CountedAttention(kernels.Attention):
-    """Attention whose products are counted: two forwards, four backwards."""
+    """Attention that counts its products: two in the forward pass, four in the backward pass."""
 
     flops = 0
 
@@ -187,14 +187,14 @@ _PARTS = {
     "norms": {"kernels.add_norm", "kernels.add_norm_backward"},
     "GELU": {"<built-in function gelu>"},
 }
-"""Functions, as the profiler names them, of what is told apart of a step on a CPU."""
+"""Profiler names of the functions in each kind of work of a step on a CPU."""
 
 _PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _flops_of_linear} if has_mkldnn_linear() else {}
-"""Products that torch has no count for."""
+"""Formulas for products that torch doesn't count."""
 
 
 class PlainModel(nn.Module):
-    """The same weights, run as transformers runs them."""
+    """The same model with transformers' CANINE."""
 
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class PlainModel(nn.Module):
         self.model, self.config = model, model.config
 
     def forward(self, input_ids: Tensor, targets: Tensor, *, masked: bool) -> MixerOutput:
-        """Encode and predict both ways; the decoder may attend to padding unless `masked`."""
+        """Compute the logits of decoder and flat head; the decoder attends to padding unless `masked`."""
         mask = input_ids.ne(0)
         encoded = self.model.encoder(input_ids=input_ids, attention_mask=mask.float())
         logits = self.model.decoder(targets[:, :-2], encoded.last_hidden_state, mask if masked else None)
@@ -210,7 +210,7 @@ class PlainModel(nn.Module):
 
 
 class Reference:
-    """The reference's recipe."""
+    """Training as the reference does it."""
 
     def __init__(self, data: Data, batch_size: int, device: torch.device) -> None:
         self.data, self.batch_size, self.device = data, batch_size, device
@@ -219,7 +219,7 @@ class Reference:
         self.rng = np.random.default_rng(0)
 
     def steps(self, count: int) -> float:
-        """Take so many; return rows a second."""
+        """Take `count` steps; return rows per second."""
         started = time.perf_counter()
         for _ in range(count):
             rows = self.rng.permutation(len(self.data.noisy))[: self.batch_size]
@@ -237,14 +237,14 @@ class Reference:
 
 
 class HuggingFace:
-    """`transformers.Trainer`, as a careful user would set it up."""
+    """Training with `transformers.Trainer`, as a careful user would set it up."""
 
     def __init__(self, data: Data, batch_size: int, folder: Path, *, bf16: bool) -> None:
         self.data, self.batch_size, self.folder, self.bf16 = data, batch_size, folder, bf16
         self.model = PlainModel(data.model())
 
     def steps(self, count: int) -> float:
-        """Take two, and then so many; return rows a second of the latter."""
+        """Take two steps, then `count`; return rows per second of the latter."""
         from transformers import Trainer, TrainerCallback, TrainingArguments
 
         marks: list[float] = []
@@ -289,7 +289,7 @@ class HuggingFace:
 
 
 class _Lengths(torch.utils.data.Dataset):
-    """Row numbers, with lengths for the Trainer's sampler."""
+    """Row numbers with lengths, for the Trainer's sampler."""
 
     def __init__(self, data: OccupationDataset) -> None:
         self.lengths = data.lengths().tolist()
@@ -302,13 +302,13 @@ class _Lengths(torch.utils.data.Dataset):
 
 
 def _share(data: OccupationDataset, rows: np.ndarray) -> Batch:
-    """Rows as a batch of their own."""
+    """Return rows as a batch."""
     return data[Share(rows=rows, epoch=0, num_rows=len(rows), num_target_blocks=1, weight=1.0)]
 
 
 def gflops(device: torch.device, dtype: torch.dtype, count: int) -> list[float]:
-    """Of a matrix product, so many times."""
-    size = 8192 if device.type == "cuda" else 2048  # so large that starting it takes no time beside it
+    """Return the GFLOP/s of `count` matrix products."""
+    size = 8192 if device.type == "cuda" else 2048  # large, so that the launch takes a negligible part
     a = torch.randn(size, size, device=device).to(dtype)
 
     def once() -> float:
@@ -320,7 +320,7 @@ def gflops(device: torch.device, dtype: torch.dtype, count: int) -> list[float]:
 
 
 class Side:
-    """A way of training in a process of its own, since how memory is handed out is the process' matter."""
+    """One of the ways of training in its own process, since memory allocation differs between processes."""
 
     def __init__(self, name: str, args: argparse.Namespace, folder: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -329,13 +329,13 @@ class Side:
         self._process.start()
 
     def ask(self, what: str, count: int) -> Any:
-        """Have it take so many steps."""
+        """Call a method of the side with a number of steps; return the result."""
         self._end.send((what, count))
         return self._end.recv()
 
 
 def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -> None:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # no compiled code of an earlier run
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # not the code that an earlier run compiled
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = Data(folder / name)
     config = train_config(args.batch_size, precision=args.precision, compile=name == "compiled")
@@ -357,12 +357,14 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
 
 
 def main() -> None:
-    """Let the sides take turns."""
+    """Measure all sides in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=64, help="rows a step (default: 64)")
-    parser.add_argument("--steps", type=int, default=16, help="of ours and the Trainer's in a round (default: 16)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side (default: 3)")
-    parser.add_argument("--precision", default="auto", help="ours (default: auto)")
+    parser.add_argument("--batch-size", type=int, default=64, help="rows per step (default: 64)")
+    parser.add_argument(
+        "--steps", type=int, default=16, help="steps per side and round, 1 of the reference (default: 16)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--precision", default="auto", help="precision of `ours` (default: auto)")
     parser.add_argument(
         "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "compiled", "torch")
     )

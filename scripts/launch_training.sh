@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Start a training script with a process on each GPU of this machine; --help says more.
+# Start a training script with one process per GPU of this machine; see --help.
 set -euo pipefail
 
 usage() {
   cat <<'HELP'
 usage: launch_training.sh [NUM_GPUS] [SCRIPT] [ARGS ...]
 
-Start a training script with a process on each GPU of this machine; several under torchrun.
+Start a training script with one process per GPU of this machine; several processes under torchrun.
 
-  NUM_GPUS  how many GPUs (default: all, or those of CUDA_VISIBLE_DEVICES); with 0, or where there are none, one process
-            on the CPU; with --device cpu among ARGS so many processes on the CPU
+  NUM_GPUS  number of GPUs (default: all, or those of CUDA_VISIBLE_DEVICES); with 0, or without GPUs, one process on the
+            CPU; with --device cpu among ARGS, the number of processes on the CPU
   SCRIPT    finetune.py or train_mixer.py (default: finetune.py)
-  ARGS      the script's flags, of which --batch-size is that of each process
+  ARGS      the script's flags; --batch-size is per process
 
   launch_training.sh --dataset my.csv --target-cols hisco_1 --language en --save-path out
   launch_training.sh 4 train_mixer.py --train-data a.csv --val-data v.csv --save-dir out
 
-PYTHON names the Python to use (default: the active environment's, else .venv's, else python3).
+PYTHON names the Python to use (default: that of the active environment, else of .venv, else python3).
 HELP
 }
 
@@ -106,13 +106,13 @@ fi
 processes=$((processes > 0 ? processes : 1))
 
 python=${PYTHON:-$(find_python)}
-if ((processes == 1)); then # which needs no torchrun, but counts as launched
+if ((processes == 1)); then # needs no torchrun, but counts as launched
   command=(env RANK=0 WORLD_SIZE=1 "$python" "$script" "$@")
 else
   command=("$python" -m torch.distributed.run --standalone "--nproc_per_node=$processes" "$script" --distributed "$@")
   cores=$(getconf _NPROCESSORS_ONLN)
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
-  # torchrun passes on these signals; at others it ends, and its processes do not save
+  # torchrun forwards these signals; at others it ends, and its processes do not save
   export TORCHELASTIC_SIGNALS_TO_HANDLE=${TORCHELASTIC_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}
 fi
 
