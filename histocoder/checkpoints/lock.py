@@ -23,22 +23,13 @@ def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
 
     The operating system or the file server releases the lock when its process ends, however it ends, so the file of a
     killed run blocks nobody. Loader workers do not inherit it. On a file system without locks, nothing is held.
-
-    Parameters
-    ----------
-    lock : Path
-    what, instead : str
-        What the run that holds the lock does, and what another one is to choose; for the message.
-
-    Raises
-    ------
-    UserError
-        On every process, naming the host and the process that hold the lock.
+    `what` the holder does, and what to choose `instead`, are for the error, which names the holder's host and process.
     """
     # in a file of its own: on Windows nobody else can read a locked file
     holder = lock.with_name(f"{lock.name}.json")
 
     def take() -> FileLock:
+        """Take the lock, and record who holds it."""
         held = FileLock(lock, timeout=0.2, fallback_to_soft=False)  # a run that is just ending deletes its file
         try:
             held.acquire()

@@ -86,12 +86,9 @@ def _read_sums(folder: Path) -> dict[str, str]:
 
 
 def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
-    """Compare the files of a folder, or those of its model, with the manifest; takes about a second per GB.
+    """Raise a DamagedError if a file of a folder, or of the model in it, differs from the manifest, if there is one.
 
-    Raises
-    ------
-    DamagedError
-        If a file is missing or damaged; the message names it. A folder without a manifest is not checked.
+    This takes about a second per GB.
     """
     try:
         for name, digest in _read_sums(folder).items():
@@ -104,7 +101,7 @@ def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
 
 
 def verify_model(folder: Path) -> None:
-    """Compare a model's files with the manifest, as `verify_manifest` does; the message says what to do."""
+    """Raise a DamagedError, which says what to do, if a file of a model differs from the manifest."""
     try:
         verify_manifest(folder, model_only=True)
     except DamagedError as error:
@@ -145,13 +142,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
-    """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint.
-
-    Raises
-    ------
-    UserError
-        If there is no model, it is damaged (checked only with `verify`), or its format version is newer.
-    """
+    """Load a model in evaluation mode, on the CPU, from the folder of a model, a run or a checkpoint."""
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.")
     if verify:

@@ -20,17 +20,8 @@ BATCH_SETTINGS = {
 def find_checkpoint(folder: Path, resume: str) -> Path | None:
     """Return the checkpoint that a run resumes from, verified; print a warning for each damaged one that is skipped.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the run.
-    resume : str
-        "auto" (the newest intact checkpoint, if any), "never", or the path of a checkpoint or of a run.
-
-    Raises
-    ------
-    UserError
-        If there are checkpoints but none is intact, the given path holds none, or one has another format version.
+    `resume` is "auto" (the newest intact checkpoint in the run's folder, if any), "never", or the path of a checkpoint
+    or of a run. A UserError is raised if there are checkpoints but none is intact, or the given path holds none.
     """
     if resume == "never":
         return None

@@ -66,13 +66,8 @@ class RunFolder:
     def open(cls, path: Path) -> Iterator[RunFolder]:
         """Make a run's folder and lock it; a stop signal ends the run and is recorded in `interrupted.json`.
 
-        Raises
-        ------
-        UserError
-            On every process, if another run holds the folder, it can't be written to, or a run would replace or
-            delete files that histocoder did not create.
-        Interrupted
-            When a stop signal arrives.
+        All ranks raise a UserError if another run holds the folder, it can't be written to, or a run would replace or
+        delete files that histocoder did not create.
         """
         run, is_new = cls(path), not path.exists()
         distributed.run_on_primary(lambda: make_folder(path), doing="making the run's folder")

@@ -33,12 +33,8 @@ _KNOWN = {
 def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
     """Write weights and the optimizer's state by parameter, each rank its shards; a collective call.
 
-    Tensors are DTensors, or plain tensors that are the same on all ranks. All ranks must see the folder.
-
-    Raises
-    ------
-    UserError
-        On all ranks, if one of them can't write, or they see different folders.
+    Tensors are DTensors, or plain tensors that are the same on all ranks. All ranks raise a UserError if one of them
+    can't write, or they see different folders.
     """
     state = {f"model.{name}": tensor for name, tensor in weights.items()}
     state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}
@@ -84,13 +80,7 @@ def _not_seen(what: str, folder: Path) -> UserError:
 
 
 def read_shards(folder: Path) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Read weights and the optimizer's state by parameter, whole, into CPU memory; each process for itself.
-
-    Raises
-    ------
-    UserError
-        If the files contain objects other than tensors, or some are missing.
-    """
+    """Read weights and the optimizer's state by parameter, whole, into CPU memory; each process for itself."""
     reader = _Reader(folder)
     state: dict[str, Any] = {}
     for name, entry in reader.read_metadata().state_dict_metadata.items():
@@ -119,6 +109,7 @@ class _Reader(dcp.FileSystemReader):
     """Reads the index, which is a pickle, without executing anything in it."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the index; raise a DamagedError if it contains anything that an index of tensors does not."""
         path = Path(self.path) / _INDEX_FILE
         try:
             with path.open("rb") as file:

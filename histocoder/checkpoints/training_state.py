@@ -196,14 +196,9 @@ def _delete(checkpoint: Path) -> None:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Compare the files of a checkpoint with their checksums; takes about a second per GB.
+    """Raise a DamagedError if a file of a checkpoint does not have its checksum, a UserError for other format versions.
 
-    Raises
-    ------
-    DamagedError
-        If a file is missing or damaged; the message names it.
-    UserError
-        If the checkpoint has another format version.
+    This takes about a second per GB.
     """
     if not (path / MANIFEST_FILE).is_file():
         raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")

@@ -96,11 +96,8 @@ def _check_launcher(required: bool) -> None:
             "--distributed needs a launcher: torchrun --nproc_per_node=2 "
             f"{_program()} --distributed …, with the number of GPUs in place of 2."
         )
-    if (
-        _launch.world_size == 1
-        and "RANK" not in os.environ
-        and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ)
-    ):
+    by_accelerate = {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ)
+    if _launch.world_size == 1 and "RANK" not in os.environ and by_accelerate:
         raise UserError(
             "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
             "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
