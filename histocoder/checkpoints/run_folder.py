@@ -33,7 +33,7 @@ from histocoder.checkpoints.training_state import (
 from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
 from histocoder.distributed.launch import launcher, restarts
 from histocoder.distributed.nodes import on_each_node
-from histocoder.distributed.signals import STOP_SIGNALS, hears_signals
+from histocoder.distributed.signals import STOP_SIGNALS, in_main_thread
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, make_folder, remove_leftovers, write_text
 
@@ -121,7 +121,7 @@ class RunFolder:
             found = find_checkpoint(self.path, "auto" if began_here else resume)
             return str(found or ""), found is not None and is_same_file(found.parent, self.path / CHECKPOINTS_FOLDER)
 
-        found, is_own = distributed.from_primary(find, doing="verifying checkpoints")
+        found, is_own = distributed.broadcast_from_primary(find, doing="verifying checkpoints")
         if not found:
             return None
         copy = self.path / f".{Path(found).name}.copy.tmp"
@@ -131,7 +131,7 @@ class RunFolder:
             state = checkpoint.state
             state.best_accuracy, state.best_val_loss, state.num_worse, state.results = -math.inf, math.inf, 0, None
         distributed.wait_for_all(doing="loading the checkpoint")
-        if path == copy and distributed.is_first_here():
+        if path == copy and distributed.is_local_primary():
             shutil.rmtree(copy)
             with suppress(OSError):
                 self.path.rmdir()  # succeeds if this node keeps nothing else
@@ -149,7 +149,7 @@ class RunFolder:
         def end(signum: int, _frame: object) -> None:
             raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
 
-        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS if hears_signals()}
+        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS if in_main_thread()}
         try:
             yield
         except Interrupted as error:
@@ -162,9 +162,9 @@ class RunFolder:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
-    def stay_interrupted(self) -> None:
+    def raise_if_interrupted(self) -> None:
         """Raise Interrupted, on all ranks, if a launcher restarts (--max-restarts) a run that was asked to stop."""
-        record = distributed.from_primary(
+        record = distributed.broadcast_from_primary(
             lambda: _read(self._interrupted) if restarts() else "", doing="looking for interrupted.json"
         )
         if record:

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from histocoder.distributed import control_group, from_primary, gather, run_on_primary
+from histocoder.distributed import broadcast_from_primary, control_group, gather, run_on_primary
 from histocoder.errors import DamagedError, UserError
 
 _INDEX_FILE = ".metadata"
@@ -59,7 +59,7 @@ def check_folder(folder: Path) -> None:
         (folder / name).touch()
         return name
 
-    probe = folder / from_primary(touch, doing="looking at the run's folder")
+    probe = folder / broadcast_from_primary(touch, doing="looking at the run's folder")
     blind = [rank for rank, seen in enumerate(gather(torch.tensor(probe.exists()))) if not seen]
     run_on_primary(probe.unlink, doing="looking at the run's folder")
     if blind:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from histocoder.config import LoaderConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import BucketSampler
-from histocoder.distributed.signals import hears_signals, leave_signals_to_the_parent
+from histocoder.distributed.signals import ignore_stop_signals, in_main_thread
 from histocoder.errors import MachineError
 
 _END_SECONDS = 0.3  # from the end of a process' pipes to its own
@@ -52,7 +52,7 @@ class BatchLoader:
             persistent_workers=config.persistent_workers and config.num_workers > 0,
             pin_memory=pin_memory,
             timeout=config.worker_timeout if config.num_workers else 0,
-            worker_init_fn=leave_signals_to_the_parent,
+            worker_init_fn=ignore_stop_signals,
             generator=torch.Generator(),  # its own, so that loading leaves the run's random state alone
         )
 
@@ -133,5 +133,5 @@ def _merged(batch: Batch) -> Batch:
 
 def _expect_ends() -> None:
     """Workers that end from now on are no errors of their own."""
-    if hasattr(signal, "SIGCHLD") and hears_signals():  # Windows lacks it
+    if hasattr(signal, "SIGCHLD") and in_main_thread():  # Windows lacks it
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,12 +1,12 @@
 """Processes that train together: launch environment, process group, collectives, watchdog and signals."""
 
 from histocoder.distributed.collectives import Ballot, gather, gather_texts, mean_of_rows, reduce_sum
-from histocoder.distributed.primary import from_primary, run_on_primary, say, wait_for_all
+from histocoder.distributed.primary import broadcast_from_primary, run_on_primary, say, wait_for_all
 from histocoder.distributed.process_group import (
     backend,
     control_group,
     expect_end,
-    is_first_here,
+    is_local_primary,
     is_lost_contact,
     is_primary,
     leave,

@@ -21,18 +21,16 @@ class Launch:
     """Whether there is a launcher; it may have started only one process."""
 
 
-def read_launch(environ: Mapping[str, str] | None = None, *, local_rank: int | None = None) -> Launch:
+def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None = None) -> Launch:
     """Read `RANK` and other variables of torchrun and similar launchers, or those of a SLURM job step.
 
     `local_rank`, from the `--local_rank` flag of older launchers, is used if the environment has none.
     """
-    env = os.environ if environ is None else environ
     if "RANK" in env and "WORLD_SIZE" in env:
-        default = 0 if local_rank is None else local_rank
         return Launch(
             rank=int(env["RANK"]),
             world_size=int(env["WORLD_SIZE"]),
-            local_rank=int(env.get("LOCAL_RANK", default)),
+            local_rank=int(env.get("LOCAL_RANK", local_rank or 0)),
             local_world_size=int(env.get("LOCAL_WORLD_SIZE", 1)),
             launched=True,
         )
@@ -60,16 +58,15 @@ def restarts() -> int:
 def attempt_of(launch: Launch) -> int:
     """Return a number that separates this attempt's keys in the store from those of attempts before a restart.
 
-    Nodes count their restarts. The counts may differ only in an elastic rendezvous of several nodes (torchrun --rdzv-id
+    Each node counts its restarts. The counts differ only in an elastic rendezvous of several nodes (torchrun --rdzv-id
     …), where each attempt has a store of its own.
     """
     one_store = launch.local_world_size == launch.world_size or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
     return restarts() if one_store else 0
 
 
-def node_name(environ: Mapping[str, str] | None = None) -> str:
+def node_name(env: Mapping[str, str] = os.environ) -> str:
     """Return this node's number from torchrun or SLURM, else its host name."""
-    env = os.environ if environ is None else environ
     return env.get("GROUP_RANK") or env.get("SLURM_NODEID") or socket.gethostname()
 
 

@@ -43,11 +43,11 @@ def on_each_node(
     """
     if distributed.world_size() == 1:
         return folder
-    mark, sizes = distributed.from_primary(
+    mark, sizes = distributed.broadcast_from_primary(
         lambda: (_read(folder / marker), _sizes(folder, files)), doing=f"looking at {folder.name}"
     )
     is_seen = _read(folder / marker) == mark and _sizes(folder, files) == sizes
-    asks = distributed.is_first_here() and not (is_seen and (distributed.is_primary() or is_whole(folder)))
+    asks = distributed.is_local_primary() and not (is_seen and (distributed.is_primary() or is_whole(folder)))
     asking = [rank for rank, answer in enumerate(distributed.gather(torch.tensor(asks))) if answer]
     if not asking:
         return folder

@@ -61,7 +61,7 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
     return None
 
 
-def from_primary(work: Callable[[], T], *, doing: str) -> T:
+def broadcast_from_primary(work: Callable[[], T], *, doing: str) -> T:
     """Run `work` on rank 0 as `run_on_primary` does; return the result, which is not None, on every process."""
     values = [run_on_primary(work, doing=doing)]
     if (group := shared_group()) is not None:

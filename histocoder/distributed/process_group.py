@@ -161,7 +161,7 @@ def is_primary() -> bool:
     return _launch.rank == 0
 
 
-def is_first_here() -> bool:
+def is_local_primary() -> bool:
     """Return whether this is the first process of its node."""
     return _launch.local_rank == 0
 

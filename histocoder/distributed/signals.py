@@ -16,7 +16,7 @@ _AGAIN_SECONDS = 1.0
 """Time within which a second Ctrl-C is the first one, forwarded by a launcher."""
 
 
-def hears_signals() -> bool:
+def in_main_thread() -> bool:
     """Return whether this is the main thread, the only one that can handle signals; Ray Train uses another."""
     return threading.current_thread() is threading.main_thread()
 
@@ -37,7 +37,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for signum in STOP_SIGNALS if hears_signals() else ():
+        for signum in STOP_SIGNALS if in_main_thread() else ():
             self._before[signum] = signal.signal(signum, self._record)
         return self
 
@@ -56,7 +56,7 @@ class StopSignals:
             os._exit(128 + signum)
 
 
-def leave_signals_to_the_parent(_worker: int) -> None:
+def ignore_stop_signals(_worker: int) -> None:
     """Ignore stop signals in a loader worker, which receives those to the whole process group as well."""
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)

@@ -45,7 +45,7 @@ def _prepared_files(config: FinetuneConfig) -> tuple[ExampleFiles, ExampleFiles]
         prepare(config, config.folder, known=known, overwrite=config.overwrite)
         return read_key(config.folder / KEY_FILE)
 
-    key = distributed.from_primary(prepared, doing="preparing the data")
+    key = distributed.broadcast_from_primary(prepared, doing="preparing the data")
     columns, formatter = config.target_cols, formatter_of(config)
     train, val = (
         ExampleFiles((config.folder / name,), columns, formatter, key=key, rules=PREPARED_RULES)
@@ -99,9 +99,9 @@ def open_data(
         form: dict[str, Any] = {"max_len": config.max_len, "text_normalization": config.text_normalization}
         return [build_cache(part, cache_dir, tokenizer=tokenizer, **form).name for part in files]
 
-    names = distributed.from_primary(build, doing="tokenising the data")
+    names = distributed.broadcast_from_primary(build, doing="tokenising the data")
     built = [on_each_node(cache_dir / name, marker=CACHE_FILE, is_whole=is_whole) for name in names]
-    if config.cache_dir is None and distributed.is_first_here():
+    if config.cache_dir is None and distributed.is_local_primary():
         prune_cache(cache_dir, built)
     return [open_cache(path, tokenizer) for path in built]
 

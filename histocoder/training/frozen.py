@@ -48,11 +48,11 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
         encoder_id = _encoder_id(model)
         return [path.name if (path := _built(model, data, encoder_id, folder)) else "" for data in fixed]
 
-    found = distributed.from_primary(build, doing="encoding the descriptions")
+    found = distributed.broadcast_from_primary(build, doing="encoding the descriptions")
     for data, name in zip(fixed, found, strict=True):
         if name:
             path = data.arrays.folder / name
-            if distributed.is_first_here():
+            if distributed.is_local_primary():
                 _delete_others(path, folder)
             data.encodings = Encodings(on_each_node(path, marker=ENCODINGS_FILE, is_whole=has_encodings))
 

@@ -106,7 +106,7 @@ def fit(
     device: torch.device,
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
-    run.stay_interrupted()
+    run.raise_if_interrupted()
     _check_together(config, run.path)
     checkpoint = run.checkpoint("never" if config.overwrite and config.resume == "auto" else config.resume)
     tokenizer = choose_tokenizer(config, checkpoint)
