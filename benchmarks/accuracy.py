@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -167,29 +168,25 @@ def main() -> None:
         print(table_of(list(measured(args.output))))
         return
     done = {(r["data"], r["size"], r["seed"], r["run"], r["flags"]) for r in measured(args.output)}
-    for data in args.data:
-        whole = read(data, args.shared)
-        for size in args.sizes:
-            for run in args.methods:
-                for seed in args.seeds:
-                    flags = " ".join(args.flags) if run in RUNS else ""
-                    if (data, size, seed, run, flags) in done:
-                        continue
-                    train, test = split(whole, seed=seed, size=None if size == "all" else int(size))
-                    if run in BASELINES:
-                        found, seconds = BASELINES[run](train, test)
-                    else:
-                        given = [flag.format(minilm=args.minilm) for flag in RUNS[run]]
-                        language = TABLES[data][1]
-                        found, seconds = finetune((*given, *args.flags), train, test, language=language, seed=seed)
-                    for mode, predicted in found.items():
-                        rows, distinct = scores(predicted, test)
-                        result = {"data": data, "size": size, "seed": seed, "run": run, "flags": flags}
-                        result |= {"method": f"{run} {mode}".strip(), "num_train": len(train), "num_test": len(test)}
-                        result |= {"rows": rows, "distinct": distinct, "seconds": seconds}
-                        with args.output.open("a", encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
-                            file.write(json.dumps(result) + "\n")
-                            print(json.dumps(result), flush=True)
+    tables = {data: read(data, args.shared) for data in args.data}
+    for data, size, run, seed in itertools.product(args.data, args.sizes, args.methods, args.seeds):
+        flags = " ".join(args.flags) if run in RUNS else ""
+        if (data, size, seed, run, flags) in done:
+            continue
+        train, test = split(tables[data], seed=seed, size=None if size == "all" else int(size))
+        if run in BASELINES:
+            found, seconds = BASELINES[run](train, test)
+        else:
+            given = [flag.format(minilm=args.minilm) for flag in RUNS[run]]
+            found, seconds = finetune((*given, *args.flags), train, test, language=TABLES[data][1], seed=seed)
+        for mode, predicted in found.items():
+            rows, distinct = scores(predicted, test)
+            result = {"data": data, "size": size, "seed": seed, "run": run, "flags": flags}
+            result |= {"method": f"{run} {mode}".strip(), "num_train": len(train), "num_test": len(test)}
+            result |= {"rows": rows, "distinct": distinct, "seconds": seconds}
+            with args.output.open("a", encoding="utf-8") as file, contextlib.suppress(BrokenPipeError):
+                file.write(json.dumps(result) + "\n")
+                print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
