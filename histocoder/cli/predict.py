@@ -74,8 +74,9 @@ class PredictFlags(PredictConfig, PrecisionFlags, ModelFlags):
         for name in of_known if self.known is None else ():
             if getattr(self, name):
                 raise UserError(f"--{name.replace('_', '-')} is for --known; add that, or omit it.")
-        if self.known and self.mode == "full":
-            raise UserError("--known gives codes, for which --mode full has no columns; choose another mode.")
+        for name in ("known", "join"):
+            if getattr(self, name) and self.mode == "full":
+                raise UserError(f"--{name} needs columns of codes, and --mode full has none; choose another mode.")
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -46,3 +46,12 @@ def test_tables_that_can_not_be_joined(tmp_path: Path, text: str, message: str):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(UserError, match=message):
         Join(tmp_path / "t.csv", system="hisco", codes=CODES)
+
+
+def test_a_mode_without_columns_of_codes_is_refused(capsys: pytest.CaptureFixture[str]):
+    flags = ["--model", "m", "--input", "in.csv", "--output", "out.csv", "--join", "t.csv", "--mode", "full"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", *flags])
+    assert capsys.readouterr().err == (
+        "error: --join needs columns of codes, and --mode full has none; choose another mode.\n"
+    )

@@ -173,7 +173,7 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys)
         (("--known", "texts.csv"), "has no column 'occ1'; it has: job, hisco_1"),
         (("--known", "codes.csv"), "has no code at all"),
         (("--known", "short.csv"), "line 2, hisco_1: '1110'. Add --zero-pad-codes"),
-        (("--known", "short.csv", "--mode", "full"), "--mode full has no columns"),
+        (("--known", "short.csv", "--mode", "full"), "columns of codes, and --mode full has none"),
         (("--known-exact",), "--known-exact is for --known"),
         (("--zero-pad-codes",), "--zero-pad-codes is for --known"),
     ],
