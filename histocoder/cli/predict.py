@@ -104,11 +104,11 @@ def run(config: PredictFlags) -> None:
     coder = Coder.from_pretrained(
         folder, str(device), precision=config.precision, compile=config.compile, verify=not config.no_verify
     )
-    known = _read_known(known_file, coder, config) if known_file else None
-    if config.input and config.output:
-        with _standard_streams(config.input, config.output) as (source, output, say):
-            _code_file(coder, folder, replace(config, input=source, output=output), known, say)
-        return
+    with _standard_streams(config) as (files, say):
+        known = _read_known(known_file, coder, config, say) if known_file else None
+        if config.input:
+            _code_file(coder, folder, files, known, say)
+            return
     code = coder.code if known is None else partial(known.code, coder)
     texts, langs = list(config.texts), [config.language] * len(config.texts)
     _print_table(texts, code(texts, langs, config_of(PredictOptions, config)))
@@ -167,7 +167,7 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
     return path
 
 
-def _read_known(path: Path, coder: Coder, config: PredictFlags) -> Known:
+def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[str], None]) -> Known:
     """Read hand-coded descriptions, and say what there is to know of them."""
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import held_out
@@ -211,22 +211,22 @@ def _naming_sheets(flag: str) -> Iterator[None]:
 
 
 @contextmanager
-def _standard_streams(source: str, output: str) -> Iterator[tuple[str, str, Callable[[str], None]]]:
-    """Have files stand in for standard input and output, where `-` names them; give what tells the user of them."""
-    if "-" not in (source, output):
-        yield source, output, say
+def _standard_streams(config: PredictFlags) -> Iterator[tuple[PredictFlags, Callable[[str], None]]]:
+    """Yield the flags with files in place of `-`, standard input or output; and the function that tells the user."""
+    if "-" not in (config.input, config.output):
+        yield config, say
         return
     if distributed.world_size() > 1:
         raise UserError("Standard input and output are those of one process; name files, or start one process.")
     with tempfile.TemporaryDirectory() as folder:
-        read, written = Path(folder, "standard input"), Path(folder, "standard output")
-        if source == "-":
-            with read.open("wb") as file:
+        files = {"input": Path(folder, "standard input"), "output": Path(folder, "standard output")}
+        files = {name: path for name, path in files.items() if getattr(config, name) == "-"}
+        if "input" in files:
+            with files["input"].open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
         try:
             yield (
-                str(read) if source == "-" else source,
-                str(written) if output == "-" else output,
+                replace(config, **{name: str(path) for name, path in files.items()}),
                 lambda text: print(text.replace(f"{folder}/", ""), file=sys.stderr, flush=True),
             )
         except Interrupted as error:
@@ -236,8 +236,8 @@ def _standard_streams(source: str, output: str) -> Iterator[tuple[str, str, Call
             raise Interrupted(message, error.signum) from None
         except UserError as error:
             raise UserError(str(error).replace(f"{folder}/", "")) from error
-        if output == "-":
-            with written.open("rb") as file:
+        if "output" in files:
+            with files["output"].open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
 
 

@@ -354,7 +354,9 @@ def test_a_disk_full_at_first_keeps_nothing(model: Path, tmp_path: Path, monkeyp
 
 def test_standard_streams_as_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_archive(tmp_path / "in.csv", 30)
-    flags = ["predict", "--model", str(model), "--language-col", "lang", "--input"]
+    known = tmp_path / "known.csv"
+    known.write_text("occ1,hisco_1\nfarmer,61110\nfarmer,77610\n")  # of which there is a notice
+    flags = ["predict", "--model", str(model), "--language-col", "lang", "--known", str(known), "--input"]
     main([*flags, str(tmp_path / "in.csv"), "--output", str(tmp_path / "out.csv")])
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in.csv").read_bytes())))
