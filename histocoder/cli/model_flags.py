@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from histocoder.cli.arguments import add_flags, config_of
 from histocoder.config import PRECISIONS, Settings
@@ -99,3 +99,13 @@ def run_of(folder: Path) -> Path:
     if folder.parent.name == CHECKPOINTS_FOLDER:
         return folder.parents[1]
     return folder.parent if folder.name == BEST_FOLDER else folder
+
+
+def settings_of_run(run: Path) -> dict[str, Any]:
+    """Return the settings in a run's args.yaml; none where there is no such file."""
+    import yaml
+
+    from histocoder.checkpoints.run_folder import ARGS_FILE
+
+    path = run / ARGS_FILE
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -17,7 +17,7 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.cli.arguments import config_of
-from histocoder.cli.model_flags import ModelFlags, PrecisionFlags, add_command, run_of, training_files
+from histocoder.cli.model_flags import ModelFlags, PrecisionFlags, add_command, run_of, settings_of_run, training_files
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.config.prediction import SHEET_HELP
 from histocoder.config.settings import free, require
@@ -187,6 +187,9 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
         )
     if config.known == "auto":
         files = replace(files, paths=(path, *held_out(path.parent)))
+    if has_languages and (language := _language_of_run(config, path.parent)):
+        has_languages = False
+        say(f"--known auto takes descriptions to be in the run's language. For the model, add --language {language}.")
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     read = f"{files.input_col} {files.language_col} {rules} {settings}"
     sources = " ".join(map(fingerprint, files.paths))
@@ -199,6 +202,14 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
             "frequent ones the first in the file."
         )
     return known
+
+
+def _language_of_run(config: PredictFlags, run: Path) -> str | None:
+    """Return the language of all of a run's data, where its codes are asked for without a language."""
+    if config.known != "auto" or config.language != "unk" or config.language_col:
+        return None
+    language = settings_of_run(run).get("language", "unk")
+    return None if language == "unk" else language
 
 
 @contextmanager

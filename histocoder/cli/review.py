@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from histocoder.cli.model_flags import add_command, run_of
+from histocoder.cli.model_flags import add_command, run_of, settings_of_run
 from histocoder.config import Settings
 from histocoder.config.prediction import RAW_HELP, SHEET_HELP
 from histocoder.config.settings import free
@@ -38,17 +38,13 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(config: ReviewFlags) -> None:
     """Write the rows to check, and say what to do with them."""
-    import yaml
-
     from histocoder.checkpoints.hub import local_folder
     from histocoder.checkpoints.model_files import read_model_config
-    from histocoder.checkpoints.run_folder import ARGS_FILE
     from histocoder.evaluation.review import Columns, next_step, review
 
     folder = local_folder(config.model)
     run = run_of(folder)
-    has_run = (run / ARGS_FILE).is_file()
-    settings = yaml.safe_load((run / ARGS_FILE).read_text(encoding="utf-8")) if has_run else {}
+    settings = settings_of_run(run)
     columns = Columns(
         config.input_col,
         config.language_col,

@@ -163,6 +163,21 @@ def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys)
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["source", "known", "known"]
 
 
+def test_auto_takes_descriptions_to_be_in_the_runs_language(model: Path, tmp_path: Path, capsys):
+    run = tmp_path / "run"
+    best = shutil.copytree(model, run / "best")
+    (run / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,80110,\n")
+    for settings, flags, source in (
+        ("language: unk\n", (), "model"),
+        ("language: English\n", (), "known"),
+        ("language: English\n", ("--language", "da"), "model"),
+    ):
+        (run / "args.yaml").write_text(settings)
+        predict("--model", best, "--known", "auto", *flags, "farmer")
+        said = capsys.readouterr().out
+        assert said.split()[-1] == source and ("add --language English" in said) is (source == "known")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
