@@ -2,64 +2,66 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from histocoder.cli.model_flags import add_command
+from histocoder.config import Settings
+from histocoder.config.settings import free, require
 from histocoder.errors import UserError
 from histocoder.training.console import say
 
 
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its flags."""
-    parser = add_command(commands, "convert", "turn models from and to OccCANINE's form, or shares into one")
-    direction = parser.add_mutually_exclusive_group(required=True)
-    direction.add_argument("--from-occcanine", metavar="PATH", help="last.bin, or a folder as on the hub")
-    direction.add_argument("--to-occcanine", metavar="DIR", help="the folder of a model of this program's")
-    direction.add_argument(
-        "--from-shards", metavar="DIR", help="a checkpoint of --fsdp-state-dict sharded, to be put together"
-    )
-    parser.add_argument("--output", required=True, metavar="PATH", help="folder, or file (last.bin), to write")
-    parser.add_argument(
-        "--formatter", choices=("hisco", "occ1950", "general", "gpf"), help="kind of code it was trained on"
-    )
-    parser.add_argument("--key", metavar="CSV", help="its key: system_code,code, and desc if there is one")
-    parser.add_argument("--target-cols", nargs="+", metavar="COL", help="general: its columns of codes")
-    parser.add_argument("--block-size", type=int, metavar="N", help="general: longest code's characters (default: 5)")
-    parser.add_argument("--encoder-config", metavar="JSON", help="its CanineConfig's file (default: CANINE-s's sizes)")
-    parser.add_argument(
-        "--text-normalization",
-        default="lower_ascii",
+@dataclass(frozen=True, kw_only=True)
+class Flags(Settings):
+    """Turn models from and to OccCANINE's form, or shares into one."""
+
+    from_occcanine: str | None = free(None, "last.bin, or a folder as on the hub", metavar="PATH")
+    to_occcanine: str | None = free(None, "the folder of a model of this program's", metavar="DIR")
+    from_shards: str | None = free(None, "a checkpoint of --fsdp-state-dict sharded, to be put together", metavar="DIR")
+    output: str = free(None, "folder, or file (last.bin), to write", metavar="PATH", is_required=True)
+    formatter: str | None = free(None, "kind of code it was trained on", choices=("hisco", "occ1950", "general", "gpf"))
+    key: str | None = free(None, "its key: system_code,code, and desc if there is one", metavar="CSV")
+    target_cols: tuple[str, ...] | None = free(None, "general: its columns of codes", metavar="COL")
+    block_size: int | None = free(None, "general: longest code's characters (default: 5)", metavar="N")
+    encoder_config: str | None = free(None, "its CanineConfig's file (default: CANINE-s's sizes)", metavar="JSON")
+    text_normalization: str = free(
+        "lower_ascii",
+        "what was done to its training texts (default: lower_ascii, as by published models)",
         choices=("none", "lower_ascii"),
-        help="what was done to its training texts (default: lower_ascii, as by published models)",
     )
-    parser.set_defaults(run=run)
+
+    def check(self) -> None:
+        """Raise a UserError unless one model is named."""
+        require(
+            sum(map(bool, (self.from_occcanine, self.to_occcanine, self.from_shards))) == 1,
+            "One of the arguments --from-occcanine --to-occcanine --from-shards is required, and one only.",
+        )
 
 
-def run(args: argparse.Namespace) -> None:
+def run(config: Flags) -> None:
     """Write the model in its other form."""
     from histocoder.files import make_folder
     from histocoder.inference.occcanine import load_occcanine, save_occcanine
 
-    output = Path(args.output)
+    output = Path(config.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise UserError(f"{output} exists already; choose another --output.")
-    if args.from_shards:
-        _put_together(Path(args.from_shards), output)
-    elif args.to_occcanine:
-        save_occcanine(args.to_occcanine, output)
-    else:
-        if args.formatter is None:
+    if config.from_shards:
+        _put_together(Path(config.from_shards), output)
+    elif config.to_occcanine:
+        save_occcanine(config.to_occcanine, output)
+    elif config.from_occcanine:
+        if config.formatter is None:
             raise UserError("Say with --formatter what kind of code the model gives: hisco, occ1950 or general.")
         coder = load_occcanine(
-            args.from_occcanine,
-            formatter=args.formatter,
-            key=args.key,
-            target_cols=args.target_cols,
-            block_size=args.block_size,
-            encoder_config=_read_json(args.encoder_config) if args.encoder_config else None,
-            text_normalization=args.text_normalization,
+            config.from_occcanine,
+            formatter=config.formatter,
+            key=config.key,
+            target_cols=config.target_cols,
+            block_size=config.block_size,
+            encoder_config=_read_json(config.encoder_config) if config.encoder_config else None,
+            text_normalization=config.text_normalization,
         )
         make_folder(output)
         coder.save_pretrained(output)

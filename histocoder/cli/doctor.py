@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -14,14 +13,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from histocoder import distributed
-from histocoder.cli.model_flags import add_command
+from histocoder.config import Settings
+from histocoder.config.settings import free
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.model.devices import check_compiler, device_name, has_bf16
@@ -31,55 +32,48 @@ from histocoder.ops.memory import total_bytes
 from histocoder.training.console import say
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-ALL_REDUCE_SECONDS = 120.0
-"""How long the processes may take to start, meet and add up."""
+"""Marks of findings: with a note something works less well, or not at all, that training can do without."""
+_ALL_REDUCE_SECONDS = 120.0
+"""Seconds in which the processes must start, connect and add up."""
 _PACKAGES = (
     *("transformers", "pandas", "pyarrow", "matplotlib", "safetensors", "scikit-learn", "text-unidecode", "tqdm"),
     *("PyYAML", "Jinja2"),
 )
 _PARAMETERS = 140_000_000  # of a model with CANINE-s
 _RUN_BYTES = _PARAMETERS * (3 * 12 + 2 * 4)
-"""That it leaves: two checkpoints, one being written, the best model and the last."""
+"""Disk space of its run: two checkpoints, one being written, the best model and the last."""
 _TRAINING_BYTES = _PARAMETERS * 16
-"""That it trains in: weights, gradients, and two numbers of the optimizer's for each."""
+"""Memory of its training: weights, gradients, and two numbers of the optimizer's for each."""
 _SHARED_MEMORY_BYTES = 1e9
 _NUMBERS = 1 << 20
 _POLL_SECONDS = 0.05
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
+@dataclass(frozen=True, kw_only=True)
+class Flags(Settings):
+    """See what this machine has for training, and what is missing."""
+
+    folder: str = free(".", "where runs are to be saved", metavar="DIR")
+
+
+class Finding(NamedTuple):
+    """One thing that was examined."""
 
     mark: str
-    """`OK`; `NOTE`: something works less well, or not at all, that training can do without; or `PROBLEM`."""
     what: str
     found: str
     meaning: str = ""
-    """And what to do."""
+    """Consequence, and what to do."""
 
 
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its flags."""
-    parser = add_command(commands, "doctor", "see what this machine has for training, and what is missing")
-    parser.add_argument("--folder", default=".", metavar="DIR", help="where runs are to be saved (default: .)")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Look at the machine; exit code 1 where something is missing."""
-    if not print_findings(examine(Path(args.folder)), say):
+def run(config: Flags) -> None:
+    """Examine the machine; exit code 1 where something is missing."""
+    if not print_findings(_examine(Path(config.folder)), say):
         raise SystemExit(1)
 
 
-def examine(folder: Path) -> Iterator[Finding]:
-    """Look at everything, the slowest last.
-
-    Parameters
-    ----------
-    folder : Path
-        Where runs are to be saved.
-    """
+def _examine(folder: Path) -> Iterator[Finding]:
+    """Examine everything, the slowest last; `folder` is where runs are to be saved."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield _versions()
     yield from _packages()
@@ -92,33 +86,28 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield _disk(folder)
     yield _hub()
     yield _nccl()
-    yield _all_reduce(ALL_REDUCE_SECONDS)
+    yield _all_reduce(_ALL_REDUCE_SECONDS)
 
 
-def print_findings(findings: Iterator[Finding], say: Callable[[str], None]) -> bool:
-    """Say each as soon as it is known; whether nothing is missing that training needs."""
-    problems = notes = 0
+def print_findings(findings: Iterable[Finding], say: Callable[[str], None]) -> bool:
+    """Print each finding as soon as it is known; return whether training has all that it needs."""
+    marks = []
     for finding in findings:
         say(f"{finding.mark:<9}{finding.what:<15}{finding.found}")
         if finding.meaning:
             say(f"{'':24}{finding.meaning}")
-        problems += finding.mark == PROBLEM
-        notes += finding.mark == NOTE
-    if problems:
+        marks.append(finding.mark)
+    if problems := marks.count(PROBLEM):
         say(f"{problems} problem{'s' * (problems > 1)}: what is marked so won't work.")
     else:
-        say(f"Training can work here{'; the notes say what is less than it might be' if notes else ''}.")
+        say(f"Training can work here{'; the notes say what is less than it might be' if NOTE in marks else ''}.")
     return not problems
 
 
 def _versions() -> Finding:
+    own = f"histocoder {_version_of('histocoder') or '(not installed)'}, Python {platform.python_version()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    names = [
-        f"histocoder {_version_of('histocoder') or '(not installed)'}",
-        f"Python {platform.python_version()}",
-        f"torch {torch.__version__} ({cuda})",
-    ]
-    return Finding(OK, "versions", ", ".join(names))
+    return Finding(OK, "versions", f"{own}, torch {torch.__version__} ({cuda})")
 
 
 def _packages() -> Iterator[Finding]:
@@ -153,12 +142,9 @@ def _devices() -> Finding:
     elif torch.version.cuda is None:
         why = "There is a driver for NVIDIA GPUs, but this torch is built without CUDA: install one that is."
     else:
-        why = f"There is a driver for NVIDIA GPUs, but torch finds none: check nvidia-smi, {_visible()}."
+        visible = f"CUDA_VISIBLE_DEVICES (now {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r})"
+        why = f"There is a driver for NVIDIA GPUs, but torch finds none: check nvidia-smi, {visible}."
     return Finding(NOTE, "devices", name, why)
-
-
-def _visible() -> str:
-    return f"CUDA_VISIBLE_DEVICES (now {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r})"
 
 
 def _precision(device: torch.device) -> Finding:
@@ -188,26 +174,21 @@ def _memory() -> Finding:
     if math.isinf(size):
         return Finding(NOTE, "memory", "unknown here")
     if size < 2 * _TRAINING_BYTES:
-        what = (
-            f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch: lower --batch-size, or --encoder ngram."
-        )
-        return Finding(NOTE, "memory", _gb(size), what)
+        what = f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch"
+        return Finding(NOTE, "memory", _gb(size), f"{what}: lower --batch-size, or --encoder ngram.")
     return Finding(OK, "memory", _gb(size))
 
 
 def _shared_memory() -> Finding:
     if not Path("/dev/shm").is_dir():
         return Finding(OK, "shared memory", "no /dev/shm: loader workers use files")
-    free = shutil.disk_usage("/dev/shm").free
-    if free < _SHARED_MEMORY_BYTES:
-        return Finding(
-            NOTE,
-            "shared memory",
-            f"{_gb(free)} free in /dev/shm",
-            "Loader workers pass batches through it, and are killed for want of it: keep --num-workers 0, or give a "
-            "container more (docker run --shm-size=2g).",
-        )
-    return Finding(OK, "shared memory", f"{_gb(free)} free in /dev/shm")
+    size = shutil.disk_usage("/dev/shm").free
+    is_small, said = size < _SHARED_MEMORY_BYTES, f"{_gb(size)} free in /dev/shm"
+    what = (
+        "Loader workers pass batches through it, and are killed for want of it: keep --num-workers 0, or give a "
+        "container more (docker run --shm-size=2g)."
+    )
+    return Finding(NOTE, "shared memory", said, what) if is_small else Finding(OK, "shared memory", said)
 
 
 def _disk(folder: Path) -> Finding:
@@ -216,11 +197,10 @@ def _disk(folder: Path) -> Finding:
         make_folder(there)
     except UserError as error:
         return Finding(PROBLEM, "disk", f"{folder} can't be written to", str(error))
-    free = shutil.disk_usage(there).free
-    if free < _RUN_BYTES:
-        what = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder ngram takes little."
-        return Finding(NOTE, "disk", f"{_gb(free)} free in {there}", what)
-    return Finding(OK, "disk", f"{_gb(free)} free in {there}")
+    size = shutil.disk_usage(there).free
+    is_small, said = size < _RUN_BYTES, f"{_gb(size)} free in {there}"
+    what = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder ngram takes little."
+    return Finding(NOTE, "disk", said, what) if is_small else Finding(OK, "disk", said)
 
 
 def _hub() -> Finding:
@@ -242,22 +222,22 @@ def _nccl() -> Finding:
 
 def _all_reduce(patience: float) -> Finding:
     """Have some processes of this machine add up numbers, as they would gradients."""
-    gpus = torch.cuda.device_count()
-    device, processes = ("cuda", gpus) if gpus > 1 else ("cpu", 2)
-    what = f"{processes} processes, {'a GPU each, NCCL' if device == 'cuda' else 'gloo'}"
-    help_ = "Several processes can't train together here; one can. "
-    if device == "cuda":
-        help_ += "See what NCCL_DEBUG=INFO says, and whether NCCL_P2P_DISABLE=1 or --device cpu helps."
+    if (gpus := torch.cuda.device_count()) > 1:
+        device, processes, how = "cuda", gpus, "a GPU each, NCCL"
+        remedy = "See what NCCL_DEBUG=INFO says, and whether NCCL_P2P_DISABLE=1 or --device cpu helps."
     else:
-        help_ += "Often the network interface is the wrong one: set GLOO_SOCKET_IFNAME=lo."
+        device, processes, how = "cpu", 2, "gloo"
+        remedy = "Often the network interface is the wrong one: set GLOO_SOCKET_IFNAME=lo."
     failure, seconds = _run_processes(processes, device, patience)
+    what = f"{processes} processes, {how}"
     if failure is not None:
-        return Finding(PROBLEM, "all-reduce", f"{what}: {failure}", help_)
+        remedy = f"Several processes can't train together here; one can. {remedy}"
+        return Finding(PROBLEM, "all-reduce", f"{what}: {failure}", remedy)
     return Finding(OK, "all-reduce", f"{what}: {4 * _NUMBERS / 1e6:.0f} MB added up in {seconds:.3f} s")
 
 
 def _run_processes(count: int, device: str, patience: float) -> tuple[str | None, float]:
-    """Return what is wrong, if anything; and the time that the all-reduce took."""
+    """Return what is wrong, if anything, and how long the all-reduce took."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}

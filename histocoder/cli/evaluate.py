@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Iterator
@@ -11,16 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from histocoder import distributed
-from histocoder.cli.model_flags import (
-    ModelFlags,
-    PrecisionFlags,
-    add_command,
-    run_of,
-    training_files,
-)
+from histocoder.cli.model_flags import ModelFlags, run_of, training_files
 from histocoder.config.prediction import SHEET_HELP, TABLE_HELP, BatchOptions
 from histocoder.config.settings import free
-from histocoder.data import languages
 from histocoder.errors import UserError
 from histocoder.training.console import say
 
@@ -31,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFlags(BatchOptions, PrecisionFlags, ModelFlags):
-    """What `histocoder evaluate` is to measure, and on what."""
+class Flags(BatchOptions, ModelFlags):
+    """See how right a model is on descriptions whose codes are known."""
 
     data: str = free(None, f"{TABLE_HELP} of descriptions and codes", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
@@ -58,13 +50,7 @@ class EvaluateFlags(BatchOptions, PrecisionFlags, ModelFlags):
     save_thresholds: bool = free(False, "keep the flat head's best thresholds in the model")
 
 
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its flags."""
-    text = "see how right a model is on descriptions whose codes are known"
-    add_command(commands, "evaluate", text, flags=EvaluateFlags, run=run, epilog=languages.HELP)
-
-
-def run(config: EvaluateFlags) -> None:
+def run(config: Flags) -> None:
     """Evaluate the model, and write the report."""
     device = distributed.start(device=config.device)
 
@@ -125,7 +111,7 @@ def run(config: EvaluateFlags) -> None:
     say(f"The report is {report}.")
 
 
-def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
+def _coded_rows(config: Flags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
     from histocoder.data.examples import ExampleFiles
     from histocoder.inference.known import coded

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from histocoder.cli.model_flags import add_command, run_of, training_files
+from histocoder.cli.model_flags import run_of, training_files
 from histocoder.config import Settings
 from histocoder.config.prediction import TABLE_HELP
 from histocoder.config.settings import free, require
@@ -25,8 +24,8 @@ _MOST_ROWS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags(Settings):
-    """What `histocoder export` writes, and how it is checked."""
+class Flags(Settings):
+    """Write a model as ONNX graphs, which run without torch."""
 
     model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
@@ -45,12 +44,7 @@ class ExportFlags(Settings):
         require(0 <= self.max_loss <= 100, f"--max-loss is {self.max_loss:g}; it must be 0 to 100 points.")
 
 
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its flags."""
-    add_command(commands, "export", "write a model as ONNX graphs, which run without torch", flags=ExportFlags, run=run)
-
-
-def run(config: ExportFlags) -> None:
+def run(config: Flags) -> None:
     """Write the graphs, if they give what the model gives."""
     output = Path(config.onnx)
     if output.exists():
@@ -69,7 +63,7 @@ def run(config: ExportFlags) -> None:
     say(f"Wrote {output}, {size / 1e6:,.0f} MB.")
 
 
-def _examples(config: ExportFlags, coder: Coder, folder: Path) -> Examples:
+def _examples(config: Flags, coder: Coder, folder: Path) -> Examples:
     """Return some of the rows with codes that the graphs are checked on."""
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import VAL_FILE

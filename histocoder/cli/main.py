@@ -7,20 +7,24 @@ import sys
 from collections.abc import Sequence
 
 from histocoder.cli import convert, doctor, evaluate, export, predict, review, serve
+from histocoder.cli.arguments import add_flags, config_of
 from histocoder.cli.parser import Parser
 from histocoder.cli.script import run_script
+from histocoder.data.languages import HELP
 
 _SCRIPTS = {
     "finetune": "fine-tune a model on your own table and classification, as finetune.py does",
     "train-mixer": "train the full model on prepared files, as train_mixer.py does",
 }
 """Commands that have their own parser, with `--config`."""
+_COMMANDS = (predict, evaluate, review, serve, export, convert, doctor)
+"""Modules with `Flags`, whose docstring describes the command, and `run`, which takes them."""
 
-# What computes is imported where commands call for it, so that --help comes at once.
+# The modules import what computes in `run`, so that --help comes at once.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of `histocoder` and `python -m histocoder`."""
+    """Run `histocoder` or `python -m histocoder`."""
     run_script(lambda: _main(argv))
 
 
@@ -31,8 +35,13 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text in _SCRIPTS.items():
         commands.add_parser(name, help=text, description=text, config=False)
-    for command in (predict, evaluate, review, serve, export, convert, doctor):
-        command.add(commands)
+    for module in _COMMANDS:
+        name, text = module.__name__.rpartition(".")[2], str(module.Flags.__doc__)
+        short = text[0].lower() + text[1:].removesuffix(".")
+        epilog = HELP if hasattr(module.Flags, "language") else None
+        command = commands.add_parser(name, help=short, description=text, epilog=epilog, config=False)
+        add_flags(command, module.Flags)
+        command.set_defaults(command=module)
     return parser
 
 
@@ -43,4 +52,4 @@ def _main(argv: Sequence[str] | None) -> None:
         script.main(words[1:], prog=f"histocoder {words[0]}")
         return
     args = build_parser().parse(words)
-    args.run(args)
+    args.command.run(config_of(args.command.Flags, args))

@@ -1,14 +1,11 @@
-"""The flags of commands that read a model, and what belongs to one: its run, and what it was trained on."""
+"""Flags of commands that open a model, the run that a model belongs to, and files of training data."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from histocoder.cli.arguments import add_flags, config_of
 from histocoder.config import PRECISIONS, Settings
 from histocoder.config.settings import free
 
@@ -17,45 +14,20 @@ if TYPE_CHECKING:
     from histocoder.data.labels import LabelRules
     from histocoder.inference.coder import Coder
 
-_Flags = TypeVar("_Flags", bound=Settings)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags(Settings):
-    """The model, and where it computes."""
+    """The model, and how it computes."""
 
     model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
     device: str = free("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     no_verify: bool = free(False, "do not compare a large model's files with its manifest.json first")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionFlags(Settings):
-    """The precision in which a model computes."""
 
     precision: str = free(
         "auto",
         "auto: bf16 where the hardware has it, several times as fast and a little less exact",
         choices=PRECISIONS,
     )
-
-
-def add_command(
-    commands: argparse._SubParsersAction,
-    name: str,
-    text: str,
-    *,
-    flags: type[_Flags] | None = None,
-    run: Callable[[_Flags], None] | None = None,
-    epilog: str | None = None,
-) -> argparse.ArgumentParser:
-    """Add a command to the parser, with its flags, of which `run` is called."""
-    description = f"{text[0].upper()}{text[1:]}."
-    parser = commands.add_parser(name, help=text, description=description, epilog=epilog, config=False)
-    if flags is not None and run is not None:
-        add_flags(parser, flags)
-        parser.set_defaults(run=lambda args: run(config_of(flags, args)))
-    return parser
 
 
 def training_files(
@@ -69,7 +41,7 @@ def training_files(
 ) -> tuple[ExampleFiles, bool]:
     """Return a file of training data, and whether it has a column of languages.
 
-    Columns that are not there by the names that were given are sought by those of prepared data.
+    A column that is missing under the given name is read under its name in prepared data.
     """
     from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles
     from histocoder.data.table import open_table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -17,11 +16,10 @@ import pandas as pd
 
 from histocoder import distributed
 from histocoder.cli.arguments import config_of
-from histocoder.cli.model_flags import ModelFlags, PrecisionFlags, add_command, run_of, settings_of_run, training_files
+from histocoder.cli.model_flags import ModelFlags, run_of, settings_of_run, training_files
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.config.prediction import SHEET_HELP
 from histocoder.config.settings import free, require
-from histocoder.data import languages
 from histocoder.errors import Interrupted, UserError
 from histocoder.training.console import say
 
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictFlags(PredictConfig, PrecisionFlags, ModelFlags):
-    """What `histocoder predict` is to code, and how."""
+class Flags(PredictConfig, ModelFlags):
+    """Code descriptions, or a file of them."""
 
     texts: tuple[str, ...] = free((), "descriptions", metavar="TEXT", flags=("texts",))
     overwrite: bool = free(False, "replace an existing --output")
@@ -79,13 +77,7 @@ class PredictFlags(PredictConfig, PrecisionFlags, ModelFlags):
                 raise UserError(f"--{name} needs columns of codes, and --mode full has none; choose another mode.")
 
 
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its flags."""
-    text = "code descriptions, or a file of them"
-    add_command(commands, "predict", text, flags=PredictFlags, run=run, epilog=languages.HELP)
-
-
-def run(config: PredictFlags) -> None:
+def run(config: Flags) -> None:
     """Code the descriptions, print or write their codes."""
     device = distributed.start(device=config.device if config.engine is None else "cpu")
     if config.engine is not None:
@@ -114,9 +106,7 @@ def run(config: PredictFlags) -> None:
     _print_table(texts, code(texts, langs, config_of(PredictOptions, config)))
 
 
-def _code_file(
-    coder: Coder, folder: Path, config: PredictFlags, known: Known | None, say: Callable[[str], None]
-) -> None:
+def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, say: Callable[[str], None]) -> None:
     from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
     from histocoder.files import sha256
     from histocoder.inference.join import Join
@@ -140,7 +130,7 @@ def _code_file(
     predict_file(coder, how, model_id=model_id, known=known, **options)
 
 
-def _check_engine(config: PredictFlags) -> None:
+def _check_engine(config: Flags) -> None:
     """Raise a UserError where an engine can't code the input, or is not there."""
     from histocoder.cli.on_ray import check_ray
     from histocoder.data.table import is_parquet
@@ -153,7 +143,7 @@ def _check_engine(config: PredictFlags) -> None:
     check_ray(config.address)
 
 
-def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
+def _known_file(known: str, config: Flags, folder: Path) -> Path:
     """Return the file of hand-coded descriptions."""
     from histocoder.data.prepare import TRAIN_FILE
     from histocoder.files import is_same_file
@@ -167,7 +157,7 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
     return path
 
 
-def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[str], None]) -> Known:
+def _read_known(path: Path, coder: Coder, config: Flags, say: Callable[[str], None]) -> Known:
     """Read hand-coded descriptions, and say what there is to know of them."""
     from histocoder.data.labels import LabelRules
     from histocoder.data.prepare import held_out
@@ -204,7 +194,7 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
     return known
 
 
-def _language_of_run(config: PredictFlags, run: Path) -> str | None:
+def _language_of_run(config: Flags, run: Path) -> str | None:
     """Return the language of all of a run's data, where its codes are asked for without a language."""
     if config.known != "auto" or config.language != "unk" or config.language_col:
         return None
@@ -222,7 +212,7 @@ def _naming_sheets(flag: str) -> Iterator[None]:
 
 
 @contextmanager
-def _standard_streams(config: PredictFlags) -> Iterator[tuple[PredictFlags, Callable[[str], None]]]:
+def _standard_streams(config: Flags) -> Iterator[tuple[Flags, Callable[[str], None]]]:
     """Yield the flags with files in place of `-`, standard input or output; and the function that tells the user."""
     if "-" not in (config.input, config.output):
         yield config, say

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from histocoder.cli.model_flags import add_command, run_of, settings_of_run
+from histocoder.cli.model_flags import run_of, settings_of_run
 from histocoder.config import Settings
 from histocoder.config.prediction import RAW_HELP, SHEET_HELP
 from histocoder.config.settings import free
@@ -14,8 +13,8 @@ from histocoder.training.console import say
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReviewFlags(Settings):
-    """What `histocoder review` is to choose from, and how much."""
+class Flags(Settings):
+    """Choose the rows of a coded file that a person should check first."""
 
     model: str = free(None, "that coded it, which corrections are to improve", metavar="DIR", is_required=True)
     predictions: str = free(None, "what histocoder predict wrote", metavar="FILE", is_required=True)
@@ -30,13 +29,7 @@ class ReviewFlags(Settings):
     raw: bool = free(False, RAW_HELP)
 
 
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its flags."""
-    text = "choose the rows of a coded file that a person should check first"
-    add_command(commands, "review", text, flags=ReviewFlags, run=run)
-
-
-def run(config: ReviewFlags) -> None:
+def run(config: Flags) -> None:
     """Write the rows to check, and say what to do with them."""
     from histocoder.checkpoints.hub import local_folder
     from histocoder.checkpoints.model_files import read_model_config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import secrets
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.cli.model_flags import ModelFlags, PrecisionFlags, add_command, run_of
+from histocoder.cli.model_flags import ModelFlags, run_of
 from histocoder.config.settings import free
 from histocoder.errors import UserError
 from histocoder.training.console import say
@@ -22,8 +21,8 @@ _FEWEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(PrecisionFlags, ModelFlags):
-    """What `histocoder serve` serves, and where."""
+class Flags(ModelFlags):
+    """Code, check and improve in a browser."""
 
     data: str | None = free(None, "to review: what histocoder predict wrote", metavar="FILE")
     input_col: str | None = free(
@@ -42,12 +41,7 @@ class ServeFlags(PrecisionFlags, ModelFlags):
     )
 
 
-def add(commands: argparse._SubParsersAction) -> None:
-    """Add the command and its flags."""
-    add_command(commands, "serve", "code, check and improve in a browser", flags=ServeFlags, run=run)
-
-
-def run(config: ServeFlags) -> None:
+def run(config: Flags) -> None:
     """Serve the page until it is interrupted."""
     _check(config)
     device = distributed.start(device=config.device)
@@ -102,7 +96,7 @@ def run(config: ServeFlags) -> None:
         uvicorn.Server(server).run(sockets=[listener])
 
 
-def _check(config: ServeFlags) -> None:
+def _check(config: Flags) -> None:
     """Raise a UserError where the server would lack something, or be open to others."""
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
