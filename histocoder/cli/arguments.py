@@ -1,4 +1,4 @@
-"""Flags from the settings of a run, and the settings that flags give."""
+"""Flags from settings, and settings from flags."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ _Config = TypeVar("_Config", bound=Settings)
 
 
 def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:
-    """Read the settings of a run from flags, and from the file that `--config` names.
-
-    Raises
-    ------
-    UserError
-        Where a flag is unknown, or a value is none of its setting's.
-    """
+    """Read the settings of a run from flags, and from the file that `--config` names."""
     return config_of(kind, build_parser(kind, prog=prog).parse(argv))
 
 
 def config_of(kind: type[_Config], args: object) -> _Config:
-    """Return the settings among parsed flags, or among those of a larger class."""
+    """Return the settings from parsed flags, or from an instance of a class that has more."""
     return kind(**{s.name: getattr(args, s.name) for s in settings_of(kind)})
 
 
 def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
-    """Make a parser with a flag for each setting, in groups; `prog` is what errors call the program."""
+    """Return a parser with a flag for each setting; `prog` is the name of the program in errors."""
     short = [s.flag for s in settings_of(kind) if s.options.is_short]
     parser = Parser(str(kind.__doc__), main=(*short, "--config", "--help-all"), epilog=HELP, prog=prog)
     add_flags(parser, kind)
@@ -50,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
 
 
 def _form(setting: Setting) -> dict[str, Any]:
-    """Return what argparse has to know of a setting to read it."""
+    """Return the arguments with which argparse reads a setting."""
     if setting.options.is_negatable:
         return {"action": argparse.BooleanOptionalAction}
     if setting.type is bool:

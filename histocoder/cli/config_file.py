@@ -20,25 +20,12 @@ _REMOVED = {"zero_optimizer": False}
 
 
 def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Read a file of flags.
-
-    Parameters
-    ----------
-    path : str
-        Lines such as `batch_size: 64`, with `-` or `_`, on their own or in sections.
-    parser : ArgumentParser
-        Whose flags there are.
+    """Read a parser's flags from a file of lines such as `batch_size: 64`, with `-` or `_`, in sections or not.
 
     Returns
     -------
     dict
-        Value by the name that the flag has in the parser's namespace, as the flag itself would have taken it.
-
-    Raises
-    ------
-    UserError
-        If the file can't be read, a flag or a section is unknown or specified twice, or a value is missing or not valid
-        for its flag.
+        Value of each flag by its name in the parser's namespace, as the flag itself would have read it.
     """
     actions = {action.dest: action for action in parser._actions if action.dest not in _NOT_IN_FILES}
     values: dict[str, Any] = {}

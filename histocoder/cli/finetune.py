@@ -12,8 +12,7 @@ from histocoder.training.train import train
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Prepare the table that the flags name, and train on it."""
-    config = parse(FinetuneConfig, argv, prog=prog)
-    train(config)
+    train(parse(FinetuneConfig, argv, prog=prog))
 
 
 if __name__ == "__main__":

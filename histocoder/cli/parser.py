@@ -12,20 +12,11 @@ from histocoder.cli.config_file import nearest, read_config
 from histocoder.errors import UserError
 
 _START = ("recipe", "encoder", "initial_checkpoint", "only_encoder", "freeze_encoder")
-"""Flags by which recipes go: where they differ from those of a file, values in it that are a recipe's do not count."""
+"""Flags that choose the recipe: if one overrides a file, values that the file has from its recipe do not count."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are the user's in one sentence, and that reads `--config`.
-
-    Parameters
-    ----------
-    description : str
-    config : bool
-        Whether there is `--config`.
-    main : sequence of str
-        The flags that `--help` shows, where it does not show all; `--help-all` does.
-    """
+    """An argument parser that raises `UserError` and reads `--config`; with `main` flags, `--help` lists only these."""
 
     def __init__(self, description: str, *, config: bool = True, main: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(
@@ -54,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"histocoder {__version__}")
 
     def format_help(self) -> str:
-        """Describe the flags that most people need, where all are many."""
+        """Return the help of all flags, or of the main ones."""
         if not self._main:
             return super().format_help()
         formatter = self._get_formatter()

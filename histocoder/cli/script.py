@@ -1,4 +1,4 @@
-"""What a program says while it runs, and how it ends."""
+"""Streams of a program, and how it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOBODY_READS = 128 + 13
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script's main function; a user's mistake ends it with exit code 2 and a sentence, on all processes."""
+    """Run a program; a user's mistake ends all its processes with a sentence and exit code 2."""
     _open_streams()
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
@@ -59,12 +59,7 @@ def run_script(main: Callable[[], None]) -> None:
 
 
 class _OrNowhere:
-    """A stream that drops what it can't write: no message is worth the work that it is about.
-
-    Parameters
-    ----------
-    stream : TextIO
-    """
+    """A stream that drops text it can't write, so that no message ends a run."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,19 +68,19 @@ class _OrNowhere:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, or nothing where the disk is full or nobody reads."""
+        """Write a text, unless the disk is full or nobody reads."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Do so for what is left."""
+        """Flush, unless the disk is full or nobody reads."""
         with suppress(OSError):
             self._stream.flush()
 
 
 def _open_streams() -> None:
-    """Make standard output and error take every text: closed ones take it nowhere, others escape what they lack."""
+    """Make standard output and error take every text: open closed ones, and escape characters that others lack."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # as after >&- in a shell

@@ -12,8 +12,7 @@ from histocoder.training.train import train
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Train on the files that the flags name."""
-    config = parse(MixerConfig, argv, prog=prog)
-    train(config)
+    train(parse(MixerConfig, argv, prog=prog))
 
 
 if __name__ == "__main__":
