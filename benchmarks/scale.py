@@ -15,6 +15,7 @@ import time
 import numpy as np
 import pyarrow as pa
 
+from histocoder.config import PredictConfig
 from histocoder.inference.engines import Distinct, Job, by_key
 
 BLOCK_ROWS = 1_000_000
@@ -51,7 +52,7 @@ def coded(pairs: pa.Table) -> pa.Table:
 
 def measure(rows: int, distinct: int) -> None:
     """Print time and memory of one size as a row of a Markdown table."""
-    job = Job("", {"input_col": "occ1", "language_col": "lang"}, "cpu", "fp32", [], CODES, 10_000)
+    job = Job("", PredictConfig(language_col="lang"), "cpu", "fp32", CODES, 10_000)
     found, seconds = Distinct(job.chunk_rows), np.zeros(3)
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(rows // BLOCK_ROWS):

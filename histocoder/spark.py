@@ -62,7 +62,7 @@ def code(
 
     options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
     job = Job.of(model, df.columns, device=device, precision=precision, **options)
-    keys = {TEXT: F.coalesce(f"`{input_col}`", F.lit("")), LANG: F.lit(job.language)}
+    keys = {TEXT: F.coalesce(f"`{input_col}`", F.lit("")), LANG: F.lit(job.config.language)}
     if language_col is not None:
         keys[LANG] = F.coalesce(F.nullif(F.col(f"`{language_col}`"), F.lit("")), F.lit("unk"))
     try:
@@ -71,7 +71,7 @@ def code(
     except (PySparkException, Py4JError) as error:
         cause = re.search(r"^(: )?([\w.]+(Error|Exception): .*)", str(error), re.MULTILINE)  # the rest are stacks
         raise UserError(f"Spark can't read the table: {cause[2] if cause else error}") from error
-    of_all = {name: F.lit(lang) for name, lang in column_of_language(df.columns, job.language).items()}
+    of_all = {name: F.lit(lang) for name, lang in column_of_language(df.columns, job.config.language).items()}
     joined = df.withColumns(keys | of_all).join(_coded(rows, job), [TEXT, LANG], "left")
     return joined.select(*[f"`{name}`" for name in (*df.columns, *of_all, *job.new)])
 
@@ -88,7 +88,7 @@ def _coded(rows: DataFrame, job: Job) -> DataFrame:
 
 
 def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
-    """Return each row's description and language, and where the row stands among all that `predict` reads."""
+    """Return each row's description and language, and its index among all rows in the order of `predict`."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
@@ -105,9 +105,9 @@ def _with_rows(df: DataFrame, keys: dict[str, Column]) -> DataFrame:
 
 
 def _check(df: DataFrame, job: Job) -> None:
-    """Raise a UserError where a column that is read does not hold text, or a worker can't do the work."""
+    """Raise a UserError if a column that is read does not hold text, or a worker can't do the work."""
     for name, kind in df.dtypes:
-        if name in job.input_cols and kind != "string":
+        if name in job.config.input_cols and kind != "string":
             raise UserError(f"The column {name!r} is of the type {kind}. Cast it to string.")
     fault = job.probe()
 

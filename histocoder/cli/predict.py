@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from histocoder.inference.coder import Coder
     from histocoder.inference.known import Known
 
+_KNOWN_FLAGS = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
+_NEEDED = {"join_sheet": "join", "address": "engine ray", **dict.fromkeys(_KNOWN_FLAGS, "known")}
+"""Flags that mean something with another one only."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(PredictConfig, ModelFlags):
@@ -58,23 +62,23 @@ class Flags(PredictConfig, ModelFlags):
     compile: bool = free(False, "let torch compile the encoder's layers first")
 
     def check(self) -> None:
-        """Raise a UserError where it is not clear what to code, or flags are for others that are not given."""
-        if bool(self.texts) == bool(self.input) or bool(self.input) != bool(self.output):
-            raise UserError('Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.')
-        if self.join and not self.input:
-            raise UserError("--join adds columns to a file; give --input and --output.")
-        require(not self.join_sheet or bool(self.join), "--join-sheet is for --join; add that, or omit it.")
-        require(self.engine is not None or self.address is None, "--address is for --engine ray; add that, or omit it.")
+        """Raise a UserError unless there is something to code, and for flags that need others or exclude each other."""
+        require(
+            bool(self.texts) != bool(self.input) and bool(self.input) == bool(self.output),
+            'Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.',
+        )
+        require(not self.join or bool(self.input), "--join adds columns to a file; give --input and --output.")
+        for name, needed in _NEEDED.items():
+            require(
+                not getattr(self, name) or bool(getattr(self, needed.split()[0])),
+                f"--{name.replace('_', '-')} is for --{needed}; add that, or omit it.",
+            )
         for name in ("known", "compile", "sheet", "texts") if self.engine is not None else ():
             said = f"--{name} is" if name != "texts" else "Descriptions in the command are"
             require(not getattr(self, name), f"{said} for one process; omit that, or --engine {self.engine}.")
-        of_known = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
-        for name in of_known if self.known is None else ():
-            if getattr(self, name):
-                raise UserError(f"--{name.replace('_', '-')} is for --known; add that, or omit it.")
-        for name in ("known", "join"):
-            if getattr(self, name) and self.mode == "full":
-                raise UserError(f"--{name} needs columns of codes, and --mode full has none; choose another mode.")
+        for name in ("known", "join") if self.mode == "full" else ():
+            says = f"--{name} needs columns of codes, and --mode full has none; choose another mode."
+            require(not getattr(self, name), says)
 
 
 def run(config: Flags) -> None:
@@ -120,11 +124,11 @@ def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, s
     say(f"Coding in mode {how.mode or coder.mode}.")
     options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
     if config.engine is not None:
-        from histocoder.cli.on_ray import tables_on_ray
+        from histocoder.ray import code_file
 
         num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)
         where: dict[str, Any] = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
-        predict_file_by(partial(tables_on_ray, config=how, model=str(folder), **where), coder, how, **options)
+        predict_file_by(partial(code_file, config=how, model=str(folder), **where), coder, how, **options)
         return
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
     predict_file(coder, how, model_id=model_id, known=known, **options)
@@ -132,8 +136,8 @@ def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, s
 
 def _check_engine(config: Flags) -> None:
     """Raise a UserError where an engine can't code the input, or is not there."""
-    from histocoder.cli.on_ray import check_ray
     from histocoder.data.table import is_parquet
+    from histocoder.ray import check_ray
 
     if distributed.world_size() > 1:
         raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")

@@ -1,4 +1,4 @@
-"""What the processes of Ray and Spark do for a table, so that they code it as one process does."""
+"""Parts of `ray.code` and `spark.code`, which code a table as one process does."""
 
 from __future__ import annotations
 
@@ -22,47 +22,39 @@ if TYPE_CHECKING:
     from histocoder.inference.coder import Coder
 
 ROW, ROWS = "histocoder row", "histocoder rows"
-"""Columns of `Job.distinct`: which row of a block has a description first, and how many rows the block has."""
+"""Columns of `Job.distinct`: the first row of a block that has a description, and the number of the block's rows."""
 _KEY = "histocoder key"
 _PAIRS_AT_ONCE = 1_000_000
-"""Descriptions of blocks that are held before those found already are left out."""
+"""Descriptions of blocks that are held before duplicates are dropped."""
 
 
 @dataclass(frozen=True)
 class Job:
     """How a table is coded; small, since every worker receives it.
 
-    What a model computes depends in its last digits on what stands in a batch with a description. So descriptions are
-    coded in the batches of one process: together with those that come first in the same chunk of rows.
+    Probabilities depend in their last digits on which descriptions share a batch. So descriptions are coded in the
+    batches of one process: together with those that come first in the same chunk of rows.
     """
 
     model: str
-    options: dict[str, Any]
-    """Fields of `PredictConfig`."""
+    config: PredictConfig
     device: str
     precision: str
     new: dict[str, pa.DataType]
-    """The columns of codes, as they are called in the output."""
+    """Columns of codes, under their names in the output."""
     chunk_rows: int
-    """Rows whose new descriptions are coded together."""
+    """Number of rows whose new descriptions are coded together."""
 
     @classmethod
     def of(cls, model: str | Path, header: Sequence[str], *, device: str, precision: str, **options: Any) -> Job:
-        """Check what the user gives, and open the model; `options` are fields of `PredictConfig`.
-
-        Raises
-        ------
-        UserError
-            If there is no model, or the columns lack one that is read, or have one that is added.
-        """
+        """Open the model and compare the columns with `options`, fields of `PredictConfig`; raise a UserError."""
         from histocoder.checkpoints.hub import local_folder
         from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
         from histocoder.inference.coder import Coder
 
         folder = str(Path(local_folder(model)).resolve())
         coder = Coder.from_pretrained(folder, "cpu")
-        options = {"input": "The table", **options, "mode": options.get("mode") or coder.mode}
-        config = PredictConfig(**options)
+        config = PredictConfig(**{"input": "The table", **options, "mode": options.get("mode") or coder.mode})
         for column in config.input_cols:
             if column not in header:
                 raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
@@ -70,25 +62,14 @@ class Job:
         config.output_names(coding.names, coder.system, taken=header)
         none = pa.table({TEXT: pa.array([], pa.string()), LANG: pa.array([], pa.string())})
         new = {name: column.type for name, column in coding.columns(none).items()}
-        return cls(folder, options, device, precision, new, rows_of_chunk(coding.names))
+        return cls(folder, config, device, precision, new, rows_of_chunk(coding.names))
 
-    @property
-    def input_cols(self) -> list[str]:
-        """The columns that are read."""
-        return [name for name in (self.options["input_col"], self.options["language_col"]) if name is not None]
-
-    @property
-    def language(self) -> str:
-        """The language of all descriptions, where they have no column of it."""
-        return self.options.get("language", "unk")
-
-    def pairs(self, table: pa.Table) -> pa.Table:
-        """Return the description and the language of each row."""
-        return pairs_of(table, self.options["input_col"], self.options["language_col"], self.language)
+    def _pairs(self, table: pa.Table) -> pa.Table:
+        return pairs_of(table, self.config.input_col, self.config.language_col, self.config.language)
 
     def distinct(self, table: pa.Table) -> pa.Table:
         """Return each description of a table with its language once, in the order in which they come first."""
-        pairs = self.pairs(table).append_column(ROW, pa.array(np.arange(len(table))))
+        pairs = self._pairs(table).append_column(ROW, pa.array(np.arange(len(table))))
         first = _first_rows(pairs).sort_by(ROW)
         return first.append_column(ROWS, pa.repeat(len(table), len(first)))
 
@@ -97,23 +78,23 @@ class Job:
         from histocoder.inference.chunks import ChunkCoder
 
         coder = _open(self.model, self.device, self.precision)
-        columns = ChunkCoder(coder, PredictConfig(**self.options), known=None).columns(pairs)
+        columns = ChunkCoder(coder, self.config, known=None).columns(pairs)
         return pa.table({TEXT: pairs[TEXT], LANG: pairs[LANG], **columns})
 
     def add(self, table: pa.Table, coded: pa.Table) -> pa.Table:
-        """Return a table with the codes of its descriptions, all of which are among those of `by_key`."""
-        rows = pc.index_in(_keys(self.pairs(table)), value_set=coded[_KEY])
-        table = with_language(table, self.language)
+        """Return a table with the codes of its descriptions, from the result of `by_key`."""
+        rows = pc.index_in(_keys(self._pairs(table)), value_set=coded[_KEY])
+        table = with_language(table, self.config.language)
         for name in self.new:
             table = table.append_column(name, coded[name].take(rows))
         return table
 
     def probe(self) -> Callable[[], str]:
-        """Return what says why a worker can't do this, or nothing; it needs no histocoder to be read there."""
+        """Return a function that says why a worker can't do this, if so; a worker without histocoder can run it."""
         model, wanted = self.model, __version__
 
         def fault() -> str:
-            """Return a sentence for the user, or nothing."""
+            """Return a sentence for the user, or an empty one."""
             import os
             import socket
 
@@ -133,19 +114,13 @@ class Job:
 
 
 def refuse_workers(engine: str, faults: Sequence[str]) -> None:
-    """Raise a UserError where a worker's probe has found a fault."""
+    """Raise a UserError if a worker's probe has found a fault."""
     if faults := [fault for fault in faults if fault]:
         raise UserError(f"{engine}: {faults[0]}")
 
 
 class Distinct:
-    """Collect the distinct descriptions of a whole table from its blocks.
-
-    Parameters
-    ----------
-    chunk_rows : int
-        See `Job.chunk_rows`.
-    """
+    """The distinct descriptions of a whole table, collected from its blocks."""
 
     def __init__(self, chunk_rows: int) -> None:
         self._chunk_rows, self._num_rows = chunk_rows, 0
@@ -153,7 +128,7 @@ class Distinct:
         self._merged = 0
 
     def add(self, blocks: pa.Table) -> None:
-        """Take in what `Job.distinct` has returned of the next block, or of several."""
+        """Add the results of `Job.distinct` for the next block, or for several."""
         if len(blocks) == 0:
             return
         rows, sizes = blocks[ROW].to_numpy(), blocks[ROWS].to_numpy()
@@ -183,12 +158,12 @@ class Distinct:
 
 
 def in_a_row(chunk: pa.Table) -> pa.Table:
-    """Return a chunk of descriptions as one row of lists, which an engine that cuts and joins blocks leaves whole."""
+    """Return a chunk of descriptions as one row of lists, which Ray never divides among blocks."""
     return pa.table({name: [chunk[name].to_pylist()] for name in (TEXT, LANG)})
 
 
 class Actor:
-    """Codes what `in_a_row` has returned; a class, since Ray's actors are made of one."""
+    """Codes chunks that `in_a_row` has returned; Ray makes its actors from a class."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -198,13 +173,13 @@ class Actor:
 
 
 def _first_rows(pairs: pa.Table) -> pa.Table:
-    """Return distinct descriptions, in no order, with the first of their rows."""
+    """Return distinct descriptions with their first rows, in no order."""
     first = pairs.group_by([TEXT, LANG]).aggregate([(ROW, "min")])
     return first.rename_columns({f"{ROW}_min": ROW})
 
 
 def by_key(coded: pa.Table) -> pa.Table:
-    """Return what `Job.code` has returned, with one column to find descriptions by."""
+    """Return the result of `Job.code` with a column of keys in place of descriptions and languages."""
     return coded.append_column(_KEY, _keys(coded)).drop_columns([TEXT, LANG])
 
 

@@ -18,6 +18,7 @@ from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
+from histocoder.config import PredictConfig
 from histocoder.data.table import TableFile
 from histocoder.errors import UserError
 from histocoder.inference import engines
@@ -112,7 +113,7 @@ def test_workers_that_differ_are_named(model: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "histocoder", None)
     assert "has no histocoder. Install histocoder 9.9" in fault()
     monkeypatch.undo()
-    assert "does not see" in Job(str(tmp_path / "gone"), {}, "cpu", "fp32", {}, 1).probe()()
+    assert "does not see" in Job(str(tmp_path / "gone"), PredictConfig(), "cpu", "fp32", {}, 1).probe()()
 
 
 @pytest.mark.parametrize(
