@@ -1,4 +1,4 @@
-"""Coding with an exported model: by numpy and onnxruntime, without torch."""
+"""Coding with an exported model, with numpy and onnxruntime, without torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENCODER_FILE, START_FILE, STEP_FILE = "encoder.onnx", "decoder_start.onnx", "dec
 NGRAMS_FILE, LINEAR_FILE = "linear_ngrams.onnx", "linear.npz"
 MODES = ("combined", "greedy", "flat")
 _AT_LEAST = 64
-"""Descriptions of a batch, even if their lengths differ."""
+"""Number of descriptions of a batch, even if their lengths differ."""
 
 
 class OnnxCoder:
@@ -47,14 +47,14 @@ class OnnxCoder:
     Parameters
     ----------
     folder : path
-        What `histocoder export --onnx` wrote.
+        Folder that `histocoder export --onnx` wrote.
     num_threads : int, optional
-        Of onnxruntime; by default as many as there are cores.
+        Number of threads; by default as many as there are cores.
 
     Attributes
     ----------
     system : str
-        What the codes' columns are called.
+        Name of the classification, with which the codes' columns begin.
     codes : tuple of str
         The codes of the model's key.
     mode : str
@@ -63,7 +63,7 @@ class OnnxCoder:
     Raises
     ------
     UserError
-        Where onnxruntime is not installed, or the folder holds no exported model, or a damaged one.
+        If onnxruntime is not installed, or the folder holds no exported model, or a damaged one.
 
     Examples
     --------
@@ -84,10 +84,8 @@ class OnnxCoder:
         except (OSError, ValueError, AttributeError) as error:
             raise DamagedError(f"{self._folder / CONFIG_FILE} can't be read ({error}).") from error
         self._encoder = self._session(ENCODER_FILE)
-        has_tokenizer = (self._folder / TOKENIZER_FOLDER).is_dir()
-        self._tokenizer = (
-            PretrainedTokenizer.from_folder(self._folder / TOKENIZER_FOLDER) if has_tokenizer else CHARACTERS
-        )
+        tokenizer = self._folder / TOKENIZER_FOLDER
+        self._tokenizer = PretrainedTokenizer.from_folder(tokenizer) if tokenizer.is_dir() else CHARACTERS
         self.formatter = formatter_from_config(self._config.formatter)
         self._is_code = np.array([bool(code) for code in self._config.codes])
         self.codes = tuple(filter(None, self._config.codes))
@@ -126,16 +124,8 @@ class OnnxCoder:
             ) from error
 
         rows = Descriptions.of(texts, lang, languages=self._config.languages)
-        prediction = self.predict_arrays(
-            rows.distinct["text"].tolist(),
-            rows.distinct["lang"].tolist(),
-            mode=mode,
-            threshold=threshold,
-            constrain=constrain,
-            batch_size=batch_size,
-        )
-        places = np.arange(len(rows.distinct))
-        prediction = Prediction.join([(places, prediction)], len(rows.distinct), width=self.formatter.num_blocks)
+        options = PredictOptions(mode=mode, threshold=threshold, constrain=constrain, batch_size=batch_size)
+        prediction = self._code(rows.distinct["text"].tolist(), rows.distinct["lang"].tolist(), options)
         prediction.drop_unsure(min_confidence)
         return prediction.frame(self.system, self._config.descriptions).iloc[rows.place].set_axis(rows.index)
 
@@ -165,12 +155,17 @@ class OnnxCoder:
             Codes (n, width), their probabilities and the confidence (n,), as arrays.
         """
         options = PredictOptions(mode=mode, threshold=threshold, constrain=constrain, batch_size=batch_size)
-        mode = mode or self.mode
+        prediction = self._code(texts, langs, options)
+        return Prediction(*(array[:-1] for array in prediction))  # without the row of missing descriptions
+
+    def _code(self, texts: Sequence[str], langs: Sequence[str], options: PredictOptions) -> Prediction:
+        """Return the codes of n descriptions, and of a missing one behind them."""
+        mode = options.mode or self.mode
         if mode not in MODES:
             raise UserError(
                 f"An exported model codes in the modes {', '.join(MODES)}; for {mode} open the model itself."
             )
-        parts, thresholds = [], thresholds_of(self._config, langs, threshold)
+        parts, thresholds = [], thresholds_of(self._config, langs, options.threshold)
         for rows, ids, characters in readings(
             texts, langs, self._config, self._tokenizer, at_least=_AT_LEAST, at_most=options.batch_size
         ):
@@ -182,14 +177,13 @@ class OnnxCoder:
                 if mode == "combined":
                     part = self._combined(start, flat_logits, characters)
                 else:
-                    part = self._greedy(start, len(rows), constrain=bool(constrain))
+                    part = self._greedy(start, len(rows), constrain=bool(options.constrain))
             parts.append((rows, part))
-        joined = Prediction.join(parts, len(texts), width=self.formatter.num_blocks)
-        return Prediction(*(array[:-1] for array in joined))  # without the row of missing descriptions
+        return Prediction.join(parts, len(texts), width=self.formatter.num_blocks)
 
     def _start(self, memory: np.ndarray, memory_mask: np.ndarray, flat_logits: np.ndarray) -> Start:
         session, step = self._decoder
-        given = {"memory": memory, "flat_logits": flat_logits}  # the second for a prior alone
+        given = {"memory": memory, "flat_logits": flat_logits}  # the graph reads logits only where there is a prior
         values = session.run(None, {one.name: given[one.name] for one in session.get_inputs()})
         started = dict(zip((output.name for output in session.get_outputs()), values, strict=True))
         started["memory_mask"] = memory_mask
@@ -233,7 +227,7 @@ class OnnxCoder:
         return np.array([*self.codes, None], dtype=object)[places]
 
     def _linear(self, characters: np.ndarray) -> np.ndarray:
-        """Return what `LinearExpert` does for characters (B, S), of shape (B, num_classes)."""
+        """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
         known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
         buckets = self._ngrams.run(None, {"characters": characters.astype(np.int64)})[0].reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()

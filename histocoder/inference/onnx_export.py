@@ -39,14 +39,14 @@ from histocoder.model.linear_expert import SHARPNESS
 
 _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")
-"""What graphs are recorded with."""
+"""Descriptions with which graphs are recorded."""
 _NUM_COMPARED = 1000
 _TOLERANCE = 1e-4
-"""Of probabilities."""
+"""Largest difference of probabilities."""
 
 
 def check_installed() -> None:
-    """Raise a UserError where a library that exporting needs is missing."""
+    """Raise a UserError if a library that exporting needs is missing."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -62,20 +62,13 @@ def export(
     Parameters
     ----------
     coder : Coder
-        In fp32, on the CPU.
+        Model in fp32, on the CPU.
     folder : Path
-        Must not exist.
+        Folder that does not exist yet.
     examples : Examples
-        Of n descriptions that the graphs are checked on.
+        Descriptions on which the graphs are compared with the model.
     max_loss : float, optional
         Points of accuracy that may be lost by keeping weights in 8 bits; by default they stay in fp32.
-    say : callable
-        Is told how the graphs compare with the model.
-
-    Raises
-    ------
-    UserError
-        Where torch can't turn the model into graphs, these give other codes than the model, or too much is lost.
     """
     make_folder(folder.absolute().parent)
     with temporary_folder(folder) as temporary:
@@ -100,12 +93,12 @@ def export(
 
 
 def _mode(coder: Coder | OnnxCoder) -> str:
-    """Return the mode that validated best among those of exported models."""
+    """Return the model's mode, or flat if exported models do not have it."""
     return coder.mode if coder.mode in MODES else "flat"
 
 
 def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
-    """Return how graphs compare with their model on examples; raise a UserError where they give other codes."""
+    """Return how graphs compare with their model on examples; raise a UserError if they give other codes."""
     most = 0.0
     for mode in MODES:
         ours = coder.predict(examples.texts, examples.langs, mode=mode, progress=False)
@@ -127,16 +120,15 @@ def _accuracy(exported: OnnxCoder, examples: Examples) -> float:
     """Return the percentage of rows that get exactly their codes."""
     table = exported.predict(examples.texts, examples.langs, mode=_mode(exported))
     codes = table[[name for name in table if name.startswith(f"{exported.system}_")]]
-    pairs = zip(codes.to_numpy(dtype=object), examples.codes.to_numpy(dtype=object), strict=True)
-    return 100 * float(np.mean([_codes(ours) == _codes(true) for ours, true in pairs]))
-
-
-def _codes(row: np.ndarray) -> set[str]:
-    return {code for code in row if isinstance(code, str)}
+    ours, true = (
+        [{code for code in row if isinstance(code, str)} for row in rows.to_numpy(dtype=object)]
+        for rows in (codes, examples.codes)
+    )
+    return 100 * float(np.mean([a == b for a, b in zip(ours, true, strict=True)]))
 
 
 def quantize(folder: Path) -> None:
-    """Replace the graphs that hold weights by ones with weights in 8 bits."""
+    """Replace the graphs that hold weights by graphs with weights in 8 bits."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     for name in (ENCODER_FILE, START_FILE, STEP_FILE):
@@ -148,19 +140,7 @@ def quantize(folder: Path) -> None:
 
 
 def export_graphs(model: MixerModel, folder: Path) -> None:
-    """Write the graphs of a model into a folder.
-
-    Parameters
-    ----------
-    model : MixerModel
-        In fp32, on the CPU.
-    folder : Path
-
-    Raises
-    ------
-    UserError
-        Where torch can't turn the model into a graph.
-    """
+    """Write the graphs of a model in fp32 on the CPU into a folder."""
     config = model.config
     texts = join_language(_SAMPLE, ["en"] * len(_SAMPLE))
     tokens = tokenize(texts, max_len=config.max_len, tokenizer=model.tokenizer)
@@ -195,12 +175,12 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
 
 
 _STEP_WITHOUT_PRIOR = 7
-"""Inputs of the decoder's step."""
+"""Number of inputs of the decoder's step, without those of the prior."""
 _STEP_OUTPUTS = ("log_probs", "next.own", "next.visible", "next.left", "next.fits", "next.ended")
 
 
 def _step_inputs(of_memory: Tensor, mask: Tensor, prior: list[Tensor]) -> dict[str, tuple[Tensor, dict[int, Any]]]:
-    """Examples of what the decoder's step reads, with the axes that vary."""
+    """Return examples of the decoder step's inputs, with their dynamic axes."""
     batch, width, parents, words, nodes = map(Dim, ("batch", "width", "parents", "words", "nodes"))
     num_rows, of_parents, of_nodes = len(mask), 4, 5
     tokens = torch.full((num_rows, 6), 7)
@@ -228,9 +208,9 @@ def _step_inputs(of_memory: Tensor, mask: Tensor, prior: list[Tensor]) -> dict[s
 def _write(
     module: nn.Module, inputs: dict[str, tuple[Tensor, dict[int, Any]]], outputs: tuple[str, ...], path: Path
 ) -> None:
-    """Export a module; `inputs` are examples by name, each with its axes that vary."""
+    """Export a module; `inputs` are examples by name, each with its dynamic axes."""
     examples, axes = zip(*inputs.values(), strict=True)
-    if len(inputs) > _STEP_WITHOUT_PRIOR:  # what is of the prior is one argument
+    if len(inputs) > _STEP_WITHOUT_PRIOR:  # inputs of the prior are one argument
         examples, axes = ((*x[:_STEP_WITHOUT_PRIOR], tuple(x[_STEP_WITHOUT_PRIOR:])) for x in (examples, axes))
     module.eval()(*examples)  # which fills caches that would otherwise keep what is only recorded
     try:
@@ -253,15 +233,12 @@ def _write(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the terminal what the libraries say of themselves."""
-    loggers = [logging.getLogger(name) for name in (None, "torch.onnx", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Hide warnings of the libraries."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -1,4 +1,4 @@
-"""The parts of a model as torch writes them into ONNX graphs; see `onnx_export`."""
+"""Parts of a model as modules that torch can export to ONNX; see `onnx_export`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,11 @@ class EncoderGraph(nn.Module):
 
 
 class _DenseNgrams(NgramEncoder):
-    """An n-gram encoder by operators of which the sizes of all results are known from those of their inputs.
-
-    Its table has a row more than it has n-grams: of zeros, for those that are missing.
-    """
+    """An n-gram encoder of operators whose output sizes follow from input sizes; its last n-gram is zeros, for none."""
 
     @classmethod
     def of(cls, encoder: NgramEncoder) -> NgramEncoder:
-        """Return one with the weights of another."""
+        """Return a dense encoder with the weights of another."""
         dense = copy.deepcopy(encoder)
         dense.__class__ = cls
         dense.table = nn.Parameter(F.pad(encoder.table, (0, 0, 0, 1)))
@@ -59,7 +56,7 @@ class _DenseNgrams(NgramEncoder):
 
 
 class StartGraph(nn.Module):
-    """What the decoder computes once for each row."""
+    """The decoder's computations that are made once for each row."""
 
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
@@ -93,27 +90,21 @@ class StepGraph(nn.Module):
         visible: Tensor,
         prior: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, ...]:
-        """Predict what follows each node.
+        """Predict what follows each node; return log_probs (B, W, vocab_size), and the state for the next step.
 
         Parameters
         ----------
         tokens, parents : Tensor of int, of shape (B, W)
         depth : Tensor of int, of shape (1,)
-            Of the tokens in their sequences, BOS at 0.
+            Place of the tokens in their sequences, BOS at 0.
         of_memory : Tensor of shape (B, layers, 2, heads, S, dim / heads)
         memory_mask : Tensor of bool, of shape (B, S)
         own : Tensor of shape (B, layers, 2, heads, N, dim / heads)
             Keys and values of the nodes so far.
         visible : Tensor of bool, of shape (B, P, N)
-            Which of these each of the previous level's nodes attends to.
+            Which nodes each node of the previous level attends to.
         prior : tuple of Tensor
-            None, or five: `StartGraph`'s two, and `PriorSteps`' left and fits (B, P, K), and ended (B, P), of bool.
-
-        Returns
-        -------
-        log_probs : Tensor of shape (B, W, vocab_size)
-        own, visible, left, fits, ended
-            Of the next step, the last three if there is a prior.
+            Nothing; or shares and blocks of `StartGraph`, and of `PriorSteps` left and fits (B, P, K) and ended (B, P).
         """
         decoder, width = self.decoder, tokens.shape[1]
         places = torch.arange(width, device=tokens.device)
@@ -154,13 +145,7 @@ class StepGraph(nn.Module):
         fits: Tensor,
         ended: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Compute what `PriorSteps.step_tree` does, at a depth that is not known before.
-
-        Returns
-        -------
-        Tensor of shape (B, W, vocab_size)
-        left, fits, ended
-        """
+        """Return the logits (B, W, vocab_size) of `PriorSteps.step_tree` at any depth, then left, fits and ended."""
         size = blocks.shape[2]
         index = parents[..., None].expand(-1, -1, left.shape[2])
         left, fits = left.gather(1, index), fits.gather(1, index)
@@ -180,7 +165,7 @@ class StepGraph(nn.Module):
 
 
 class NgramsGraph(nn.Module):
-    """The n-grams that the linear expert reads."""
+    """Buckets of the n-grams that the linear expert reads."""
 
     def forward(self, characters: Tensor) -> Tensor:
         return linear_ngrams(characters)

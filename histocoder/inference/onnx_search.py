@@ -1,4 +1,4 @@
-"""Decoding by exported graphs: what greedy.py, confidence.py and combined.py do, in numpy."""
+"""Decoding with exported graphs: greedy.py, confidence.py and combined.py in numpy, which torch is not needed for."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ import numpy as np
 from histocoder.formatters.tokens import BOS, PAD
 
 NUM_CANDIDATES = 8
-"""Codes of a row that experts beside the decoder propose in the mode combined; the decoder adds its own."""
+"""Number of codes of a row that experts beside the decoder propose in the mode combined; the decoder adds its own."""
 LEAST = 1e-9
-"""A probability that is not quite 0, so that no expert has a veto."""
+"""Least probability, which is not 0 so that no expert has a veto."""
 _SEQUENCES_AT_ONCE = 4096
 
 
 class OnnxStepper:
-    """Predicts what follows sequences that grow, or trees of them, as `Stepper` does.
+    """Predicts what follows sequences that grow, or trees of them; see `Stepper`.
 
-    Parameters
-    ----------
-    step : InferenceSession
-        Of the exported step.
-    started : mapping of str to ndarray
-        Rows first: `memory_mask`, and what the exported start of the decoder gives.
+    `step` is the session of the decoder's step; `started` has `memory_mask` and the outputs of the decoder's start,
+    with a row for each description.
     """
 
-    def __init__(self, step: Any, started: Mapping[str, np.ndarray]) -> None:
-        self._step, self._started, self._depth = step, dict(started), 0
+    def __init__(self, step: Any, started: dict[str, np.ndarray]) -> None:
+        self._step, self._started, self._depth = step, started, 0
         batch, layers, _, heads, _, head_dim = started["of_memory"].shape
         self._state = {
             "own": np.zeros((batch, layers, 2, heads, 0, head_dim), dtype=np.float32),
@@ -40,11 +36,11 @@ class OnnxStepper:
             self._state |= {"left": unwritten, "fits": unwritten, "ended": np.zeros((batch, 1), dtype=bool)}
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities (B, vocab_size) of what follows `tokens` (B,), each row's newest."""
+        """Return log-probabilities (B, vocab_size) of the tokens that follow `tokens` (B,), each row's newest."""
         return self.step_tree(tokens[:, None], np.zeros_like(tokens)[:, None])[:, 0]
 
     def step_tree(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """Return those (B, W, vocab_size) of what follows each node of the next level; see `Stepper.step_tree`."""
+        """Return log-probabilities (B, W, vocab_size) for the nodes of the next level; see `Stepper.step_tree`."""
         newest = {"tokens": tokens, "parents": parents, "depth": np.array([self._depth])}
         log_probs, *state = self._step.run(None, newest | self._started | self._state)
         self._state = dict(zip(self._state, state, strict=True))
@@ -58,26 +54,16 @@ class OnnxStepper:
 
 
 Start: TypeAlias = Callable[[np.ndarray], OnnxStepper]
-"""Begins to decode some rows of a batch, by their indices, which may repeat."""
+"""Start to decode rows of a batch, by their indices, which may repeat."""
 
 
 def greedy(
     start: Start, num_rows: int, *, num_blocks: int, block_size: int, blocks: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take the most probable token at each position, given those before it.
+    """Take the most probable token at each position; return tokens, and probabilities among all tokens.
 
-    Parameters
-    ----------
-    start : callable
-    num_rows, num_blocks, block_size : int
-    blocks : ndarray of int, of shape (num_codes, block_size), optional
-        Of the only codes to write.
-
-    Returns
-    -------
-    tokens : ndarray of int, of shape (num_rows, num_blocks * block_size)
-        A row ends with its first block that begins with PAD; what follows is PAD, of probability 1.
-    probabilities : ndarray of shape (num_rows, num_blocks * block_size)
+    Both are of shape (num_rows, num_blocks * block_size). A row ends with its first block that begins with PAD; what
+    follows is PAD, of probability 1. With `blocks` (num_codes, block_size), only these are written.
     """
     tokens = np.full((num_rows, num_blocks * block_size), PAD)
     probabilities = np.ones(tokens.shape, dtype=np.float32)
@@ -111,13 +97,8 @@ def greedy(
 def set_probability(start: Start, tokens: np.ndarray, probabilities: np.ndarray, is_code: np.ndarray) -> np.ndarray:
     """Return the probability of each row's set of codes, summed over the orders in which they can be written.
 
-    Parameters
-    ----------
-    start : callable
-    tokens, probabilities : ndarray of shape (n, num_blocks * block_size)
-        As `greedy` returns them.
-    is_code : ndarray of bool, of shape (n, num_blocks)
-        Which blocks are codes. Where a used block is none, the sequence itself is what counts.
+    `greedy` returns the tokens and probabilities. `is_code` (n, num_blocks) is False for blocks that are not codes; in
+    a row with such a used block, only the sequence itself counts.
     """
     num_rows, num_blocks = is_code.shape
     blocks = tokens.reshape(num_rows, num_blocks, -1)
@@ -156,13 +137,13 @@ def _repeats(x: np.ndarray) -> np.ndarray:
 
 
 class OnnxBelief(NamedTuple):
-    """What an expert beside the decoder thinks of a batch; see `Belief`."""
+    """Probabilities of an expert beside the decoder for a batch; see `Belief`."""
 
     shares: np.ndarray
     belongs: np.ndarray | None = None
 
     def of_next(self, candidates: np.ndarray, number: int) -> np.ndarray:
-        """See `Belief.of_next`."""
+        """Return the probability that each candidate (B, K) is one of `number` + 1 codes."""
         if number and self.belongs is not None:
             found = np.take_along_axis(self.belongs, candidates, 1)
         else:
@@ -170,7 +151,7 @@ class OnnxBelief(NamedTuple):
         return found.clip(LEAST, 1.0)
 
     def rows(self, rows: np.ndarray) -> OnnxBelief:
-        """Return what it thinks of some rows."""
+        """Return the probabilities of some rows."""
         return OnnxBelief(self.shares[rows], None if self.belongs is None else self.belongs[rows])
 
 
@@ -182,24 +163,10 @@ def combined(
     *,
     num_blocks: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Decode by a weighted product of experts, as `CombinedSearch` does.
+    """Decode n rows by a weighted product of experts, as `CombinedSearch` does.
 
-    Parameters
-    ----------
-    start : callable
-    beliefs : mapping of str to OnnxBelief
-        Of the experts beside the decoder, on n rows.
-    weights : mapping of str to float
-        Of all experts.
-    blocks : ndarray of int, of shape (num_codes, block_size)
-    num_blocks : int
-
-    Returns
-    -------
-    codes : ndarray of int, of shape (n, num_blocks)
-        Places in the key; -1 where there is none.
-    probabilities : ndarray of shape (n, num_blocks)
-    conf : ndarray of shape (n,)
+    `blocks` are the key's codes, of shape (num_codes, block_size). Return codes as their indices, -1 for none, and
+    probabilities, both of shape (n, num_blocks), and the confidence (n,).
     """
     num_rows, size = len(next(iter(beliefs.values())).shares), blocks.shape[1]
     candidates = _candidates(start, beliefs, blocks, num_blocks=num_blocks)
@@ -236,7 +203,7 @@ def combined(
 def _decoder_votes(
     stepper: OnnxStepper, newest: np.ndarray, parents: np.ndarray, blocks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the decoder thinks of codes with the tokens (B, K, size), of shape (B, K), and that there is none."""
+    """Return log-probabilities of codes with the tokens (B, K, size), of shape (B, K), and of no further code (B,)."""
     first = stepper.step_tree(newest, parents)[:, 0]
     written = np.take_along_axis(first, blocks[..., 0], 1)
     level = np.zeros_like(blocks[..., 0])
@@ -248,7 +215,7 @@ def _decoder_votes(
 
 
 def _candidates(start: Start, beliefs: Mapping[str, OnnxBelief], blocks: np.ndarray, *, num_blocks: int) -> np.ndarray:
-    """Return what the experts propose, places in the key of shape (n, K), some of them twice."""
+    """Return the codes that the experts propose, indices of shape (n, K), some of them twice."""
     by_others = np.sum([np.log(belief.shares.clip(LEAST)) for belief in beliefs.values()], axis=0)
     proposed = np.argsort(-by_others, axis=1, kind="stable")[:, :NUM_CANDIDATES]
     size = blocks.shape[1]
