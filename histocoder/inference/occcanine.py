@@ -18,7 +18,7 @@ from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, is_canine
 
 PAD_TO = 128
-"""Published models were trained on inputs padded to so many positions, with a decoder that saw the padding."""
+"""Number of positions to which the inputs of published models were padded; their decoders saw the padding."""
 
 
 def load_occcanine(
@@ -38,32 +38,45 @@ def load_occcanine(
     path : path
         A file `last.bin`, or a folder as on the Hugging Face hub. Only tensors are read from it.
     formatter : {"hisco", "occ1950", "general"}
-        The kind of code that it was trained on.
+        Kind of code that it was trained on.
     key : path, optional
-        A key file (see `data.key.read_key`); by default the key in the file.
+        Key file (see `data.key.read_key`); by default the key in the file.
     target_cols : sequence of str, optional
-        The columns of codes that it was trained on; needed for "general", which has a block for each.
+        Columns of codes that it was trained on; needed for "general", which has a block for each.
     block_size : int, optional
-        For "general": tokens of a code; by default 5.
+        Number of tokens of a code, for "general"; by default 5.
     encoder_config : dict, optional
         Fields of `CanineConfig`, where the encoder is not of CANINE-s's sizes.
     text_normalization : {"lower_ascii", "none"}
-        What was done to its training texts; to published models' the former.
+        Normalization of its training texts; published models have the former.
 
     Raises
     ------
     UserError
-        Where the file holds no such model, or key or formatter and model do not fit.
+        If the file holds no such model, or the key or the formatter does not fit it.
     """
-    config, weights = _read(
-        Path(path),
-        formatter=formatter,
-        key=key,
-        target_cols=tuple(target_cols or ()),
-        block_size=block_size or 5,
-        encoder_config=encoder_config or {},
+    path = Path(path)
+    if formatter not in NUM_CODES and not target_cols:
+        raise UserError(f"A model of the formatter {formatter!r} needs the columns of codes that it was trained on.")
+    weights, own_codes, chars = read_published(path)
+    if "decoder.head.weight" not in weights:
+        raise UserError(
+            f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
+        )
+    num_blocks = len(target_cols or ()) or NUM_CODES[formatter]
+    system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size or 5, symbols=chars)
+    _check_tokens(path, len(weights["decoder.head.weight"]), system)
+    sizes = encoder_config or {}
+    config = _config_of(
+        weights,
+        system,
+        _key_of(path, key, own_codes),
+        encoder=sizes.get("encoder", sizes),  # a model's own config.json has it within
+        target_cols=tuple(target_cols or (f"{formatter}_{i + 1}" for i in range(num_blocks))),
         text_normalization=text_normalization,
     )
+    if (num_classes := len(weights["linear_decoder.weight"])) != config.num_classes:
+        raise UserError(f"{path} has {num_classes:,} classes, but its key has {config.num_classes:,} codes.")
     try:
         model = MixerModel.from_weights(config, weights)
     except RuntimeError as error:
@@ -74,48 +87,23 @@ def load_occcanine(
     return Coder(model)
 
 
-def _read(
-    path: Path,
-    *,
-    formatter: str,
-    key: str | Path | None,
-    target_cols: tuple[str, ...],
-    block_size: int,
-    encoder_config: dict[str, Any],
-    text_normalization: str,
-) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return what a published model is, and its weights."""
-    if formatter not in NUM_CODES and not target_cols:
-        raise UserError(f"A model of the formatter {formatter!r} needs the columns of codes that it was trained on.")
-    weights, own_codes, chars = read_published(path)
-    if "decoder.head.weight" not in weights:
-        raise UserError(
-            f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
-        )
-    num_blocks, num_tokens = len(target_cols) or NUM_CODES[formatter], len(weights["decoder.head.weight"])
-    system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size, symbols=chars)
-    _check_tokens(path, num_tokens, system)
-    config = ModelConfig(
-        encoder=encoder_config.get("encoder", encoder_config),  # a model's own config.json has it within
+def _config_of(weights: dict[str, Tensor], system: Formatter, key: Key, **fields: Any) -> ModelConfig:
+    """Return the config of a published model, with the sizes of its weights; `fields` are other fields of it."""
+    return ModelConfig(
         formatter=system.to_config(),
-        vocab_size=num_tokens,
-        codes=(found := _key_of(path, key, own_codes)).codes,
-        target_cols=target_cols or tuple(f"{formatter}_{i + 1}" for i in range(num_blocks)),
-        descriptions=found.descriptions,
+        vocab_size=len(weights["decoder.head.weight"]),
+        codes=key.codes,
+        descriptions=key.descriptions,
         decoder_num_layers=1 + max(int(name.split(".")[3]) for name in weights if name.startswith("decoder.decoder.")),
         decoder_dim_feedforward=len(weights["decoder.decoder.layers.0.linear1.weight"]),
         mask_memory=False,
         pad_to=PAD_TO,
-        text_normalization=text_normalization,
+        **fields,
     )
-    num_classes = len(weights["linear_decoder.weight"])
-    if num_classes != config.num_classes:
-        raise UserError(f"{path} has {num_classes:,} classes, but its key has {config.num_classes:,} codes.")
-    return config, weights
 
 
 def _check_tokens(path: Path, num_tokens: int, system: Formatter) -> None:
-    """Raise a UserError where a model knows fewer tokens than its codes would need."""
+    """Raise a UserError if a model has fewer tokens than its codes need."""
     if num_tokens < system.vocab_size:
         raise UserError(
             f"{path} knows {num_tokens} tokens, and the formatter {system.name!r} has {system.vocab_size}: its codes "
@@ -124,7 +112,7 @@ def _check_tokens(path: Path, num_tokens: int, system: Formatter) -> None:
 
 
 def _key_of(path: Path, key: str | Path | None, own_codes: tuple[str, ...] | None) -> Key:
-    """Return the key of a model: the file's, or that in the model, or both where they agree."""
+    """Return the key from a file or from the model; raise a UserError if both have one and they differ."""
     if key is None:
         if own_codes is None:
             raise UserError(f"{path} holds no key; name its key file (--key).")
@@ -147,7 +135,7 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
     Raises
     ------
     UserError
-        Where the folder holds no model, or one that OccCANINE has no form for, or the file can't be written.
+        If the folder holds no model, or one that OccCANINE has no form for, or the file can't be written.
     """
     model = load_model(Path(folder))
     if not is_canine(model.config.encoder):
