@@ -18,28 +18,28 @@ from histocoder.inference.parts import Batches
 from histocoder.inference.predictions import Part
 
 _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
-"""Of the distinct descriptions whose codes are kept, to be used again in later chunks."""
+"""Largest number of distinct descriptions, and of cells of their codes, that are kept for later chunks."""
 _DECIMALS = 6
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
-"""Of a chunk at most; a row has a cell for each column of its codes."""
+"""Largest number of rows of a chunk, and of cells of their codes."""
 
 
 def rows_of_chunk(names: Sequence[str]) -> int:
-    """Return how many rows are coded at once, where so many columns are added to each."""
+    """Return the number of rows of a chunk to which columns of these names are added."""
     return min(_CHUNK_ROWS, -(-_CHUNK_CELLS // len(names)))
 
 
 class ChunkCoder:
-    """Codes chunks, each distinct description once; a full memory takes in no more, so that it does not grow."""
+    """Codes chunks, each distinct description once while there is room to remember its codes."""
 
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None) -> None:
         self._config, self.has_known = config, known is not None
         self._code = coder.code if known is None else partial(known.code, coder)
         column_names = coder.column_names if known is None else partial(known.column_names, coder)
         names = self.names = column_names(config.mode, k=config.k)
-        """The columns of `Coder.code`."""
+        """Columns of `Coder.code`."""
         self.num_known = 0
-        """Rows that got the codes of hand-coded descriptions."""
+        """Number of rows that got the codes of hand-coded descriptions."""
         self._output_names = config.output_names(names, coder.system)
         self._numbers = [name for name in names if config.mode == "full" or name == "conf" or name.startswith("prob_")]
         self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
@@ -47,10 +47,7 @@ class ChunkCoder:
         self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
 
     def code(self, chunk: pa.Table, batches: Batches) -> pa.Table:
-        """Return the chunk with the codes' columns behind its own.
-
-        `batches` hears what is done, and holds what an interrupted run has done.
-        """
+        """Return the chunk with the codes' columns behind its own; `batches` keeps what is done of it."""
         columns = self.columns(self._pairs(chunk), batches.tell, batches.parts)
         chunk = with_language(chunk, self._config.language)
         for name, column in columns.items():
@@ -61,9 +58,9 @@ class ChunkCoder:
     def columns(
         self, table: pa.Table, tell: Callable[[float], object] = lambda _: None, parts: list[Part] | None = None
     ) -> dict[str, pa.Array]:
-        """Return the codes' columns, of the descriptions that `pairs_of` has returned.
+        """Return the codes' columns for the result of `pairs_of`.
 
-        `tell` hears how many rows more are done; `parts` are what an interrupted run has done.
+        `tell` is called with the number of rows coded since its last call; `parts` are from an interrupted run.
         """
         pairs = _tuples(table)
         new = self._new(pairs)
@@ -71,7 +68,9 @@ class ChunkCoder:
         tell(num_known)
         if new:
             rows_each = (len(pairs) - num_known) / len(new)
-            self._add(new, self._predict(new, told=lambda count: tell(count * rows_each), parts=parts))
+            texts, langs = zip(*new, strict=True)
+            how = {"progress": lambda count: tell(count * rows_each), "parts": parts}
+            self._add(new, self._code(texts, langs, self._config, **how))
         rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
         found = {}
         for name, column in self._output_names.items():
@@ -82,11 +81,11 @@ class ChunkCoder:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes in no more."""
+        """Whether no more codes are remembered."""
         return len(self._places) >= self._room
 
     def take_in(self, coded: pa.Table) -> None:
-        """Remember a chunk that `code` has coded, as if it had just done so."""
+        """Remember a chunk that `code` has coded in an earlier run."""
         self._count_known(coded)
         if self.is_full:
             return
@@ -101,18 +100,12 @@ class ChunkCoder:
         return pairs_of(chunk, self._config.input_col, self._config.language_col, self._config.language)
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
-        """Return those that are not known, and the row of each where it comes first."""
+        """Return the descriptions whose codes are not remembered, with the first row of each."""
         new: dict[tuple[str, str], int] = {}
         for row, pair in enumerate(pairs):
             if pair not in self._places:
                 new.setdefault(pair, row)
         return new
-
-    def _predict(
-        self, new: Iterable[tuple[str, str]], *, told: Callable[[int], object], parts: list[Part] | None
-    ) -> pd.DataFrame:
-        texts, langs = zip(*new, strict=True)
-        return self._code(texts, langs, self._config, progress=told, parts=parts)
 
     def _add(self, new: Iterable[tuple[str, str]], codes: pd.DataFrame) -> None:
         start, end = len(self._places), len(self._places) + len(codes)

@@ -21,23 +21,8 @@ _NUM_EXAMPLES = 5
 class Join:
     """A table with a row for each code.
 
-    Parameters
-    ----------
-    path : Path
-        Its codes are in the column called like the classification (`hisco`, `hisco_1`), `system_code` or `code`; else
-        in the first column.
-    system : str
-        The classification's name.
-    codes : collection of str
-        Those of the model, by which zeros that the table has lost are restored.
-
-    sheet : str, optional
-        Of an Excel workbook; None: the only one that holds anything.
-
-    Raises
-    ------
-    UserError
-        If the table can't be read, has no column beside the codes', or has two different rows of one code.
+    Its codes are in the column called like the classification (`hisco`, `hisco_1`), `system_code` or `code`; else in
+    the first column. By the model's `codes`, zeros that the table has lost are restored.
     """
 
     def __init__(self, path: Path, *, system: str, codes: Collection[str], sheet: str | None = None) -> None:
@@ -62,12 +47,9 @@ class Join:
         self._lacking: Counter[str] = Counter()
 
     def columns(self, code_columns: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-        """Return what is added: name -> the column of codes, and which column of the table.
+        """Return the name of each new column -> its column of codes, and its index among the table's columns.
 
-        Parameters
-        ----------
-        code_columns : mapping
-            Name of each column of codes -> the same without what `--columns` and `alt_` put before it.
+        `code_columns` has the name of each column of codes -> the name without the prefixes `--columns` and `alt_`.
         """
         return {
             f"{column.removesuffix(plain)}{name}_{plain.rpartition('_')[2]}": (column, i)
@@ -84,7 +66,7 @@ class Join:
         return table
 
     def _find(self, cells: pa.ChunkedArray) -> tuple[pa.Array, list[tuple[str | None, ...]]]:
-        """Return the row of each distinct code, and which of them each cell has."""
+        """Return each cell's index among the distinct codes, and the row of each distinct code."""
         coded = pa.concat_arrays(cells.chunks).dictionary_encode()
         codes, times = coded.dictionary.to_pylist(), pc.value_counts(coded.indices.drop_null())
         for count in times.to_pylist():

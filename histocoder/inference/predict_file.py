@@ -1,4 +1,4 @@
-"""Codes whole files, in chunks: what is done stays done, and memory does not grow with the file."""
+"""Codes whole files, in chunks: a run that was interrupted resumes, and memory does not grow with the file."""
 
 from __future__ import annotations
 
@@ -42,32 +42,21 @@ def predict_file(
 ) -> None:
     """Code a file into another, with all its columns, the language if one was given for all rows, and the codes.
 
-    Chunks are coded into files beside the output, which they become when all are there; after an interruption, those
-    that are there stay. Several processes share the chunks out. The output does not depend on interruptions.
+    Chunks are coded into files beside the output, which become the output when all are there; after an interruption
+    they stay. Several processes share the chunks. The output does not depend on interruptions.
 
     Parameters
     ----------
-    coder : Coder
-    config : PredictConfig
     model_id : str
-        What tells this model from others; parts that another has left are not used.
+        Identity of the model; chunks that another model has coded are not used.
     known : Known, optional
         Hand-coded descriptions, which keep their codes; a column `source` says which.
     join : Join, optional
-        A table whose columns are added by code.
-    overwrite : bool
-        Whether to replace an existing output.
-    say : callable
-        Receives each notice to the user.
+        Table whose columns are added by code.
     chunk_rows : int, optional
-        Rows of a chunk; by default few enough to hold in memory.
+        Number of rows of a chunk; by default few enough to hold in memory.
     bar : tqdm, optional
-        Counts the rows; by default one on the terminal, if there is one.
-
-    Raises
-    ------
-    UserError
-        If the input or the settings can't be used, or the output exists or is being written by another run.
+        Progress bar that counts rows; by default one on rank 0's terminal, if there is one.
     """
     config = replace(config, mode=config.mode or coder.mode)  # as settings of the parts
     chunks = ChunkCoder(coder, config, known=known)
@@ -75,7 +64,9 @@ def predict_file(
     parts = Parts(form.path)
     chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
-    bar = _progress_bar(num_rows) if bar is None else bar
+    if bar is None:
+        hidden = True if distributed.rank() else None  # None: without a terminal
+        bar = tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True)
     with _writing(form.path):
         open_parts = partial(parts.open, config, settings, overwrite=overwrite, say=say)
         distributed.run_on_primary(open_parts, doing="looking at the input")
@@ -94,20 +85,7 @@ def predict_file_by(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Write a file with the codes that an engine gives it, as `predict_file` does with its own.
-
-    Parameters
-    ----------
-    engine : callable
-        Yields the input with the columns of its codes.
-    coder, config, join, overwrite, say
-        See `predict_file`.
-
-    Raises
-    ------
-    UserError
-        See `predict_file`.
-    """
+    """Write a file as `predict_file` does, from an engine that yields the input with the columns of its codes."""
     config = replace(config, mode=config.mode or coder.mode)
     table, form, _ = _open(coder, config, ChunkCoder(coder, config, known=None).names, join)
     with _writing(form.path):
@@ -119,7 +97,7 @@ def predict_file_by(
 
 @contextmanager
 def _writing(output: Path) -> Iterator[None]:
-    """Hold the output, so that no other run writes it."""
+    """Lock the output, so that no other run writes it."""
     distributed.run_on_primary(partial(_check_folder, output.parent), doing="looking at the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
         yield
@@ -128,7 +106,7 @@ def _writing(output: Path) -> Iterator[None]:
 def _open(
     coder: Coder, config: PredictConfig, names: Sequence[str], join: Join | None
 ) -> tuple[TableFile, Output, int]:
-    """Return the input, the output to be, and the number of their rows; raise a UserError where they do not fit."""
+    """Return the input, the form of the output, and the number of rows; raise a UserError if they do not fit."""
     table = open_table(Path(config.input), config.input_cols, sheet=config.sheet)
     if not is_parquet(Path(config.output)):
         _check_csv(table)
@@ -159,7 +137,7 @@ def _check_folder(folder: Path) -> None:
 def _code_chunks(
     coder: ChunkCoder, table: TableFile, parts: Parts, *, chunk_rows: int, say: Callable[[str], None], bar: tqdm
 ) -> int:
-    """Code this process's share of the chunks, and wait for the others' shares; returns the number of all chunks."""
+    """Code this process's chunks, and wait for the other processes; return the number of all chunks."""
     if not parts.folder.is_dir():
         raise UserError(f"{parts.folder.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
     rank, world_size = distributed.rank(), distributed.world_size()
@@ -183,7 +161,7 @@ def _code_chunks(
 
 
 def _code_chunk(coder: ChunkCoder, number: int, chunk: pa.Table, parts: Parts, *, rows_done: int, bar: tqdm) -> None:
-    """Code a chunk, or read what an earlier run has coded of it."""
+    """Code a chunk, unless an earlier run has coded it."""
     done = parts.read(number)
     if done is not None:
         coder.take_in(done)
@@ -210,9 +188,3 @@ def _check_csv(table: TableFile) -> None:
                 f"{table.path}, column {field.name!r}: its cells are of the type {field.type}, which CSV can't hold. "
                 "Choose an --output that ends in .parquet."
             ) from error
-
-
-def _progress_bar(num_rows: int) -> tqdm:
-    """On rank 0, where there is a terminal."""
-    hidden = True if distributed.rank() else None
-    return tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True)
