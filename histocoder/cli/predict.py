@@ -224,14 +224,14 @@ def _standard_streams(config: Flags) -> Iterator[tuple[Flags, Callable[[str], No
     if distributed.world_size() > 1:
         raise UserError("Standard input and output are those of one process; name files, or start one process.")
     with tempfile.TemporaryDirectory() as folder:
-        files = {"input": Path(folder, "standard input"), "output": Path(folder, "standard output")}
-        files = {name: path for name, path in files.items() if getattr(config, name) == "-"}
-        if "input" in files:
-            with files["input"].open("wb") as file:
+        source = f"{folder}/standard input" if config.input == "-" else config.input
+        output = f"{folder}/standard output" if config.output == "-" else config.output
+        if config.input == "-":
+            with Path(source).open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
         try:
             yield (
-                replace(config, **{name: str(path) for name, path in files.items()}),
+                replace(config, input=source, output=output),
                 lambda text: print(text.replace(f"{folder}/", ""), file=sys.stderr, flush=True),
             )
         except Interrupted as error:
@@ -241,8 +241,8 @@ def _standard_streams(config: Flags) -> Iterator[tuple[Flags, Callable[[str], No
             raise Interrupted(message, error.signum) from None
         except UserError as error:
             raise UserError(str(error).replace(f"{folder}/", "")) from error
-        if "output" in files:
-            with files["output"].open("rb") as file:
+        if config.output == "-":
+            with Path(output).open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
 
 

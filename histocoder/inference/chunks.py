@@ -69,8 +69,8 @@ class ChunkCoder:
         if new:
             rows_each = (len(pairs) - num_known) / len(new)
             texts, langs = zip(*new, strict=True)
-            how = {"progress": lambda count: tell(count * rows_each), "parts": parts}
-            self._add(new, self._code(texts, langs, self._config, **how))
+            codes = self._code(texts, langs, self._config, progress=lambda count: tell(count * rows_each), parts=parts)
+            self._add(new, codes)
         rows = np.fromiter(map(self._places.__getitem__, pairs), dtype=np.int64, count=len(pairs))
         found = {}
         for name, column in self._output_names.items():
