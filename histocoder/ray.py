@@ -86,7 +86,7 @@ def code(
 
 
 def _actors(num_gpus: float | None, resources: dict[str, float]) -> tuple[float, int]:
-    """Return the GPUs of an actor, and how many actors the cluster has room for."""
+    """Return the GPUs of an actor, and the number of actors that fit on the cluster."""
     num_gpus = min(1, resources.get("GPU", 0)) if num_gpus is None else num_gpus
     most = resources.get("GPU", 0) / num_gpus if num_gpus else resources.get("CPU", 1)
     return num_gpus, max(int(most), 1)
@@ -116,7 +116,7 @@ def _in_order(dataset: Dataset) -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        cause = str(error).partition("\n\n")[0].strip().splitlines()[-1]  # what it led to stands below it
+        cause = str(error).partition("\n\n")[0].strip().splitlines()[-1]  # its consequences are below it
         raise UserError(f"Ray can't read the table: {cause}") from error
     finally:
         options.preserve_order = before

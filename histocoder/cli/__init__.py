@@ -1,1 +1,1 @@
-"""Programs: flags and files of them, how a program ends, and a module for each `histocoder` command."""
+"""Command line: flags, files of flags, exit codes, and a module for each `histocoder` command."""

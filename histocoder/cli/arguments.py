@@ -33,7 +33,7 @@ def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
-    """Add a flag for each setting, in the settings' groups."""
+    """Add a flag for each setting, in its group."""
     groups: dict[str, Any] = {"": parser}
     for setting in settings_of(kind):
         if setting.group not in groups:

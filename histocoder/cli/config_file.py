@@ -13,7 +13,7 @@ import yaml
 from histocoder.errors import UserError
 
 SECTIONS = ("data", "model", "training", "distributed", "logging")
-"""Headings that a file may have; any flag may stand under any of them."""
+"""Optional headings of a file; any flag may be under any of them."""
 _NOT_IN_FILES = ("help", "help_all", "version", "config")
 _REMOVED = {"zero_optimizer": False}
 """Flags that histocoder no longer has, and the value with which `args.yaml` of earlier runs may still name them."""
@@ -79,13 +79,13 @@ def _flags(values: dict[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def nearest(name: str, known: Iterable[str], *, mark: str = "") -> str:
-    """Return a question whether the most similar name is meant; nothing where none is similar."""
+    """Return a question whether the most similar name is meant; an empty text if none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {mark + near[0]!r}?" if near else ""
 
 
 def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.ArgumentParser) -> Any:
-    """Return a value from a file, as the flag itself would take it."""
+    """Return a value from a file, as the flag itself would read it."""
     if value is None and action.default is None:
         return None
     if value is None or (isinstance(value, list) and None in value):

@@ -6,9 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from histocoder.checkpoints.model_files import SHARDS_FOLDER
+from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
 from histocoder.config import Settings
 from histocoder.config.settings import free, require
 from histocoder.errors import UserError
+from histocoder.files import make_folder
+from histocoder.inference.occcanine import load_occcanine, save_occcanine
 from histocoder.training.console import say
 
 
@@ -41,9 +45,6 @@ class Flags(Settings):
 
 def run(config: Flags) -> None:
     """Write the model in its other form."""
-    from histocoder.files import make_folder
-    from histocoder.inference.occcanine import load_occcanine, save_occcanine
-
     output = Path(config.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise UserError(f"{output} exists already; choose another --output.")
@@ -69,8 +70,6 @@ def run(config: Flags) -> None:
 
 
 def _put_together(path: Path, output: Path) -> None:
-    from histocoder.checkpoints.model_files import SHARDS_FOLDER
-    from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
 
     if not (path / SHARDS_FOLDER).is_dir() or not is_checkpoint(path):
         raise UserError(f"{path} is not a sharded checkpoint; name a folder checkpoints/step-….")

@@ -1,4 +1,4 @@
-"""What this machine has for training, and what that means: `histocoder doctor`."""
+"""`histocoder doctor`: see what this machine has for training, and what is missing."""
 
 from __future__ import annotations
 
@@ -173,22 +173,21 @@ def _memory() -> Finding:
     size = total_bytes()
     if math.isinf(size):
         return Finding(NOTE, "memory", "unknown here")
-    if size < 2 * _TRAINING_BYTES:
-        what = f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch"
-        return Finding(NOTE, "memory", _gb(size), f"{what}: lower --batch-size, or --encoder ngram.")
-    return Finding(OK, "memory", _gb(size))
+    meaning = (
+        f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch: lower --batch-size, or --encoder ngram."
+    )
+    return _space("memory", _gb(size), meaning, is_enough=size >= 2 * _TRAINING_BYTES)
 
 
 def _shared_memory() -> Finding:
     if not Path("/dev/shm").is_dir():
         return Finding(OK, "shared memory", "no /dev/shm: loader workers use files")
     size = shutil.disk_usage("/dev/shm").free
-    is_small, said = size < _SHARED_MEMORY_BYTES, f"{_gb(size)} free in /dev/shm"
-    what = (
+    meaning = (
         "Loader workers pass batches through it, and are killed for want of it: keep --num-workers 0, or give a "
         "container more (docker run --shm-size=2g)."
     )
-    return Finding(NOTE, "shared memory", said, what) if is_small else Finding(OK, "shared memory", said)
+    return _space("shared memory", f"{_gb(size)} free in /dev/shm", meaning, is_enough=size >= _SHARED_MEMORY_BYTES)
 
 
 def _disk(folder: Path) -> Finding:
@@ -198,9 +197,12 @@ def _disk(folder: Path) -> Finding:
     except UserError as error:
         return Finding(PROBLEM, "disk", f"{folder} can't be written to", str(error))
     size = shutil.disk_usage(there).free
-    is_small, said = size < _RUN_BYTES, f"{_gb(size)} free in {there}"
-    what = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder ngram takes little."
-    return Finding(NOTE, "disk", said, what) if is_small else Finding(OK, "disk", said)
+    meaning = f"A run with CANINE-s takes up to {_gb(_RUN_BYTES)}; one with --encoder ngram takes little."
+    return _space("disk", f"{_gb(size)} free in {there}", meaning, is_enough=size >= _RUN_BYTES)
+
+
+def _space(what: str, found: str, meaning: str, *, is_enough: bool) -> Finding:
+    return Finding(OK, what, found) if is_enough else Finding(NOTE, what, found, meaning)
 
 
 def _hub() -> Finding:
@@ -221,7 +223,7 @@ def _nccl() -> Finding:
 
 
 def _all_reduce(patience: float) -> Finding:
-    """Have some processes of this machine add up numbers, as they would gradients."""
+    """Add up numbers over several processes, as training adds up gradients."""
     if (gpus := torch.cuda.device_count()) > 1:
         device, processes, how = "cuda", gpus, "a GPU each, NCCL"
         remedy = "See what NCCL_DEBUG=INFO says, and whether NCCL_P2P_DISABLE=1 or --device cpu helps."

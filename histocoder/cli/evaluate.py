@@ -7,19 +7,25 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from histocoder import distributed
+from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import change_config
+from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE
+from histocoder.checkpoints.training_state import is_checkpoint
 from histocoder.cli.model_flags import ModelFlags, run_of, training_files
 from histocoder.config.prediction import SHEET_HELP, TABLE_HELP, BatchOptions
 from histocoder.config.settings import free
+from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.data.labels import LabelRules
+from histocoder.data.normalize import folded
+from histocoder.data.prepare import TRAIN_FILE, VAL_FILE
 from histocoder.errors import UserError
+from histocoder.evaluation.evaluate import evaluate, times_seen
+from histocoder.evaluation.summary import summary
+from histocoder.inference.coder import Coder
+from histocoder.inference.known import Known, coded
 from histocoder.training.console import say
-
-if TYPE_CHECKING:
-    from histocoder.data.examples import ExampleFiles, Examples
-    from histocoder.data.labels import LabelRules
-    from histocoder.inference.coder import Coder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +57,11 @@ class Flags(BatchOptions, ModelFlags):
 
 
 def run(config: Flags) -> None:
-    """Evaluate the model, and write the report."""
-    device = distributed.start(device=config.device)
-
-    from histocoder.checkpoints.hub import local_folder
-    from histocoder.checkpoints.model_files import change_config
-    from histocoder.checkpoints.run_folder import LOG_FILE
-    from histocoder.data.labels import LabelRules
-    from histocoder.data.prepare import TRAIN_FILE, VAL_FILE
+    """Evaluate the model; write the report."""
     from histocoder.evaluation.baselines import RIGHT_COL, Baselines
-    from histocoder.evaluation.evaluate import evaluate, times_seen
     from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import summary
-    from histocoder.inference.coder import Coder
-    from histocoder.inference.known import Known
 
+    device = distributed.start(device=config.device)
     _check_report_folder(Path(config.output), overwrite=config.overwrite)
     if config.save_thresholds:
         _check_may_change(Path(config.model))
@@ -113,9 +109,6 @@ def run(config: Flags) -> None:
 
 def _coded_rows(config: Flags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
-    from histocoder.data.examples import ExampleFiles
-    from histocoder.inference.known import coded
-
     files = ExampleFiles(
         (Path(config.data),),
         tuple(config.target_cols or coder.model.config.target_cols),
@@ -136,9 +129,6 @@ def _coded_rows(config: Flags, coder: Coder, rules: LabelRules) -> Examples:
 
 def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iterator[Examples]:
     """Yield a run's validation data, with a notice if some of them are among the evaluated descriptions."""
-    from histocoder.checkpoints.run_folder import REPORT_FILE
-    from histocoder.data.normalize import folded
-
     validation = files.read()
     num_seen = sum(map(set(folded(validation.texts)).__contains__, folded(examples.texts)))
     if num_seen:
@@ -150,9 +140,7 @@ def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iter
 
 
 def _check_report_folder(output: Path, *, overwrite: bool) -> None:
-    """Refuse a folder for a report that is a file, or that holds a report."""
-    from histocoder.checkpoints.run_folder import METRICS_FILE, REPORT_FILE
-
+    """Raise a UserError if the folder for the report is a file, or holds a report."""
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
     if not overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
@@ -160,9 +148,7 @@ def _check_report_folder(output: Path, *, overwrite: bool) -> None:
 
 
 def _check_may_change(model: Path) -> None:
-    """Refuse a model whose config.json must stay as it is: the hub's, or a checkpoint's."""
-    from histocoder.checkpoints.training_state import is_checkpoint
-
+    """Raise a UserError if the model is the hub's or a checkpoint, whose config.json must not change."""
     if not model.is_dir():
         raise UserError(f"There is no folder {model} to keep thresholds in; a model of the hub's must be saved in one.")
     if is_checkpoint(model):

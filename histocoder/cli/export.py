@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from histocoder.checkpoints.hub import local_folder
 from histocoder.cli.model_flags import run_of, training_files
 from histocoder.config import Settings
 from histocoder.config.prediction import TABLE_HELP
-from histocoder.config.settings import free, require
+from histocoder.config.settings import free
+from histocoder.data.examples import Examples
+from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import VAL_FILE
 from histocoder.errors import UserError
+from histocoder.inference.coder import Coder
+from histocoder.inference.known import coded
+from histocoder.inference.onnx_export import check_installed, export
 from histocoder.training.console import say
 
-if TYPE_CHECKING:
-    from histocoder.data.examples import Examples
-    from histocoder.inference.coder import Coder
-
 _MOST_ROWS = 10_000
-"""Of the data that an export is checked on."""
+"""Largest number of rows on which an export is checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,9 @@ class Flags(Settings):
     model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
     int8: bool = free(False, "keep weights in 8 bits: a quarter of the size")
-    max_loss: float = free(0.5, "--int8: write nothing if more points of accuracy are lost", metavar="POINTS")
+    max_loss: float = free(
+        0.5, "--int8: write nothing if more points of accuracy are lost", metavar="POINTS", between=(0, 100)
+    )
     data: str | None = free(
         None,
         f"{TABLE_HELP} of descriptions and codes to check the graphs on (default: the run's data_val.csv)",
@@ -39,20 +43,12 @@ class Flags(Settings):
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
     language_col: str = free("lang", "--data: column of languages", metavar="COL")
 
-    def check(self) -> None:
-        """Raise a UserError where the loss can't be one."""
-        require(0 <= self.max_loss <= 100, f"--max-loss is {self.max_loss:g}; it must be 0 to 100 points.")
-
 
 def run(config: Flags) -> None:
-    """Write the graphs, if they give what the model gives."""
+    """Write the graphs, if they give the model's codes."""
     output = Path(config.onnx)
     if output.exists():
         raise UserError(f"{output} exists already; choose another folder for --onnx.")
-
-    from histocoder.checkpoints.hub import local_folder
-    from histocoder.inference.coder import Coder
-    from histocoder.inference.onnx_export import check_installed, export
 
     check_installed()
     folder = local_folder(config.model)
@@ -64,11 +60,7 @@ def run(config: Flags) -> None:
 
 
 def _examples(config: Flags, coder: Coder, folder: Path) -> Examples:
-    """Return some of the rows with codes that the graphs are checked on."""
-    from histocoder.data.labels import LabelRules
-    from histocoder.data.prepare import VAL_FILE
-    from histocoder.inference.known import coded
-
+    """Return the rows with codes on which the graphs are checked."""
     path = Path(config.data) if config.data else run_of(folder) / VAL_FILE
     if not config.data and not path.is_file():
         raise UserError(f"The graphs are checked on validation data, and there is no {path}. Add --data FILE.")

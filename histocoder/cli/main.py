@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
-from histocoder.cli import convert, doctor, evaluate, export, predict, review, serve
+from histocoder.cli import convert, doctor, evaluate, export, finetune, predict, review, serve, train_mixer
 from histocoder.cli.arguments import add_flags, config_of
 from histocoder.cli.parser import Parser
 from histocoder.cli.script import run_script
 from histocoder.data.languages import HELP
 
 _SCRIPTS = {
-    "finetune": "fine-tune a model on your own table and classification, as finetune.py does",
-    "train-mixer": "train the full model on prepared files, as train_mixer.py does",
+    "finetune": (finetune, "fine-tune a model on your own table and classification, as finetune.py does"),
+    "train-mixer": (train_mixer, "train the full model on prepared files, as train_mixer.py does"),
 }
-"""Commands that have their own parser, with `--config`."""
+"""Modules with a parser of their own, which has `--config`."""
 _COMMANDS = (predict, evaluate, review, serve, export, convert, doctor)
 """Modules with `Flags`, whose docstring describes the command, and `run`, which takes them."""
 
-# The modules import what computes in `run`, so that --help comes at once.
+# A module imports in `run` what takes long to import, so that --help comes at once.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,7 +32,7 @@ def build_parser() -> Parser:
     parser = Parser("Use a model that histocoder trained.", prog="histocoder", config=False)
     parser.add_version()
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, text in _SCRIPTS.items():
+    for name, (_, text) in _SCRIPTS.items():
         commands.add_parser(name, help=text, description=text, config=False)
     for module in _COMMANDS:
         name, text = module.__name__.rpartition(".")[2], str(module.Flags.__doc__)
@@ -48,8 +47,7 @@ def build_parser() -> Parser:
 def _main(argv: Sequence[str] | None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in _SCRIPTS:
-        script = importlib.import_module(f"histocoder.cli.{words[0].replace('-', '_')}")
-        script.main(words[1:], prog=f"histocoder {words[0]}")
+        _SCRIPTS[words[0]][0].main(words[1:], prog=f"histocoder {words[0]}")
         return
     args = build_parser().parse(words)
     args.command.run(config_of(args.command.Flags, args))

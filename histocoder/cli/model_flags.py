@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+
+from histocoder.checkpoints.run_folder import ARGS_FILE
+from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER
 from histocoder.config import PRECISIONS, Settings
 from histocoder.config.settings import free
-
-if TYPE_CHECKING:
-    from histocoder.data.examples import ExampleFiles
-    from histocoder.data.labels import LabelRules
-    from histocoder.inference.coder import Coder
+from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles
+from histocoder.data.labels import LabelRules
+from histocoder.data.table import open_table
+from histocoder.inference.coder import Coder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,6 @@ class ModelFlags(Settings):
     model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
     device: str = free("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     no_verify: bool = free(False, "do not compare a large model's files with its manifest.json first")
-
     precision: str = free(
         "auto",
         "auto: bf16 where the hardware has it, several times as fast and a little less exact",
@@ -43,9 +45,6 @@ def training_files(
 
     A column that is missing under the given name is read under its name in prepared data.
     """
-    from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles
-    from histocoder.data.table import open_table
-
     languages = (language_col or LANG_COL, LANG_COL)
     header = open_table(path, (), optional=(input_col, TEXT_COL, *languages), sheet=sheet).header
     text_col = TEXT_COL if TEXT_COL in header and input_col not in header else input_col
@@ -65,8 +64,6 @@ def training_files(
 
 def run_of(folder: Path) -> Path:
     """Return the folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
-    from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER
-
     folder = folder.resolve()
     if folder.parent.name == CHECKPOINTS_FOLDER:
         return folder.parents[1]
@@ -75,9 +72,5 @@ def run_of(folder: Path) -> Path:
 
 def settings_of_run(run: Path) -> dict[str, Any]:
     """Return the settings in a run's args.yaml; none where there is no such file."""
-    import yaml
-
-    from histocoder.checkpoints.run_folder import ARGS_FILE
-
     path = run / ARGS_FILE
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}

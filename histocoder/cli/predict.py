@@ -10,26 +10,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from histocoder import distributed
+from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.cli.arguments import config_of
 from histocoder.cli.model_flags import ModelFlags, run_of, settings_of_run, training_files
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.config.prediction import SHEET_HELP
 from histocoder.config.settings import free, require
+from histocoder.data.labels import LabelRules
+from histocoder.data.prepare import TRAIN_FILE, held_out
+from histocoder.data.table import check_output, fingerprint, is_parquet
 from histocoder.errors import Interrupted, UserError
+from histocoder.files import is_same_file, sha256
+from histocoder.inference.coder import Coder
+from histocoder.inference.join import Join
+from histocoder.inference.known import Known, coded
+from histocoder.inference.parts import check_free
+from histocoder.inference.predict_file import predict_file, predict_file_by
+from histocoder.ray import check_ray, code_file
 from histocoder.training.console import say
-
-if TYPE_CHECKING:
-    from histocoder.inference.coder import Coder
-    from histocoder.inference.known import Known
 
 _KNOWN_FLAGS = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
 _NEEDED = {"join_sheet": "join", "address": "engine ray", **dict.fromkeys(_KNOWN_FLAGS, "known")}
-"""Flags that mean something with another one only."""
+"""Flags that need another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +90,10 @@ class Flags(PredictConfig, ModelFlags):
 
 
 def run(config: Flags) -> None:
-    """Code the descriptions, print or write their codes."""
+    """Code the descriptions; print or write their codes."""
     device = distributed.start(device=config.device if config.engine is None else "cpu")
     if config.engine is not None:
         _check_engine(config)
-
-    from histocoder.checkpoints.hub import local_folder
-    from histocoder.data.table import check_output
-    from histocoder.inference.coder import Coder
-    from histocoder.inference.parts import check_free
-
     if config.output not in ("", "-"):  # before the model is read, which takes a while
         check_output(Path(config.output), excel=config.excel)
         check_free(Path(config.output), overwrite=config.overwrite)
@@ -111,10 +113,6 @@ def run(config: Flags) -> None:
 
 
 def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, say: Callable[[str], None]) -> None:
-    from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
-    from histocoder.files import sha256
-    from histocoder.inference.join import Join
-    from histocoder.inference.predict_file import predict_file, predict_file_by
 
     join = None
     if config.join:
@@ -124,8 +122,6 @@ def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, s
     say(f"Coding in mode {how.mode or coder.mode}.")
     options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
     if config.engine is not None:
-        from histocoder.ray import code_file
-
         num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)
         where: dict[str, Any] = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
         predict_file_by(partial(code_file, config=how, model=str(folder), **where), coder, how, **options)
@@ -135,10 +131,7 @@ def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, s
 
 
 def _check_engine(config: Flags) -> None:
-    """Raise a UserError where an engine can't code the input, or is not there."""
-    from histocoder.data.table import is_parquet
-    from histocoder.ray import check_ray
-
+    """Raise a UserError if the engine can't code the input, or is not installed."""
     if distributed.world_size() > 1:
         raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
     source = Path(config.input)
@@ -149,9 +142,6 @@ def _check_engine(config: Flags) -> None:
 
 def _known_file(known: str, config: Flags, folder: Path) -> Path:
     """Return the file of hand-coded descriptions."""
-    from histocoder.data.prepare import TRAIN_FILE
-    from histocoder.files import is_same_file
-
     path = run_of(folder) / TRAIN_FILE if known == "auto" else Path(known)
     if known == "auto" and not path.is_file():
         raise UserError(f"--known auto reads the run's training data, and there is no {path}. Add --known FILE.")
@@ -162,12 +152,7 @@ def _known_file(known: str, config: Flags, folder: Path) -> Path:
 
 
 def _read_known(path: Path, coder: Coder, config: Flags, say: Callable[[str], None]) -> Known:
-    """Read hand-coded descriptions, and say what there is to know of them."""
-    from histocoder.data.labels import LabelRules
-    from histocoder.data.prepare import held_out
-    from histocoder.data.table import fingerprint
-    from histocoder.inference.known import Known, coded
-
+    """Read hand-coded descriptions; tell the user of contradictory ones."""
     short = config.allow_codes_shorter_than_block_size or config.known == "auto"
     rules = LabelRules(config.zero_pad_codes, short, True)
     with _naming_sheets("--known-sheet"):
@@ -199,7 +184,7 @@ def _read_known(path: Path, coder: Coder, config: Flags, say: Callable[[str], No
 
 
 def _language_of_run(config: Flags, run: Path) -> str | None:
-    """Return the language of all of a run's data, where its codes are asked for without a language."""
+    """Return the run's --language, with --known auto and without a language for the descriptions."""
     if config.known != "auto" or config.language != "unk" or config.language_col:
         return None
     language = settings_of_run(run).get("language", "unk")
@@ -208,7 +193,7 @@ def _language_of_run(config: Flags, run: Path) -> str | None:
 
 @contextmanager
 def _naming_sheets(flag: str) -> Iterator[None]:
-    """Name the flag that chooses a sheet, in what is said of workbooks other than --input."""
+    """Name this flag in place of --sheet in errors."""
     try:
         yield
     except UserError as error:

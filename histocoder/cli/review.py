@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.model_files import read_model_config
 from histocoder.cli.model_flags import run_of, settings_of_run
 from histocoder.config import Settings
 from histocoder.config.prediction import RAW_HELP, SHEET_HELP
 from histocoder.config.settings import free
+from histocoder.evaluation.review import Columns, next_step, review
 from histocoder.training.console import say
 
 
@@ -31,10 +34,6 @@ class Flags(Settings):
 
 def run(config: Flags) -> None:
     """Write the rows to check, and say what to do with them."""
-    from histocoder.checkpoints.hub import local_folder
-    from histocoder.checkpoints.model_files import read_model_config
-    from histocoder.evaluation.review import Columns, next_step, review
-
     folder = local_folder(config.model)
     run = run_of(folder)
     settings = settings_of_run(run)

@@ -19,7 +19,7 @@ from histocoder.errors import Interrupted, MachineError, Notice, UserError
 from histocoder.training.out_of_memory import full_gpu_message
 
 _NOBODY_READS = 128 + 13
-"""128 + SIGPIPE, as shells say it; Windows lacks the name."""
+"""Exit code of a shell for SIGPIPE, 128 + 13; Windows lacks the signal's name."""
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ def run_script(main: Callable[[], None]) -> None:
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
         distributed.leave("Ended, since nobody reads its output any more.", _NOBODY_READS)
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
@@ -94,7 +94,7 @@ def _open_streams() -> None:
 def _show_warning(
     others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any
 ) -> None:
-    """Show a `Notice` as it is, and other warnings with where they arose."""
+    """Show a `Notice` as it is, and other warnings with their place in the code."""
     if issubclass(category, Notice):
         print(message, file=sys.stderr, flush=True)
     else:

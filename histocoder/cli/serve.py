@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from histocoder import distributed
+from histocoder.checkpoints.hub import local_folder
+from histocoder.checkpoints.lock import holding
 from histocoder.cli.model_flags import ModelFlags, run_of
 from histocoder.config.settings import free
 from histocoder.errors import UserError
+from histocoder.files import make_folder
+from histocoder.inference.coder import Coder
 from histocoder.training.console import say
 
 _FEWEST_CHARACTERS = 16
@@ -44,17 +48,12 @@ class Flags(ModelFlags):
 def run(config: Flags) -> None:
     """Serve the page until it is interrupted."""
     _check(config)
-    device = distributed.start(device=config.device)
-
     import uvicorn
 
-    from histocoder.checkpoints.hub import local_folder
-    from histocoder.checkpoints.lock import holding
     from histocoder.desk.app import create_app
     from histocoder.desk.desk import open_desk
-    from histocoder.files import make_folder
-    from histocoder.inference.coder import Coder
 
+    device = distributed.start(device=config.device)
     model = local_folder(config.model)
     run_folder = run_of(model)
     folder = Path(config.folder or run_folder / "desk")
@@ -97,7 +96,7 @@ def run(config: Flags) -> None:
 
 
 def _check(config: Flags) -> None:
-    """Raise a UserError where the server would lack something, or be open to others."""
+    """Raise a UserError if a package is missing, or others could use the server."""
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
@@ -110,14 +109,14 @@ def _check(config: Flags) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a listening socket."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family)
-        if os.name != "nt":  # where it would let two servers share a port
+        if os.name != "nt":  # there it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen()  # so that who opens the printed address at once waits, instead of being refused
+        listener.listen()  # so that a browser that is quicker than the server waits
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"Can't listen at {host}, port {port}: {reason}. Choose another --port.") from error
@@ -125,7 +124,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _kept_token(path: Path) -> str:
-    """Return the folder's token, so that a page that is open works on after a restart; only its owner reads it."""
+    """Return the folder's token, with which an open page keeps working after a restart; only its owner can read it."""
     if not path.is_file():
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_hex(24))

@@ -42,7 +42,7 @@ class ChunkCoder:
         """Number of rows that got the codes of hand-coded descriptions."""
         self._output_names = config.output_names(names, coder.system)
         self._numbers = [name for name in names if config.mode == "full" or name == "conf" or name.startswith("prob_")]
-        self._places: dict[tuple[str, str], int] = {}  # of each text and language in the arrays
+        self._places: dict[tuple[str, str], int] = {}  # indices of texts and languages in the arrays
         self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}
         self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))
 

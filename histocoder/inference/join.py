@@ -1,4 +1,4 @@
-"""Columns of a table by code, such as a social class, beside the codes of a file."""
+"""Columns of a table by code, such as a social class, for the codes of a file."""
 
 from __future__ import annotations
 

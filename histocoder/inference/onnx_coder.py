@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,7 @@ class OnnxCoder:
 
     def __init__(self, folder: str | Path, *, num_threads: int | None = None) -> None:
         self._folder, self._num_threads = Path(folder), num_threads
+        self._session = cache(self._open_session)
         if not (self._folder / ENCODER_FILE).is_file():
             raise UserError(
                 f"{folder} holds no exported model: it has no {ENCODER_FILE}. Write one with histocoder export --model "
@@ -83,7 +84,7 @@ class OnnxCoder:
             self._config = ModelConfig.from_dict(values)
         except (OSError, ValueError, AttributeError) as error:
             raise DamagedError(f"{self._folder / CONFIG_FILE} can't be read ({error}).") from error
-        self._encoder = self._session(ENCODER_FILE)
+        self._session(ENCODER_FILE)  # raises an error now if it is damaged
         tokenizer = self._folder / TOKENIZER_FOLDER
         self._tokenizer = PretrainedTokenizer.from_folder(tokenizer) if tokenizer.is_dir() else CHARACTERS
         self.formatter = formatter_from_config(self._config.formatter)
@@ -169,7 +170,9 @@ class OnnxCoder:
         for rows, ids, characters in readings(
             texts, langs, self._config, self._tokenizer, at_least=_AT_LEAST, at_most=options.batch_size
         ):
-            flat_logits, memory, memory_mask = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
+            flat_logits, memory, memory_mask = self._session(ENCODER_FILE).run(
+                None, {"input_ids": ids.astype(np.int64)}
+            )
             if mode == "flat":
                 part = self._flat(flat_logits, thresholds[rows])
             else:
@@ -182,7 +185,7 @@ class OnnxCoder:
         return Prediction.join(parts, len(texts), width=self.formatter.num_blocks)
 
     def _start(self, memory: np.ndarray, memory_mask: np.ndarray, flat_logits: np.ndarray) -> Start:
-        session, step = self._decoder
+        session, step = self._session(START_FILE), self._session(STEP_FILE)
         given = {"memory": memory, "flat_logits": flat_logits}  # the graph reads logits only where there is a prior
         values = session.run(None, {one.name: given[one.name] for one in session.get_inputs()})
         started = dict(zip((output.name for output in session.get_outputs()), values, strict=True))
@@ -229,7 +232,11 @@ class OnnxCoder:
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
         known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
-        buckets = self._ngrams.run(None, {"characters": characters.astype(np.int64)})[0].reshape(len(characters), -1)
+        buckets = (
+            self._session(NGRAMS_FILE)
+            .run(None, {"characters": characters.astype(np.int64)})[0]
+            .reshape(len(characters), -1)
+        )
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
         place = np.searchsorted(known, bucket).clip(max=len(known) - 1)
@@ -243,14 +250,6 @@ class OnnxCoder:
         return float(self._expert["sharpness"]) * (np.stack(sums) + bias)
 
     @cached_property
-    def _decoder(self) -> tuple[Any, Any]:
-        return self._session(START_FILE), self._session(STEP_FILE)
-
-    @cached_property
-    def _ngrams(self) -> Any:
-        return self._session(NGRAMS_FILE)
-
-    @cached_property
     def _expert(self) -> dict[str, np.ndarray]:
         try:
             with np.load(self._folder / LINEAR_FILE) as file:
@@ -258,8 +257,11 @@ class OnnxCoder:
         except (OSError, ValueError, EOFError) as error:
             raise DamagedError(f"{self._folder / LINEAR_FILE} can't be read ({error}).") from error
 
-    def _session(self, name: str) -> Any:
-        onnxruntime = import_onnxruntime()
+    def _open_session(self, name: str) -> Any:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         if self._num_threads is not None:
@@ -268,15 +270,6 @@ class OnnxCoder:
             return onnxruntime.InferenceSession(self._folder / name, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has no class of its own for all of them
             raise DamagedError(f"{self._folder / name} can't be read ({str(error).splitlines()[0]}).") from error
-
-
-def import_onnxruntime() -> Any:
-    """Return the module; raise a UserError where it is not installed."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
-    return onnxruntime
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

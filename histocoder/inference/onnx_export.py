@@ -212,7 +212,7 @@ def _write(
     examples, axes = zip(*inputs.values(), strict=True)
     if len(inputs) > _STEP_WITHOUT_PRIOR:  # inputs of the prior are one argument
         examples, axes = ((*x[:_STEP_WITHOUT_PRIOR], tuple(x[_STEP_WITHOUT_PRIOR:])) for x in (examples, axes))
-    module.eval()(*examples)  # which fills caches that would otherwise keep what is only recorded
+    module.eval()(*examples)  # fill caches, which would otherwise keep tensors of the export
     try:
         program = torch.onnx.export(
             module,
@@ -226,7 +226,7 @@ def _write(
         )
         assert program is not None
         program.save(path, external_data=False)
-    except Exception as error:  # of any kind, from torch for what a model does
+    except Exception as error:  # torch raises errors of any kind here
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise UserError(f"torch can't write this encoder as an ONNX graph ({reason}). Nothing was written.") from error
 

@@ -1,4 +1,4 @@
-"""Decoding with exported graphs: greedy.py, confidence.py and combined.py in numpy, which torch is not needed for."""
+"""Decoding with exported graphs: greedy.py, confidence.py and combined.py in numpy, without torch."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _log_probability(stepper: OnnxStepper, sequences: np.ndarray) -> np.ndarray:
 
 
 def _repeats(x: np.ndarray) -> np.ndarray:
-    """Return which items along the second axis of `x` (n, m, …) are equal to an earlier one, of shape (n, m)."""
+    """Return whether each item on the second axis of `x` (n, m, …) equals an earlier one, of shape (n, m)."""
     same = (x[:, :, None] == x[:, None]).reshape(*x.shape[:2], x.shape[1], -1).all(-1)
     return np.tril(same, -1).any(-1)
 
@@ -172,7 +172,7 @@ def combined(
     candidates = _candidates(start, beliefs, blocks, num_blocks=num_blocks)
     codes, conf = np.full((num_rows, num_blocks), -1), np.ones(num_rows)
     probabilities = np.full((num_rows, num_blocks), np.nan)
-    rows = np.arange(num_rows)  # those that go on; all below is of these
+    rows = np.arange(num_rows)  # those that go on, as in all arrays below
     stepper, taken = start(rows), _repeats(candidates)
     newest, parents = np.full((num_rows, 1), BOS), np.zeros((num_rows, 1), dtype=np.int64)
     for number in range(min(num_blocks, len(blocks))):

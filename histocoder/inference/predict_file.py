@@ -58,7 +58,7 @@ def predict_file(
     bar : tqdm, optional
         Progress bar that counts rows; by default one on rank 0's terminal, if there is one.
     """
-    config = replace(config, mode=config.mode or coder.mode)  # as settings of the parts
+    config = replace(config, mode=config.mode or coder.mode)  # since the parts record it
     chunks = ChunkCoder(coder, config, known=known)
     table, form, num_rows = _open(coder, config, chunks.names, join)
     parts = Parts(form.path)
@@ -131,7 +131,7 @@ def _open(
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder} to write to.")
-    make_folder(folder)  # which says so where it can't be written to
+    make_folder(folder)  # raises a UserError if it can't be written to
 
 
 def _code_chunks(

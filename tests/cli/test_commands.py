@@ -77,9 +77,7 @@ def test_predict_prints_a_table(model: Path):
 
 def test_chunks_of_other_thresholds_are_another_models(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     copy, seen = shutil.copytree(model, tmp_path / "model"), []
-    monkeypatch.setattr(
-        "histocoder.inference.predict_file.predict_file", lambda *_, model_id, **__: seen.append(model_id)
-    )
+    monkeypatch.setattr("histocoder.cli.predict.predict_file", lambda *_, model_id, **__: seen.append(model_id))
     for threshold in (0.5, 0.5, 0.25):
         change_config(copy, replace(tiny_model().config, thresholds={"*": threshold}))
         main(["predict", "--model", str(copy), "--input", "in.csv", "--output", "out.csv"])
@@ -302,7 +300,7 @@ def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     checkpoint = shutil.copytree(model, tmp_path / "step-0000010")
     (checkpoint / "state.json").write_text("{}")
     before = (checkpoint / "config.json").read_bytes()
-    monkeypatch.setattr("histocoder.checkpoints.hub.local_folder", lambda name: pytest.fail(f"{name} was opened"))
+    monkeypatch.setattr("histocoder.cli.evaluate.local_folder", lambda name: pytest.fail(f"{name} was opened"))
     for name, message in ((checkpoint, "never altered"), ("org/name", "There is no folder org/name")):
         with pytest.raises(SystemExit) as ended:
             evaluate(name, data, "--save-thresholds")

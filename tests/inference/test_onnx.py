@@ -203,7 +203,7 @@ def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pyt
 
     before = sorted(tmp_path.iterdir())
     assert "there is no" in (text := said()) and "data_val.csv. Add --data FILE." in text
-    assert "--max-loss is -1; it must be 0 to 100 points." in said("--max-loss", -1)
+    assert "--max-loss is -1; it must lie between 0 and 100." in said("--max-loss", -1)
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no such operator\nand more")
