@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from histocoder.cli import main as command
-from histocoder.cli.arguments import build_parser
-from histocoder.cli.parser import Parser
+from histocoder.cli.arguments import Parser, build_parser
 from histocoder.config import FinetuneConfig, MixerConfig
 from histocoder.data.languages import NAMES
 from histocoder.training.recipes import RECIPES, Recipe

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from histocoder.cli import convert, doctor, evaluate, export, finetune, predict, review, serve, train_mixer
-from histocoder.cli.arguments import add_flags, config_of
-from histocoder.cli.parser import Parser
+from histocoder.cli.arguments import Parser, add_flags, config_of
 from histocoder.cli.script import run_script
 from histocoder.data.languages import HELP
 

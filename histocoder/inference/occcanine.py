@@ -59,13 +59,9 @@ def load_occcanine(
     if formatter not in NUM_CODES and not target_cols:
         raise UserError(f"A model of the formatter {formatter!r} needs the columns of codes that it was trained on.")
     weights, own_codes, chars = read_published(path)
-    if "decoder.head.weight" not in weights:
-        raise UserError(
-            f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
-        )
     num_blocks = len(target_cols or ()) or NUM_CODES[formatter]
     system = build_formatter(formatter, num_blocks=num_blocks, block_size=block_size or 5, symbols=chars)
-    _check_tokens(path, len(weights["decoder.head.weight"]), system)
+    _check_decoder(path, weights, system)
     sizes = encoder_config or {}
     config = _config_of(
         weights,
@@ -102,9 +98,13 @@ def _config_of(weights: dict[str, Tensor], system: Formatter, key: Key, **fields
     )
 
 
-def _check_tokens(path: Path, num_tokens: int, system: Formatter) -> None:
-    """Raise a UserError if a model has fewer tokens than its codes need."""
-    if num_tokens < system.vocab_size:
+def _check_decoder(path: Path, weights: dict[str, Tensor], system: Formatter) -> None:
+    """Raise a UserError if a model has no decoder, or one of fewer tokens than its codes need."""
+    if "decoder.head.weight" not in weights:
+        raise UserError(
+            f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
+        )
+    if (num_tokens := len(weights["decoder.head.weight"])) < system.vocab_size:
         raise UserError(
             f"{path} knows {num_tokens} tokens, and the formatter {system.name!r} has {system.vocab_size}: its codes "
             "are of another kind (--formatter), or of characters of its own, which chars.json in its folder would list."
