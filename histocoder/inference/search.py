@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS
-from histocoder.inference.stepper import Stepper
+from histocoder.inference.stepper import Stepper, select_rows
 from histocoder.inference.tree import TreeDecoder
-from histocoder.inference.trie import Branches, CodeTrie, branches_above
+from histocoder.inference.trie import CodeTrie, branches_above
 from histocoder.model import Decoder, Prior
 
 _SLACK = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Of log-probabilities that are computed once more in batches of another shape, by the precision of the decoder."""
+"""Difference of log-probabilities computed again in batches of another shape, by the precision of the decoder."""
 _CROWDED = 0.125
-"""Of the trie's nodes: where a search has to look at more, it is faster to compute all of them, in one shape."""
+"""Share of the trie's nodes above which computing all of them, in one shape, is faster than searching."""
 _FEW = 64
-"""Nodes that are never too many."""
+"""Number of nodes that is never too many."""
 _NODES_AT_ONCE = {"cpu": 1 << 12}  # what fits a CPU's caches
 _NODES_AT_ONCE_ELSEWHERE = 1 << 16
 
@@ -40,15 +40,7 @@ class TrieSearch:
 
     @cached_property
     def _tree(self) -> TreeDecoder:
-        layout = self._trie.layout
-        return TreeDecoder(self._decoder, layout.tokens, layout.depths, layout.visible)
-
-    @cached_property
-    def _node_of_place(self) -> Tensor:
-        """The trie's node at each place of the layout; the root where nothing stands."""
-        places = torch.zeros(self._tree.num_nodes, dtype=torch.long, device=self._trie.nodes.device)
-        places[self._trie.layout.places.flatten()] = self._trie.nodes.flatten()
-        return places
+        return TreeDecoder(self._decoder, self._trie.layout)
 
     @torch.no_grad()
     def full(self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None = None) -> Tensor:
@@ -59,24 +51,24 @@ class TrieSearch:
         memory : Tensor of shape (B, S, dim)
         memory_mask : Tensor of bool, of shape (B, S), or None
         prior : Prior, optional
-            What the decoder starts from.
+            Added to the decoder's logits.
 
         Returns
         -------
         Tensor of shape (B, num_codes)
-            In the key's order; what is missing from a sum of 1 is the model's belief in tokens that make no code.
+            In the key's order; the rest of a sum of 1 is the probability of tokens that make no code.
         """
-        probs = torch.empty(len(memory), self._trie.num_codes, device=memory.device)
-        step = 16 * max(1, self._nodes_at_once // self._tree.num_nodes)
+        layout = self._trie.layout
+        probs = torch.empty(len(memory), len(self._trie.blocks), device=memory.device)
+        step = 16 * max(1, self._nodes_at_once // layout.tokens.numel())
         for start in range(0, len(memory), step):
             rows = slice(start, start + step)
-            mask = None if memory_mask is None else memory_mask[rows]
-            logits = self._tree(memory[rows], mask, nodes_at_once=self._nodes_at_once)
-            if prior is not None:
-                of_nodes = prior.rows(rows).of_nodes(self._trie.nodes, self._trie.num_nodes)
-                logits = logits.float() + of_nodes[:, self._node_of_place]
+            some_memory, mask, some_prior = select_rows(rows, memory, memory_mask, prior)
+            logits = self._tree(some_memory, mask, nodes_at_once=self._nodes_at_once)
+            if some_prior is not None:
+                logits = logits.float() + some_prior.of_nodes(self._trie.nodes, self._trie.num_nodes)[:, layout.nodes]
             following = logits.float().log_softmax(-1)  # (rows, nodes, vocab_size)
-            steps = self._trie.layout.places * following.shape[2] + self._trie.blocks  # (num_codes, depth)
+            steps = layout.places * following.shape[2] + self._trie.blocks  # (num_codes, depth)
             log_probs = following.flatten(1)[:, steps.flatten()].unflatten(1, steps.shape).sum(-1)
             probs[rows] = log_probs.exp()
         return probs
@@ -85,10 +77,10 @@ class TrieSearch:
     def top_k(
         self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None = None, *, k: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the k most probable codes of the key, exactly: `full`'s, mostly without most of its work.
+        """Return the k most probable codes of the key, exactly: the best of `full`, mostly with a fraction of its work.
 
         A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
-        a code is never more probable than its beginning.
+        a code is never more probable than its prefix.
 
         Parameters
         ----------
@@ -98,72 +90,68 @@ class TrieSearch:
         Returns
         -------
         codes : Tensor of int, of shape (B, k)
-            Places in the key, the most probable first.
+            Indices in the key, the most probable first.
         probabilities : Tensor of shape (B, k)
         """
         step = max(1, self._nodes_at_once // 64)
         parts = [
-            self._top_k(
-                memory[start : start + step],
-                None if memory_mask is None else memory_mask[start : start + step],
-                None if prior is None else prior.rows(slice(start, start + step)),
-                min(k, self._trie.num_codes),
-            )
+            self._top_k(*select_rows(slice(start, start + step), memory, memory_mask, prior), k=k)
             for start in range(0, len(memory), step)
         ]
         codes, probabilities = zip(*parts, strict=True)
         return torch.cat(codes), torch.cat(probabilities)
 
-    def _top_k(self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None, k: int) -> tuple[Tensor, Tensor]:
+    def _top_k(
+        self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None, *, k: int
+    ) -> tuple[Tensor, Tensor]:
+        k = min(k, len(self._trie.blocks))
         floor = torch.full((len(memory), 1), -torch.inf, device=memory.device)
-        beam, crowded = self._descend(memory, memory_mask, prior, floor=floor, width=k)
-        floor = beam.scores[:, -1:] - _SLACK[memory.dtype]  # of k codes, since every node of the trie leads to one
+        _, scores, crowded = self._descend(memory, memory_mask, prior, floor=floor, width=k)
+        floor = scores[:, -1:] - _SLACK[memory.dtype]  # of k codes, since every node of the trie leads to one
         floor = floor.masked_fill(crowded[:, None], torch.inf)
-        leaves, also_crowded = self._descend(memory, memory_mask, prior, floor=floor, width=None)
-        rest = crowded | also_crowded | (leaves.real.sum(1) < k)  # too few: scores differ by more than the slack
+        found, scores, also_crowded = self._descend(memory, memory_mask, prior, floor=floor, width=None)
+        # too few: scores differ by more than the slack
+        rest = crowded | also_crowded | ((scores > -torch.inf).sum(1) < k)
         codes = torch.empty(len(memory), k, dtype=torch.long, device=memory.device)
         probs = torch.empty(len(memory), k, device=memory.device)
         if bool(rest.any()):
-            mask = None if memory_mask is None else memory_mask[rest]
-            best = self.full(memory[rest], mask, None if prior is None else prior.rows(rest)).topk(k)
+            best = self.full(*select_rows(rest, memory, memory_mask, prior)).topk(k)
             codes[rest], probs[rest] = best.indices, best.values
         if not bool(rest.all()):
-            codes[~rest], probs[~rest] = leaves.places[~rest, :k], leaves.scores[~rest, :k].exp()
+            codes[~rest], probs[~rest] = found[~rest, :k], scores[~rest, :k].exp()
         return codes, probs
 
     def _descend(
-        self,
-        memory: Tensor,
-        memory_mask: Tensor | None,
-        prior: Prior | None,
-        *,
-        floor: Tensor,
-        width: int | None,
-    ) -> tuple[Branches, Tensor]:
+        self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None, *, floor: Tensor, width: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
 
         Returns
         -------
-        leaves : Branches
-            Their places are codes.
+        codes : Tensor of int, of shape (B, W)
+        scores : Tensor of shape (B, W)
+            Log-probabilities, the best first; -inf where a row has fewer codes.
         crowded : Tensor of bool, of shape (B,)
-            Where there are so many nodes that the row was given up.
+            Whether a row had so many nodes that it was given up.
         """
         batch, device = len(memory), memory.device
         stepper = Stepper(self._decoder, memory, memory_mask, prior)
         nodes = parents = torch.zeros(batch, 1, dtype=torch.long, device=device)
-        level = Branches(nodes, torch.zeros(batch, 1, device=device))
-        tokens, seen = torch.full_like(nodes, BOS), torch.zeros(batch, dtype=torch.long, device=device)
-        limit = max(_FEW, _CROWDED * sum(len(children) for children in self._trie.children))
+        scores, tokens = torch.zeros(batch, 1, device=device), torch.full_like(nodes, BOS)
+        num_seen = torch.zeros(batch, dtype=torch.long, device=device)
+        limit = max(_FEW, _CROWDED * self._trie.num_nodes)
         for children, child_tokens in zip(self._trie.children, self._trie.tokens, strict=True):
-            seen += level.real.sum(1)
-            level = Branches(level.places, level.scores.masked_fill((seen > limit)[:, None], -torch.inf))
-            if not bool(level.real.any()):
+            num_seen += (scores > -torch.inf).sum(1)
+            scores = scores.masked_fill((num_seen > limit)[:, None], -torch.inf)
+            real = scores > -torch.inf
+            if not bool(real.any()):
                 break
-            log_probs = stepper.step_tree(tokens, parents, level.real).float().log_softmax(-1)  # (B, W, V)
-            candidates = level.scores[..., None] + log_probs.gather(-1, child_tokens[nodes])  # (B, W, C)
+            log_probs = stepper.step_tree(tokens, parents, real).float().log_softmax(-1)  # (B, W, V)
+            candidates = scores[..., None] + log_probs.gather(-1, child_tokens[nodes])  # (B, W, C)
             candidates = candidates.masked_fill(children[nodes] < 0, -torch.inf).flatten(1)
-            level = branches_above(candidates, floor, width=width)
-            parents = level.places // children.shape[1]
-            nodes, tokens = (x[nodes].flatten(1).gather(1, level.places).clamp(min=0) for x in (children, child_tokens))
-        return Branches(nodes, level.scores), seen > limit
+            scores, places = branches_above(candidates, floor, width=width)
+            parents = places // children.shape[1]
+            nodes, tokens = (
+                table[nodes].flatten(1).gather(1, places).clamp(min=0) for table in (children, child_tokens)
+            )
+        return nodes, scores, num_seen > limit

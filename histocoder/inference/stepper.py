@@ -1,4 +1,4 @@
-"""Decoding step by step, a token or a level of a tree of tokens at a time, with keys and values kept."""
+"""Decoding step by step, a token or a level of a tree of tokens at a time, with cached keys and values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
 from histocoder.model.prior import Prior, PriorSteps
 
 
+def select_rows(
+    rows: Tensor | slice, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None
+) -> tuple[Tensor, Tensor | None, Prior | None]:
+    """Return some rows of what a batch is decoded from."""
+    mask = None if memory_mask is None else memory_mask[rows]
+    return memory[rows], mask, None if prior is None else prior.rows(rows)
+
+
 class Stepper:
-    """Predicts what follows sequences that grow, each step from the newest tokens alone.
+    """Predicts what follows growing sequences, each step from the newest tokens alone.
 
     Either one sequence for each row, by `step`, or a tree of sequences, by `step_tree`.
 
@@ -24,14 +32,14 @@ class Stepper:
     memory_mask : Tensor of bool, of shape (B, S), optional
         True where memory may be attended to; everywhere by default.
     prior : Prior, optional
-        What the logits are added to.
+        Added to the logits.
     room : int
-        Nodes of a row that can be kept without making room for more.
+        Initial capacity of the cache, in nodes of a row.
 
     Attributes
     ----------
     depth : int
-        Steps made so far: the place of the next tokens in their sequences, BOS at 0.
+        Number of steps so far: the position of the next tokens in their sequences, BOS at 0.
 
     Examples
     --------
@@ -109,7 +117,7 @@ class Stepper:
 
 
 class _Nodes:
-    """The newest nodes of a batch: W for each row of which not all need be real; only the real ones are computed."""
+    """The newest nodes of a batch, W for each row; only the real ones are computed."""
 
     def __init__(self, batch: int, width: int, real: Tensor | None = None) -> None:
         self._shape = (batch, width)
@@ -128,26 +136,21 @@ class _Nodes:
 
 
 class _Layer:
-    """A layer with the keys and values of memory, and of the nodes so far."""
+    """A decoder layer with the keys and values of memory, and of the nodes so far."""
 
     def __init__(self, layer: DecoderLayer, memory: Tensor, room: int) -> None:
         self._layer = layer
         self._products = PackedLayer(layer)
         self._keys, self._values = layer.multihead_attn.keys_values(memory)  # (B, heads, S, dim / heads)
         heads, head_dim = layer.self_attn.num_heads, memory.shape[2] // layer.self_attn.num_heads
-        self._own = memory.new_empty(len(memory), room, 2, heads, head_dim)  # keys and values, with room behind them
+        self._own = memory.new_empty(len(memory), room, 2, heads, head_dim)  # keys and values, with spare capacity
         self._num_nodes = 0
 
     def step(self, x: Tensor, nodes: _Nodes, visible: Tensor | None, memory_mask: Tensor | None) -> Tensor:
-        """Add nodes.
+        """Return the layer's output for new nodes, of shape (real nodes, dim), like `x`.
 
-        Parameters
-        ----------
-        x : Tensor of shape (real nodes, dim)
-        nodes : _Nodes
-        visible : Tensor of bool, of shape (B, 1, W, all nodes of a row so far), or None
-            What the new nodes attend to; everything by default.
-        memory_mask : Tensor of bool, of shape (B, 1, 1, S), or None
+        `visible` (B, 1, W, all nodes of a row so far) tells what they attend to, everything by default; `memory_mask`
+        is of shape (B, 1, 1, S).
         """
         layer, products, attention = self._layer, self._products, self._layer.self_attn
         projected = nodes.spread(products.own(x).view(len(x), 3, attention.num_heads, -1))
@@ -164,7 +167,7 @@ class _Layer:
         self._keys, self._values, self._own = self._keys[rows], self._values[rows], self._own[rows]
 
     def _append(self, newest: Tensor) -> tuple[Tensor, Tensor]:
-        """Of keys and values (B, W, 2, heads, dim / heads), all there are, each (B, heads, nodes, dim / heads)."""
+        """Cache keys and values (B, W, 2, heads, head_dim); return all of them, each (B, heads, nodes, head_dim)."""
         start, end = self._num_nodes, self._num_nodes + newest.shape[1]
         if end > self._own.shape[1]:
             room = newest.new_empty(len(newest), end, *newest.shape[2:])  # at least doubles

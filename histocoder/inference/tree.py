@@ -1,4 +1,4 @@
-"""A decoder over many nodes of one tree at once: what they share, and what the memory is needed for, computed once."""
+"""A decoder over many nodes of one tree at once, which computes once what they share and what memory is needed for."""
 
 from __future__ import annotations
 
@@ -8,40 +8,31 @@ import torch
 from torch import Tensor
 
 from histocoder.inference.packed import PackedLayer
+from histocoder.inference.trie import TreeLayout
 from histocoder.model.decoder import Attention, Decoder, DecoderLayer, seen_memory
 
 
 class TreeDecoder:
     """Predicts what follows each node of a tree of tokens, the same one for all rows.
 
-    The nodes stand in bins, and attend to some of their bin. What precedes the first look at memory is the same for all
-    rows, and is computed when this is built, from the weights as they are then.
+    What precedes the first attention to memory is the same for all rows, and is computed when this is built, from the
+    weights as they are then.
 
     Parameters
     ----------
     decoder : Decoder
         Used without dropout.
-    tokens, positions : Tensor of int, of shape (num_bins, bin_size)
-        Of each node, the token that leads to it and its place in the sequence.
-    visible : Tensor of bool, of shape (num_bins, bin_size, bin_size)
-        Whether the first node attends to the second.
+    layout : TreeLayout
     """
 
-    def __init__(self, decoder: Decoder, tokens: Tensor, positions: Tensor, visible: Tensor) -> None:
+    def __init__(self, decoder: Decoder, layout: TreeLayout) -> None:
         self._layers: list[DecoderLayer] = list(decoder.decoder.layers)  # type: ignore[arg-type]
         self._products = [PackedLayer(layer) for layer in self._layers]
         self._head = decoder.head
-        self._num_bins = len(tokens)
-        x = decoder.token_emb(tokens) + decoder.positional_encoding.pos_embedding[positions, 0]
-        hidden = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill_(~visible, -torch.inf)
-        self._mask = hidden[:, None]  # (num_bins, 1, bin_size, bin_size)
-        x = x.flatten(0, 1)[None]
-        self._shared = self._after_own_nodes(0, x)  # (1, N, dim)
-
-    @property
-    def num_nodes(self) -> int:
-        """All bins' nodes."""
-        return self._shared.shape[1]
+        x = decoder.token_emb(layout.tokens) + decoder.positional_encoding.pos_embedding[layout.depths, 0]
+        hidden = torch.zeros(layout.visible.shape, dtype=x.dtype, device=x.device)
+        self._mask = hidden.masked_fill_(~layout.visible, -torch.inf)[:, None]  # (num_bins, 1, bin_size, bin_size)
+        self._shared = self._after_own_nodes(0, x.flatten(0, 1)[None])  # (1, num_nodes, dim)
 
     def __call__(self, memory: Tensor, memory_mask: Tensor | None, *, nodes_at_once: int) -> Tensor:
         """Predict what follows each node.
@@ -51,7 +42,7 @@ class TreeDecoder:
         memory : Tensor of shape (B, S, dim)
         memory_mask : Tensor of bool, of shape (B, S), or None
         nodes_at_once : int
-            So many go through a layer together, of one row or more: what fits the caches, or the device's memory.
+            Number of nodes, of one row or more, that go through a layer together: what fits the caches or the memory.
 
         Returns
         -------
@@ -63,24 +54,24 @@ class TreeDecoder:
             _Memory(layer.multihead_attn, products, memory, memory_mask)
             for layer, products in zip(self._layers, self._products, strict=True)
         ]
-        step = max(1, nodes_at_once // self.num_nodes)
-        starts = range(0, len(memory), step)
-        return torch.cat([self._some_rows(memories, slice(start, start + step)) for start in starts])
+        step = max(1, nodes_at_once // self._shared.shape[1])
+        logits = []
+        for start in range(0, len(memory), step):
+            rows = slice(start, start + step)
+            x = self._shared.repeat(len(memory[rows]), 1, 1)
+            for i, (layer, products, seen) in enumerate(zip(self._layers, self._products, memories, strict=True)):
+                if i:
+                    x = self._after_own_nodes(i, x)
+                x = layer.norm2(seen.add_to(x, rows))
+                x = layer.norm3(products.outer.add_to(x, products.inner.relu(x)))
+            logits.append(self._head(x))
+        return torch.cat(logits)
 
-    def _some_rows(self, memories: list[_Memory], rows: slice) -> Tensor:
-        x = self._shared.repeat(memories[0].num_rows(rows), 1, 1)
-        for i, (layer, products, memory) in enumerate(zip(self._layers, self._products, memories, strict=True)):
-            if i:
-                x = self._after_own_nodes(i, x)
-            x = layer.norm2(memory.add_to(x, rows))
-            x = layer.norm3(products.outer.add_to(x, products.inner.relu(x)))
-        return self._head(x)
-
-    def _after_own_nodes(self, place: int, x: Tensor) -> Tensor:
-        """Self-attention within bins and its norm, of the layer at `place`; `x` (B, N, dim) may be overwritten."""
-        layer, products = self._layers[place], self._products[place]
+    def _after_own_nodes(self, i: int, x: Tensor) -> Tensor:
+        """Return layer `i`'s self-attention within bins and its norm; `x` (B, num_nodes, dim) may be overwritten."""
+        layer, products = self._layers[i], self._products[i]
         heads, dim = layer.self_attn.num_heads, x.shape[2]
-        projected = products.own(x).view(len(x) * self._num_bins, -1, 3, heads, dim // heads)
+        projected = products.own(x).view(len(x) * len(self._mask), -1, 3, heads, dim // heads)
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)  # each (B * num_bins, heads, bin_size, dim / heads)
         mask = self._mask.expand(len(x), *self._mask.shape).flatten(0, 1)
         mixed = layer.self_attn.mix(queries, keys, values, attn_mask=mask).view_as(x)
@@ -88,19 +79,11 @@ class TreeDecoder:
 
 
 class _Memory:
-    """What one layer's nodes attend to outside the tree.
+    """Keys and values of memory, for one layer.
 
     Where memory is short, its keys are kept with the projection of queries in them, and its values with that of the
     output. Attention of a head is softmax(q k') v with q = Wq x + bq and k = Wk m + bk, followed by Wo: with k' Wq in
     place of k' and v Wo in place of v, a node costs two products with heads * S columns and none with dim columns.
-
-    Parameters
-    ----------
-    attention : Attention
-    products : PackedLayer
-        Of its layer.
-    memory : Tensor of shape (B, S, dim)
-    memory_mask : Tensor of bool, of shape (B, S), or None
     """
 
     def __init__(self, attention: Attention, products: PackedLayer, memory: Tensor, memory_mask: Tensor | None) -> None:
@@ -113,7 +96,7 @@ class _Memory:
             self._fold()
 
     def _fold(self) -> None:
-        """Of keys and values (B, heads, S, dim / heads), make such of (B, heads * S, dim); mask (B, 1, heads * S)."""
+        """Turn keys and values (B, heads, S, dim / heads) into (B, heads * S, dim), the mask into (B, 1, heads * S)."""
         heads, dim = self._attention.num_heads, self._attention.out_proj.in_features
         query_weight = self._attention.in_proj_weight[:dim].view(heads, -1, dim)
         query_bias = self._attention.in_proj_bias[:dim].view(heads, -1, 1)
@@ -127,22 +110,18 @@ class _Memory:
         # each head's weights sum to 1: a share of the output's bias in each value makes the whole of it
         self._values = _per_head(self._values, output_weight).add_(self._attention.out_proj.bias / heads)
 
-    def num_rows(self, rows: slice) -> int:
-        """Return how many rows of memory these are."""
-        return len(self._keys[rows])
-
     def add_to(self, x: Tensor, rows: slice) -> Tensor:
-        """Add to `x` (B, N, dim), of some rows of memory, its attention to that; `x` may be overwritten."""
+        """Add attention to some rows of memory to `x` (rows, N, dim), which may be overwritten."""
         keys, values, mask = self._keys[rows], self._values[rows], None if self._mask is None else self._mask[rows]
         if not self._folded or mask is None:
             queries = self._attention.heads(self._products.queries(x))
             return self._products.out.add_to(x, self._attention.mix(queries, keys, values, attn_mask=mask))
         scores = torch.bmm(x, keys.transpose(1, 2)).add_(mask)
-        weights = scores.unflatten(-1, (self._attention.num_heads, -1)).softmax(-1).flatten(-2)  # (B, N, heads * S)
+        weights = scores.unflatten(-1, (self._attention.num_heads, -1)).softmax(-1).flatten(-2)  # (rows, N, heads * S)
         return x.baddbmm_(weights, values)
 
 
 def _per_head(x: Tensor, weight: Tensor) -> Tensor:
-    """Products of `x` (B, heads, S, dim / heads) and weight (heads, dim / heads, dim), of shape (B, heads * S, dim)."""
+    """Return `x` (B, heads, S, dim / heads) times weight (heads, dim / heads, dim), of shape (B, heads * S, dim)."""
     products = torch.bmm(x.transpose(0, 1).flatten(1, 2), weight)  # (heads, B * S, dim)
     return products.unflatten(1, (len(x), -1)).transpose(0, 1).flatten(1, 2)

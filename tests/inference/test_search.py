@@ -88,14 +88,14 @@ def test_what_rows_share_is_computed_once_for_all_batches():
 
 @pytest.mark.parametrize("bin_size", [61, 64])
 def test_bins_are_of_a_size_that_vectors_hold(bin_size: int):
-    layout = TreeLayout(CodeTrie([f"{i:05}" for i in range(0, 100_000, 61)], HISCO).blocks, bin_size)
+    layout = TreeLayout(CodeTrie([f"{i:05}" for i in range(0, 100_000, 61)], HISCO), bin_size)
     assert layout.tokens.shape[1] == 64
 
 
 @given(st.sets(st.integers(0, 99_999), min_size=1), st.integers(1, 40))
 def test_each_node_of_a_layout_sees_its_ancestors_and_nothing_else(numbers: set[int], bin_size: int):
     trie = CodeTrie([f"{i:05}" for i in sorted(numbers)], HISCO)
-    layout = TreeLayout(trie.blocks, bin_size)
+    layout = TreeLayout(trie, bin_size)
     size = layout.tokens.shape[1]
     for block, places in zip(trie.blocks.tolist(), layout.places.tolist(), strict=True):
         for depth, place in enumerate(places):
@@ -132,7 +132,7 @@ def test_top_k_finds_k_codes(k: int, rows: int, dtype: torch.dtype, slack: float
     codes, probs = found.top_k(memory, mask, k=k)
     best = found.full(memory, mask).topk(k).values
     torch.testing.assert_close(probs, best, rtol=1e-5 if dtype == torch.float32 else 0.1, atol=1e-7)
-    assert (probs > 0).all() and all(len(set(row)) == k for row in codes.tolist()) and trie.num_codes == 143
+    assert (probs > 0).all() and all(len(set(row)) == k for row in codes.tolist()) and len(trie.blocks) == 143
 
 
 @torch.no_grad()
