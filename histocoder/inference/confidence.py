@@ -1,4 +1,4 @@
-"""How sure a model is of a set of codes, whatever their order."""
+"""Probability of a set of codes, in whatever order they are written."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
-from histocoder.inference.stepper import Stepper
+from histocoder.inference.stepper import Stepper, select_rows
 from histocoder.inference.trie import branches_above
 from histocoder.model import Decoder, Prior
 
 _NEGLIGIBLE = 1e-8
-"""Orders that begin in a less probable way are left out: an order is never more probable than its beginning."""
+"""Probability below which the beginning of an order is not followed: no order is more probable than its beginning."""
 
 
 @torch.no_grad()
@@ -31,23 +31,20 @@ def set_probability(
 
     Parameters
     ----------
-    decoder : Decoder
-    memory : Tensor of shape (B, S, dim)
-    memory_mask : Tensor of bool, of shape (B, S), or None
+    decoder, memory, memory_mask, prior
+        See `Decoder.forward`.
     tokens : Tensor of int, of shape (B, num_blocks * block_size)
         Decoded codes as blocks, without BOS and EOS; unused blocks are PAD, and come last.
     probabilities : Tensor of shape (B, num_blocks * block_size)
-        Of each of these tokens, as they were decoded.
-    prior : Prior, optional
-        What the decoder starts from.
+        Probability of each of these tokens, as they were decoded.
     is_code : Tensor of bool, of shape (B, num_blocks)
-        Which blocks are codes. Where a used block is none, there is no set, and the sequence itself is what counts.
+        Which blocks are codes. If a used block is not one, there is no set, and the sequence itself is what counts.
 
     Returns
     -------
     Tensor of shape (B,)
-        Of whole blocks: the codes in one order or another, and the first unused block behind them; exact within 1e-8
-        for each order of the codes, 1.2e-6 where there are five.
+        Includes the first unused block after the codes; exact within 1e-8 for each order of the codes, 1.2e-6 for five
+        codes.
     """
     num_blocks = is_code.shape[1]
     blocks = tokens.unflatten(1, (num_blocks, -1))
@@ -57,84 +54,57 @@ def set_probability(
     total = probabilities.unflatten(1, (num_blocks, -1)).prod(-1).masked_fill(~scored, 1.0).prod(1)
     rows = ((is_code | ~used).all(1) & counts.gt(1)).nonzero()[:, 0]
     if len(rows):
-        mask = None if memory_mask is None else memory_mask[rows]
-        stepper = Stepper(decoder, memory[rows], mask, None if prior is None else prior.rows(rows))
-        total[rows] += _other_orders(stepper, _Orders(blocks[rows], counts[rows]))
+        stepper = Stepper(decoder, *select_rows(rows, memory, memory_mask, prior))
+        total[rows] += _other_orders(stepper, blocks[rows], counts[rows])
     return total.clamp(max=1.0)
 
 
-class _Orders:
-    """The orders of each row's codes but the given one, as a tree of blocks; its nodes are beginnings of orders.
+def _other_orders(stepper: Stepper, blocks: Tensor, counts: Tensor) -> Tensor:
+    """Return the probability of all orders but the given one; common beginnings are computed once.
 
     Parameters
     ----------
+    stepper : Stepper
     blocks : Tensor of int, of shape (B, num_blocks, block_size)
         Each row's codes, then its unused blocks.
     counts : Tensor of int, of shape (B,)
-        Codes of each row: 2 or more.
+        Number of codes of each row: 2 or more.
+
+    Returns
+    -------
+    Tensor of shape (B,)
     """
-
-    def __init__(self, blocks: Tensor, counts: Tensor) -> None:
-        self.blocks = blocks
-        num_blocks = blocks.shape[1]
-        self.lengths = (counts + 1).clamp(max=num_blocks)
-        """Blocks that count: the codes and an unused one behind them, of shape (B,)."""
-        self._counts = counts[:, None, None]
-        self._places = torch.arange(num_blocks, device=blocks.device)
-        same = (blocks[:, :, None] == blocks[:, None]).all(-1)
-        self._same_as_earlier = same.tril(-1)[:, None]  # (B, 1, num_blocks, num_blocks)
-
-    def next_blocks(self, used: Tensor, as_given: Tensor) -> Tensor:
-        """Which blocks may come next.
-
-        Parameters
-        ----------
-        used : Tensor of bool, of shape (B, W, num_blocks)
-            Which blocks each of W beginnings has.
-        as_given : Tensor of bool, of shape (B, W)
-            Whether it has them in the given order.
-
-        Returns
-        -------
-        Tensor of bool, of shape (B, W, num_blocks)
-        """
-        num_used = used.sum(-1, keepdim=True)
-        codes_before_unused = self._places < torch.maximum(self._counts, num_used + (num_used == self._counts))
-        # the copies of a repeated code stay in order, or the same sequence would count twice
-        earlier_copy = (self._same_as_earlier & ~used[:, :, None]).any(-1)
-        # the last choice there is: it makes the given order
-        last_choice = as_given[..., None] & (num_used == self._places) & (num_used >= self._counts - 2)
-        return ~used & codes_before_unused & ~earlier_copy & ~last_choice
-
-
-def _other_orders(stepper: Stepper, orders: _Orders) -> Tensor:
-    """Return the probability of all orders but the given one, of shape (B,); common prefixes are computed once."""
-    batch, num_blocks, block_size = orders.blocks.shape
-    device = orders.blocks.device
-    row = torch.arange(batch, device=device)[:, None]
+    batch, num_blocks, block_size = blocks.shape
+    device = blocks.device
+    row, places = torch.arange(batch, device=device)[:, None], torch.arange(num_blocks, device=device)
+    same_as_earlier = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1)[:, None]
     total = torch.zeros(batch, device=device)
     parents = current = torch.zeros(batch, 1, dtype=torch.long, device=device)  # (B, W), as all below
     tokens, scores = torch.full_like(parents, BOS), torch.zeros(batch, 1, device=device)
     used, as_given = torch.zeros(batch, 1, num_blocks, dtype=torch.bool, device=device), parents.eq(0)
-    for place in range(num_blocks * block_size):
-        block, offset = divmod(place, block_size)
+    for position in range(num_blocks * block_size):
+        num_used, offset = divmod(position, block_size)
         log_probs = stepper.step_tree(tokens, parents, scores > -torch.inf).float().log_softmax(-1)
-        choices = (
-            torch.arange(num_blocks, device=device).expand(*scores.shape, -1) if offset == 0 else current[..., None]
-        )
-        next_tokens = orders.blocks[row[..., None], choices, offset]  # (B, W, choices)
+        choices = places.expand(*scores.shape, -1) if offset == 0 else current[..., None]
+        next_tokens = blocks[row[..., None], choices, offset]  # (B, W, choices)
         candidates = scores[..., None] + log_probs.gather(-1, next_tokens)
         if offset == 0:
-            candidates = candidates.masked_fill(~orders.next_blocks(used, as_given), -torch.inf)
-        branches = branches_above(candidates.flatten(1), math.log(_NEGLIGIBLE))
-        parents, scores = branches.places // choices.shape[2], branches.scores
-        current, tokens = (x.flatten(1).gather(1, branches.places) for x in (choices, next_tokens))
+            # codes come first, then an unused block; the copies of a repeated code stay in order, or the same sequence
+            # would count twice
+            may_follow = ~used & (places < (counts + (counts <= num_used))[:, None, None])
+            may_follow &= ~(same_as_earlier & ~used[:, :, None]).any(-1)
+            # the last choice there is: it makes the given order
+            may_follow &= ~((as_given & (counts[:, None] <= num_used + 2))[..., None] & (places == num_used))
+            candidates = candidates.masked_fill(~may_follow, -torch.inf)
+        scores, best = branches_above(candidates.flatten(1), math.log(_NEGLIGIBLE))
+        parents = best // choices.shape[2]
+        current, tokens = (x.flatten(1).gather(1, best) for x in (choices, next_tokens))
         used, as_given = used[row, parents], as_given[row, parents]
         if offset == 0:
             used = used.scatter(2, current[..., None], True)
-            as_given = as_given & (current == block)
+            as_given = as_given & (current == num_used)
         if offset == block_size - 1:
-            complete = orders.lengths == block + 1
+            complete = (counts + 1).clamp(max=num_blocks) == num_used + 1
             total += scores.exp().sum(1).masked_fill(~complete, 0.0)
             scores = scores.masked_fill(complete[:, None], -torch.inf)
         if not bool((scores > -torch.inf).any()):

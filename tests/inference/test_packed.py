@@ -1,6 +1,5 @@
 """Packed weights against the layers they are made from, and that decoding uses them, counted."""
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +54,7 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, ...], dtype: torch.dtype,
     torch.manual_seed(0)
     layer = torch.nn.Linear(32, 48)
     x, y = torch.randn(shape), torch.randn(*shape[:-1], 48)
-    packed = PackedLinear.of(copy.deepcopy(layer).to(dtype))
+    packed = PackedLinear(layer.weight.to(dtype), layer.bias.to(dtype))
     assert packed.is_packed == (dtype == torch.bfloat16 and has_mkldnn_linear())
     for found, expected in (
         (packed(x.to(dtype)), layer(x)),
@@ -76,7 +75,7 @@ def counted(work: Callable[[], object]) -> dict[str, int]:
 @torch.no_grad()
 def test_greedy_packs_the_decoder_once_for_all_steps(decoder: Decoder):
     memory = torch.randn(6, 8, 32, dtype=torch.bfloat16)
-    found = counted(lambda: greedy(decoder, memory, None, num_tokens=10))
+    found = counted(lambda: greedy(decoder, memory, None, num_tokens=10, block_size=10))
     layers, steps = len(decoder.decoder.layers), 10
     assert found["packing"] == 6 * layers and found["packed"] == 6 * layers * steps
     assert found["plain"] == layers + steps  # memory's keys and values; logits
