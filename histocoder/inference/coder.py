@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.config import PredictOptions
-from histocoder.inference.batches import encode, encoded_at_once
-from histocoder.inference.decoding import Decoding
+from histocoder.inference.decoding import Decoding, Encoded
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.predictions import Part, Prediction
@@ -28,6 +29,12 @@ from histocoder.inference.thresholds import thresholds_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
+
+_ENCODED_AT_ONCE = {"cpu": 64}
+"""Number of descriptions that fits a CPU's caches. Decoding reads all weights at each step, and prefers more."""
+_ENCODED_AT_ONCE_ELSEWHERE = 4096
+
+Result = TypeVar("Result")
 
 
 class Coder:
@@ -79,7 +86,7 @@ class Coder:
         self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
         self.system = model.config.system
         self.card = model_card(model.config)
-        self._encoded_at_once = encoded_at_once(self.device)
+        self._encoded_at_once = _ENCODED_AT_ONCE.get(self.device.type, _ENCODED_AT_ONCE_ELSEWHERE)
 
     @classmethod
     def from_pretrained(
@@ -230,39 +237,21 @@ class Coder:
         options = replace(options, mode=mode)  # which is checked with it
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         parts = [] if parts is None else parts
-        self._code_distinct(rows.distinct, mode, options, progress, parts)
-        prediction = Prediction.join(parts, len(rows.distinct), width=self._width(mode, options.k))
+        done = frozenset(place for places, _ in parts for place in places.tolist())
+        work = partial(self.predict_batch, mode=mode, k=options.k, constrain=bool(options.constrain))
+        num_texts = len(rows.distinct)
+        hidden = None if progress is True and num_texts > options.batch_size else True  # None: without a terminal
+        with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:
+            tell = progress if callable(progress) else bar.update
+            for places, part in self.each_batch(work, rows.distinct, options, done=done, tell=tell):
+                parts.append((places, part))  # before `tell` is called, which may save them
+        prediction = Prediction.join(parts, num_texts, width=self._width(mode, options.k))
         if mode == "full":
             frame = pd.DataFrame(prediction.probs, columns=list(self.codes))
         else:
             prediction.drop_unsure(options.min_confidence)
             frame = prediction.frame(self.system, self.model.config.descriptions)
-        return frame.iloc[rows.place].set_axis(rows.index)
-
-    def _code_distinct(
-        self,
-        table: pd.DataFrame,
-        mode: str,
-        options: PredictOptions,
-        progress: bool | Callable[[int], object],
-        parts: list[Part],
-    ) -> None:
-        """Append to `parts` what they lack of a table's descriptions, batch by batch."""
-        self.decoding.forget_weights()
-        coded = {place for places, _ in parts for place in places.tolist()}
-        code = partial(self.predict_batch, mode=mode, k=options.k, constrain=bool(options.constrain))
-        thresholds = torch.from_numpy(thresholds_of(self.model.config, table["lang"], options.threshold))
-        at_once = RowsAtOnce(self.device)
-        hidden = None if progress is True and len(table) > options.batch_size else True  # None: without a terminal
-        with tqdm(total=len(table), unit="text", disable=hidden, leave=False) as bar:
-            tell = progress if callable(progress) else bar.update
-            for rows, ids, characters in self.batches(table, options):
-                if coded.issuperset(rows.tolist()):
-                    tell(len(rows))
-                    continue
-                for some, part in at_once.each(code, ids, thresholds[rows].to(self.device), characters):
-                    parts.append((rows[some], part))
-                    tell(some.stop - some.start)
+        return rows.spread(frame)
 
     @torch.inference_mode()
     def predict_batch(
@@ -286,9 +275,8 @@ class Coder:
         characters : Tensor of int, of shape (B, L), optional
             See `LinearExpert`; for combined, where the model has one.
         """
-        memory, pooled, memory_mask = self.encode(input_ids)
-        decode = self.decoding.of(mode, thresholds=thresholds, characters=characters, k=k, constrain=constrain)
-        return decode(memory, memory_mask, self.computing.classify(pooled))
+        batch = self.encode(input_ids, characters)
+        return self.decoding.decode(batch, mode, thresholds=thresholds, k=k, constrain=constrain)
 
     @torch.inference_mode()
     def embed(
@@ -299,13 +287,13 @@ class Coder:
         batch_size: int = 256,
     ) -> np.ndarray:
         """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
-        options = PredictOptions(batch_size=batch_size)
         rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
         pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-        at_once = RowsAtOnce(self.device)
-        for places, ids, _ in self.batches(rows.distinct, options):
-            for some, found in at_once.each(lambda some: self.encode(some)[1].float().cpu().numpy(), ids):
-                pooled[places[some]] = found
+        options = PredictOptions(batch_size=batch_size)
+        for places, found in self.each_batch(
+            lambda ids, *_: self.encode(ids).pooled.float().cpu().numpy(), rows.distinct, options
+        ):
+            pooled[places] = found
         return pooled[rows.place]
 
     def column_names(self, mode: str | None = None, *, k: int = 5) -> list[str]:
@@ -322,14 +310,68 @@ class Coder:
             return len(self.codes)
         return min(k, len(self.codes)) if mode == "topk" else self.formatter.num_blocks
 
-    def encode(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return memory, pooled encodings and the memory's mask; see `MixerModel.encode`."""
-        return encode(self.computing, input_ids, at_once=self._encoded_at_once)
+    def encode(self, input_ids: Tensor, characters: Tensor | None = None) -> Encoded:
+        """Return a batch encoded as by `MixerModel.encode`, with characters for the linear expert."""
+        model, at_once = self.computing, self._encoded_at_once
+        if len(input_ids) <= at_once:
+            return Encoded(*model.encode(input_ids), characters)
+        config, tokenizer, num_positions = model.config, model.tokenizer, input_ids.shape[1]
+        parts = []
+        for ids in input_ids.split(at_once):
+            # padding is cut off, unless the decoder attends to it
+            longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
+            needed = tokenizer.num_positions(longest, config.max_len) if config.mask_memory else num_positions
+            parts.append(model.encode(ids[:, : min(num_positions, needed)]))
+        memories, pooled, masks = zip(*parts, strict=True)
+        width = max(memory.shape[1] for memory in memories)
+        memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
+        if not config.mask_memory:
+            return Encoded(memory, torch.cat(pooled), None, characters)
+        mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
+        return Encoded(memory, torch.cat(pooled), mask, characters)
+
+    def each_batch(
+        self,
+        work: Callable[..., Result],
+        table: pd.DataFrame,
+        options: PredictOptions,
+        *,
+        done: frozenset[int] = frozenset(),
+        tell: Callable[[int], object] = lambda _: None,
+    ) -> Iterator[tuple[np.ndarray, Result]]:
+        """Yield the results of work on batches of a table of `text` and `lang`, in pieces if memory is short.
+
+        Parameters
+        ----------
+        work : callable
+            Takes token ids, thresholds of the flat head, and characters for the linear expert; see `predict_batch`.
+        table : DataFrame
+        options : PredictOptions
+        done : frozenset of int
+            Rows whose batches are skipped.
+        tell : callable
+            Receives the number of rows of each batch that is done.
+
+        Yields
+        ------
+        rows : ndarray of int, of shape (B,)
+        result
+        """
+        self.decoding.forget_weights()
+        thresholds = torch.from_numpy(thresholds_of(self.model.config, table["lang"], options.threshold))
+        at_once = RowsAtOnce(self.device)
+        for rows, ids, characters in self.batches(table, options):
+            if done.issuperset(rows.tolist()):
+                tell(len(rows))
+                continue
+            for some, result in at_once.each(work, ids, thresholds[rows].to(self.device), characters):
+                yield rows[some], result
+                tell(some.stop - some.start)
 
     def batches(
         self, table: pd.DataFrame, options: PredictOptions
     ) -> Iterator[tuple[np.ndarray, Tensor, Tensor | None]]:
-        """Yield the batches of a table of `text` and `lang`: rows, tokens and characters, as `Reading` has them."""
+        """Yield the batches of a table of `text` and `lang`: rows, token ids and characters, as `readings` does."""
         texts, langs, model = table["text"].tolist(), table["lang"].tolist(), self.model
         sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}
         for rows, ids, characters in readings(texts, langs, model.config, model.tokenizer, **sizes):

@@ -1,4 +1,4 @@
-"""Several opinions of one model as one answer: decoder, flat head and linear expert vote on each code of a row."""
+"""The mode "combined": decoder, flat head and linear expert vote on each code of a row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
@@ -17,23 +16,13 @@ from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
 
 
-class Votes(NamedTuple):
-    """What experts think of the candidates for a code, (B, K) each; of logarithms of probabilities."""
-
-    by_expert: dict[str, Tensor]
-    """Of each expert; -inf where a candidate is there twice."""
-    stop: dict[str, Tensor]
-    """Of shape (B,): that there is no further code."""
-
-
 class Belief(NamedTuple):
-    """What an expert beside the decoder thinks of a batch."""
+    """Probabilities of codes by an expert other than the decoder."""
 
     shares: Tensor
-    """Of shape (B, num_classes): the probability that a code is the row's, if it has one."""
+    """Probability that a code is the row's, if it has one; of shape (B, num_codes)."""
     belongs: Tensor | None = None
-    """Of the same shape: the probability that a code is among the row's, however many it has; None where the expert
-    knows shares only."""
+    """Probability that a code is among the row's, however many it has; None if the expert knows shares only."""
 
     def of_next(self, candidates: Tensor, number: int) -> Tensor:
         """Return the probability that each candidate (B, K) is one of `number` + 1 codes."""
@@ -45,16 +34,16 @@ class Belief(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """What `CombinedSearch.decode` returns."""
+    """Codes and probabilities that `CombinedSearch.decode` returns."""
 
     codes: Tensor
-    """Places in the key, of shape (B, num_blocks); -1 where there is none."""
+    """Indices in the key, of shape (B, num_blocks); -1 where there is none."""
     probabilities: Tensor
-    """Of each code, of shape (B, num_blocks)."""
+    """Probability of each code, of shape (B, num_blocks)."""
     conf: Tensor
-    """Of the set of codes, of shape (B,)."""
+    """Probability of the set of codes, of shape (B,)."""
     ranked: Tensor
-    """Places in the key of the candidates for the first code, best first, of shape (B, K); -1 behind the last."""
+    """Indices in the key of the candidates for the first code, best first, of shape (B, K); -1 after the last."""
     shares: Tensor
     """Their probabilities, of shape (B, K)."""
 
@@ -70,15 +59,12 @@ class CombinedSearch:
     ----------
     decoder : Decoder
     trie : CodeTrie
-        Of the key.
-    memory : Tensor of shape (B, S, dim)
-    memory_mask : Tensor of bool, of shape (B, S), or None
-    prior : Prior or None
-        What the decoder starts from.
+    memory, memory_mask, prior
+        See `Decoder.forward`.
     beliefs : mapping of str to Belief
-        Of the experts beside the decoder.
+        Beliefs of the experts other than the decoder, by their names.
     num_blocks : int
-        Codes of a row at most.
+        Maximum number of codes of a row.
     """
 
     def __init__(
@@ -105,14 +91,18 @@ class CombinedSearch:
         own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
         self._candidates = torch.cat([proposed, own], dim=1)  # (B, K)
         twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
-        self._taken = twice  # candidates that are chosen already, or there before
+        self._taken = twice  # candidates that are chosen already, or repeat an earlier one
         self._stepper = Stepper(decoder, memory, memory_mask, prior)
         self._newest = torch.full_like(self._candidates[:, :1], BOS)
         self._parents = torch.zeros_like(self._newest)
         self._going_on = torch.ones(len(memory), dtype=torch.bool, device=memory.device)
 
-    def votes(self, number: int) -> Votes:
-        """Return what experts think of each candidate for a row's next code, which is its `number`-th, from 0."""
+    def votes(self, number: int) -> dict[str, Tensor]:
+        """Return each expert's vote on a row's `number`-th code, from 0.
+
+        Votes are log-probabilities of shape (B, K + 1): of the candidates, -inf for those that are taken, and of no
+        further code.
+        """
         blocks = self._blocks[self._candidates]  # (B, K, size)
         going_on = self._going_on[:, None]
         first = self._stepper.step_tree(self._newest, self._parents, going_on)[:, 0].float().log_softmax(-1)
@@ -123,80 +113,74 @@ class CombinedSearch:
             following = self._stepper.step_tree(blocks[..., i - 1], parents, real).float().log_softmax(-1)
             written = written + following.gather(-1, blocks[..., i : i + 1])[..., 0]
             parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(self._candidates)
-        by_expert, stop = {"decoder": written}, {"decoder": first[:, PAD]}
-        for name, of_expert in self._beliefs.items():
-            belief = of_expert.of_next(self._candidates, number)
-            by_expert[name] = belief.log()
-            stop[name] = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=LEAST).log()
-        masked = {name: scores.masked_fill(self._taken, -torch.inf) for name, scores in by_expert.items()}
-        return Votes(masked, stop)
+        found = {"decoder": (written, first[:, PAD])}
+        for name, expert in self._beliefs.items():
+            belief = expert.of_next(self._candidates, number)
+            stop = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=LEAST).log()
+            found[name] = belief.log(), stop
+        return {
+            name: torch.cat([scores.masked_fill(self._taken, -torch.inf), stop[:, None]], dim=1)
+            for name, (scores, stop) in found.items()
+        }
 
     def choose(self, place: Tensor, going_on: Tensor) -> None:
-        """Take each row's candidate at a place (B,), where it goes on at all."""
+        """Take each row's candidate at an index (B,), if the row has a further code at all."""
         self._going_on = self._going_on & going_on
-        self._newest = self._blocks[self._candidates.gather(1, place[:, None])][..., -1]
-        self._parents = place[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(place[:, None])
         chosen = self._candidates.gather(1, place[:, None])
+        self._newest = self._blocks[chosen][..., -1]
+        self._parents = place[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(chosen)
         self._taken = self._taken | (self._candidates == chosen)
 
     def votes_and_truth(self, true: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Yield the votes on first codes and, where a row may have several, on second ones, with what is true.
+        """Yield the votes on first codes and, if a row may have several, on second ones, with what is true.
 
         Parameters
         ----------
         true : Tensor of int, of shape (B, k)
-            The rows' codes by their places in the key; -1 where there is none.
+            The rows' codes by their indices in the key; -1 where there is none.
 
         Yields
         ------
         votes : dict of str to Tensor of shape (B, K + 1)
-            By expert, the logarithms of the candidates' probabilities; the last candidate is that there is no further
-            code.
+            See `votes`; of first codes, -inf for no further code.
         is_true : Tensor of bool, of shape (B, K + 1)
             Which candidates are true. Of second codes, only those of rows whose first one is among the candidates.
         """
-        by_expert = self.votes(0).by_expert
+        votes = self.votes(0)
+        for vote in votes.values():
+            vote[:, -1] = -torch.inf
         is_true = (self._candidates[:, :, None] == true[:, None]).any(-1)
-        yield (
-            {name: F.pad(vote, (0, 1), value=-torch.inf) for name, vote in by_expert.items()},
-            F.pad(is_true, (0, 1)),
-        )
+        has_true = is_true.any(1)
+        yield votes, torch.cat([is_true, torch.zeros_like(has_true)[:, None]], dim=1)
         if self._num_blocks == 1:
             return
-        has_true = is_true.any(1)
         self.choose(is_true.int().argmax(1), has_true)
-        by_expert, stop = self.votes(1)
-        rest = (is_true & ~self._taken).masked_fill(~has_true[:, None], value=False)
+        votes = self.votes(1)
+        rest = is_true & ~self._taken & has_true[:, None]
         is_last = has_true & (true >= 0).sum(1).eq(1)
-        yield (
-            {name: torch.cat([vote, stop[name][:, None]], 1) for name, vote in by_expert.items()},
-            torch.cat([rest, is_last[:, None]], 1),
-        )
+        yield votes, torch.cat([rest, is_last[:, None]], dim=1)
 
     def decode(self, weights: Mapping[str, float]) -> Combined:
         """Return the best set of codes by the experts' weights."""
-        batch, width = len(self._candidates), self._num_blocks
-        codes = torch.full((batch, width), -1, device=self._candidates.device)
-        probabilities = torch.full((batch, width), torch.nan, device=self._candidates.device)
-        conf = torch.ones(batch, device=self._candidates.device)
+        batch, num_candidates = self._candidates.shape
+        codes = torch.full((batch, self._num_blocks), -1, device=self._candidates.device)
+        probabilities = torch.full(codes.shape, torch.nan, device=codes.device)
+        conf = torch.ones(batch, device=codes.device)
         ranked = of_ranked = codes  # until the first code is voted on
-        for number in range(width):
-            votes = self.votes(number)
-            scores = torch.stack([weights[name] * votes.by_expert[name] for name in votes.by_expert]).sum(0)
-            stop = torch.stack([weights[name] * votes.stop[name] for name in votes.stop]).sum(0)[:, None]
-            if number == 0:  # each row has a code
-                stop = torch.full_like(stop, -torch.inf)
-            shares = torch.cat([scores.masked_fill(self._taken, -torch.inf), stop], dim=1).softmax(-1)
+        for number in range(self._num_blocks):
+            scores = torch.stack([weights[name] * vote for name, vote in self.votes(number).items()]).sum(0)
+            excluded = torch.cat([self._taken, torch.full_like(self._taken[:, :1], number == 0)], dim=1)
+            shares = scores.masked_fill(excluded, -torch.inf).softmax(-1)  # each row has a first code
             if number == 0:
                 of_ranked, order = shares[:, :-1].sort(1, descending=True)
                 ranked = self._candidates.gather(1, order).masked_fill(self._taken.gather(1, order), -1)
             best = shares.max(1)
             conf = torch.where(self._going_on, conf * best.values, conf)
-            goes_on = self._going_on & (best.indices < scores.shape[1])
-            place = best.indices.clamp(max=scores.shape[1] - 1)
+            goes_on = self._going_on & (best.indices < num_candidates)
+            place = best.indices.clamp(max=num_candidates - 1)
             codes[goes_on, number] = self._candidates.gather(1, place[:, None])[goes_on, 0]
             probabilities[goes_on, number] = best.values[goes_on]
             self.choose(place, goes_on)
-            if not bool(self._going_on.any()) or self._blocks.shape[0] <= number + 1:
+            if not bool(self._going_on.any()) or len(self._blocks) <= number + 1:
                 break
         return Combined(codes, probabilities, conf, ranked, of_ranked)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,25 +13,34 @@ from torch import Tensor
 from histocoder.formatters import formatter_from_config
 from histocoder.inference.combined import Belief, CombinedSearch
 from histocoder.inference.confidence import set_probability
-from histocoder.inference.flat import chosen_classes
 from histocoder.inference.greedy import greedy
 from histocoder.inference.predictions import Prediction
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.trie import CodeTrie
-from histocoder.model import MixerModel
+from histocoder.model import MixerModel, Prior
+
+
+class Encoded(NamedTuple):
+    """A batch of encoded descriptions."""
+
+    memory: Tensor
+    """Encoding of each position, of shape (B, S, dim)."""
+    pooled: Tensor
+    """Encoding of each description, of shape (B, dim)."""
+    memory_mask: Tensor | None
+    """Positions that the decoder may attend to, of shape (B, S); None means all."""
+    characters: Tensor | None = None
+    """Characters for the linear expert, of shape (B, L); None if the model has none."""
 
 
 class Decoding:
-    """A model's ways from an encoding to codes.
-
-    They take `memory` of shape (B, S, dim), `memory_mask` (B, S) or None, and the `flat_logits` (B, num_classes).
+    """Decodes encoded descriptions.
 
     Parameters
     ----------
     model : MixerModel
-        Whose config and linear expert count.
     computing : MixerModel
-        The same, in the precision of its computations.
+        The same model in the precision that its neural part is computed in.
     """
 
     def __init__(self, model: MixerModel, computing: MixerModel) -> None:
@@ -51,49 +60,43 @@ class Decoding:
         """Drop what was computed from the weights, which may have changed since."""
         self.__dict__.pop("_search", None)
 
-    def of(
-        self, mode: str, *, thresholds: Tensor | None, characters: Tensor | None, k: int, constrain: bool
-    ) -> Callable[[Tensor, Tensor | None, Tensor], Prediction]:
-        """Return the function that decodes memory, its mask, and the flat head's logits; see `Coder.predict_batch`."""
-        modes: dict[str, Callable[[Tensor, Tensor | None, Tensor], Prediction]] = {
-            "combined": partial(self._combined, characters=characters),
-            "flat": partial(self._flat, thresholds=thresholds),
-            "topk": partial(self._topk, k=k),
-            "full": self._full,
-            "greedy": partial(self._greedy, constrain=constrain),
-        }
-        return modes[mode]
-
-    def combined_search(
-        self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, *, characters: Tensor | None
-    ) -> CombinedSearch:
-        """Return the search with the opinions of all the model's experts."""
-        beliefs = {"flat": Belief(self._real_classes(self._computing.class_probabilities(flat_logits)))}
-        if self._model.linear_expert is not None:
-            log_odds = self._real_classes(self._model.linear_expert(characters))
-            beliefs["linear"] = Belief(log_odds.softmax(-1), log_odds.sigmoid())
-        prior, num_blocks = self._computing.prior(flat_logits), self.formatter.num_blocks
-        decoder = self._computing.decoder
-        return CombinedSearch(decoder, self._trie, memory, memory_mask, prior, beliefs, num_blocks=num_blocks)
-
-    def _combined(
-        self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, *, characters: Tensor | None
+    def decode(
+        self, batch: Encoded, mode: str, *, thresholds: Tensor | None = None, k: int = 5, constrain: bool = False
     ) -> Prediction:
-        return self.ranked(memory, memory_mask, flat_logits, characters=characters)[0]
+        """Return the codes of a batch; see `Coder.predict_batch`."""
+        if mode == "combined":
+            return self.ranked(batch)[0]
+        flat_logits = self._computing.classify(batch.pooled)
+        if mode == "flat":
+            return self._flat(flat_logits, thresholds)
+        prior = self._computing.prior(flat_logits)
+        if mode == "topk":
+            codes, best = self._search.top_k(batch.memory, batch.memory_mask, prior, k=k)
+            return Prediction(self._named(codes), _numpy(best), _numpy(best[:, 0]))
+        if mode == "full":
+            probs = _numpy(self._search.full(batch.memory, batch.memory_mask, prior))
+            return Prediction(np.empty((len(probs), 0), dtype=object), probs, probs.max(1))
+        return self._greedy(batch, prior, constrain=constrain)
 
-    def ranked(
-        self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, *, characters: Tensor | None
-    ) -> tuple[Prediction, Prediction]:
+    def combined_search(self, batch: Encoded) -> CombinedSearch:
+        """Return the search with the opinions of all the model's experts."""
+        model, flat_logits = self._computing, self._computing.classify(batch.pooled)
+        beliefs = {"flat": Belief(self._real_classes(model.class_probabilities(flat_logits)))}
+        if self._model.linear_expert is not None:
+            log_odds = self._real_classes(self._model.linear_expert(batch.characters))
+            beliefs["linear"] = Belief(log_odds.softmax(-1), log_odds.sigmoid())
+        start = (model.decoder, self._trie, batch.memory, batch.memory_mask, model.prior(flat_logits))
+        return CombinedSearch(*start, beliefs, num_blocks=self.formatter.num_blocks)
+
+    def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:
         """Return the answer of all experts together, and the first codes that they considered, the best first."""
-        search = self.combined_search(memory, memory_mask, flat_logits, characters=characters)
+        search = self.combined_search(batch)
         equal = dict.fromkeys(search.experts, 1 / len(search.experts))
         found = search.decode(self._model.config.experts or equal)
         answer = Prediction(self._named(found.codes), _numpy(found.probabilities), _numpy(found.conf))
         return answer, Prediction(self._named(found.ranked), _numpy(found.shares), _numpy(found.shares[:, 0]))
 
-    def _flat(
-        self, _memory: Tensor, _mask: Tensor | None, flat_logits: Tensor, *, thresholds: Tensor | None
-    ) -> Prediction:
+    def _flat(self, flat_logits: Tensor, thresholds: Tensor | None) -> Prediction:
         probabilities = self._real_classes(self._computing.class_probabilities(flat_logits))
         if thresholds is None:
             thresholds = probabilities.new_full((len(probabilities),), self._model.config.default_threshold)
@@ -105,43 +108,52 @@ class Decoding:
         codes[left_out], probs[left_out] = None, np.nan
         return Prediction(codes, probs, conf)
 
-    def _topk(self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, *, k: int) -> Prediction:
-        places, best = self._search.top_k(memory, memory_mask, self._computing.prior(flat_logits), k=k)
-        return Prediction(self._named(places), _numpy(best), _numpy(best[:, 0]))
-
-    def _full(self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor) -> Prediction:
-        probs = _numpy(self._search.full(memory, memory_mask, self._computing.prior(flat_logits)))
-        return Prediction(np.empty((len(probs), 0), dtype=object), probs, probs.max(1))
-
-    def _greedy(
-        self, memory: Tensor, memory_mask: Tensor | None, flat_logits: Tensor, *, constrain: bool
-    ) -> Prediction:
-        decoder, prior = self._computing.decoder, self._computing.prior(flat_logits)
+    def _greedy(self, batch: Encoded, prior: Prior | None, *, constrain: bool) -> Prediction:
         num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
-        tokens, token_probs = greedy(
-            decoder,
-            memory,
-            memory_mask,
-            prior,
-            num_tokens=num_blocks * block_size,
-            block_size=block_size,
-            trie=self._trie if constrain else None,
-        )
+        memory, mask, decoder = batch.memory, batch.memory_mask, self._computing.decoder
+        sizes = {"num_tokens": num_blocks * block_size, "block_size": block_size}
+        tokens, token_probs = greedy(decoder, memory, mask, prior, **sizes, trie=self._trie if constrain else None)
         codes = self.formatter.decode(tokens.cpu().numpy())
         probs = _numpy(token_probs.unflatten(1, (num_blocks, -1)).prod(-1))
         is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
-        conf = set_probability(decoder, memory, memory_mask, tokens[:, 1:], token_probs, prior, is_code=is_code)
+        conf = set_probability(decoder, memory, mask, tokens[:, 1:], token_probs, prior, is_code=is_code)
         return Prediction(codes, np.where(pd.isna(codes), np.nan, probs), _numpy(conf))
 
     def _real_classes(self, probabilities: Tensor) -> Tensor:
-        """Return the classes that are codes, out of all: the key of a published model may have a blank one."""
+        """Return the classes that are codes: the key of a published model may have a blank one."""
         if len(self.codes) == self._model.config.num_classes:
             return probabilities
-        return probabilities[:, [place for place, code in enumerate(self._model.config.codes) if code]]
+        return probabilities[:, [i for i, code in enumerate(self._model.config.codes) if code]]
 
     def _named(self, places: Tensor) -> np.ndarray:
-        """Return the codes at places in the key; None for -1."""
+        """Return the codes at indices of the key; None for -1."""
         return np.array([*self.codes, None], dtype=object)[places.cpu().numpy()]
+
+
+def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
+    """Return the flat head's answer: the most probable class, and others above a threshold.
+
+    Parameters
+    ----------
+    probabilities : Tensor of shape (B, num_classes)
+    thresholds : Tensor of shape (B, 1), or float
+    most : int
+        Maximum number of classes of a row.
+
+    Returns
+    -------
+    Tensor of bool, of shape (B, num_classes)
+
+    Examples
+    --------
+    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3, most=2)
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    best = probabilities.topk(min(most, probabilities.shape[1]))
+    counts = best.values > thresholds
+    counts[:, 0] = True
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, best.indices, counts)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The different descriptions among those that a user gives."""
+"""The distinct descriptions among those that a user gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from histocoder.errors import Notice, UserError, warn_user
 
 
 class UnknownLanguageWarning(Notice):
-    """A model does not know some languages; or where it does not say which it knows, histocoder does not."""
+    """Some languages are unknown to the model; to histocoder, if the model does not say which ones it knows."""
 
     def __init__(self, languages: Sequence[str], known: Sequence[str]) -> None:
         super().__init__(
@@ -26,7 +26,7 @@ class UnknownLanguageWarning(Notice):
 
 
 def not_in_table(languages: Sequence[str]) -> str:
-    """Return a notice on languages that histocoder does not know."""
+    """Return a notice about languages that histocoder does not know."""
     return (
         f"The language {', '.join(languages)} is not in histocoder's table of languages and is read as it stands. Give "
         "an ISO 639-1 code or an English name; docs/configuration.md lists them."
@@ -34,14 +34,14 @@ def not_in_table(languages: Sequence[str]) -> str:
 
 
 class Descriptions(NamedTuple):
-    """Descriptions with their languages, each once, and who has them."""
+    """Descriptions with their languages, each once, and the rows that have them."""
 
     distinct: pd.DataFrame
-    """`text` and `lang`."""
+    """Columns `text` and `lang`."""
     place: np.ndarray
-    """Where each row's description stands among them; -1 where it is missing."""
+    """Index of each row's description among the distinct ones; -1 where it is missing."""
     index: pd.Index
-    """Of the rows."""
+    """Index of the rows."""
 
     @classmethod
     def of(
@@ -59,13 +59,13 @@ class Descriptions(NamedTuple):
         lang : str, or sequence or Series of n
             Language of all, or of each.
         languages : tuple of str
-            Those that a model knows, which it is given under these codes; others are taken as unknown, with a warning.
-            Where it is empty, all are kept, and there is a warning of those that are not in histocoder's table.
+            Languages that a model knows, under its own codes; others are replaced by "unk", with a warning. If it is
+            empty, all are kept, with a warning about those that are not in histocoder's table.
 
         Raises
         ------
         UserError
-            Where there are more or fewer languages than descriptions.
+            If the number of languages differs from the number of descriptions.
         """
         series = (
             texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
@@ -82,9 +82,13 @@ class Descriptions(NamedTuple):
         place[~missing] = present.groupby(["text", "lang"], sort=False).ngroup().to_numpy()
         return cls(present.drop_duplicates().reset_index(drop=True), place, series.index)
 
+    def spread(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return each row's of the distinct descriptions' rows, after which comes that of a missing one."""
+        return frame.iloc[self.place].set_axis(self.index)
+
 
 def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
-    """Return the codes under which a model knows languages, and "unk" in place of others, with a warning."""
+    """Return a model's codes of languages, and "unk" in place of others, with a warning."""
     langs = np.where(pd.isna(langs), "unk", langs)
     distinct = set(langs.tolist())
     if languages:

@@ -1,9 +1,8 @@
-"""What else a description may be: its codes, and the other ones that a model would give it."""
+"""Codes of descriptions together with the other codes that a model would give them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,56 +14,43 @@ from histocoder.config import PredictOptions
 from histocoder.inference.coder import Coder
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.predictions import Part, Prediction
-from histocoder.inference.thresholds import thresholds_of
-from histocoder.ops.memory import RowsAtOnce
 
 
 class Ranked(NamedTuple):
-    """What `predict_ranked` finds, for each description."""
+    """Codes, other codes and encodings of descriptions."""
 
     codes: pd.DataFrame
-    """What `Coder.predict` gives."""
+    """Result of `Coder.predict`."""
     ranked: pd.DataFrame
-    """With the same columns, codes of the key that decoder, flat head and linear expert propose as the first, those
-    first that all together find most probable."""
+    """Codes of the key that decoder, flat head and linear expert propose as the first, in the same columns, by their
+    combined probability."""
     encodings: np.ndarray
-    """What `Coder.embed` gives."""
+    """Result of `Coder.embed`."""
 
 
 def predict_ranked(coder: Coder, texts: Sequence[str | None], lang: str | Sequence[str] = "unk") -> Ranked:
-    """Code descriptions in a model's own mode, with what else they may be, encoding each once; see `Coder.predict`."""
+    """Code descriptions in a model's own mode and rank other codes, encoding each once; see `Coder.predict`."""
+
+    @torch.inference_mode()
+    def work(ids: Tensor, thresholds: Tensor, characters: Tensor | None) -> tuple[Prediction, Prediction, np.ndarray]:
+        batch = coder.encode(ids, characters)
+        chosen, others = coder.decoding.ranked(batch)
+        if coder.mode != "combined":
+            chosen = coder.decoding.decode(batch, coder.mode, thresholds=thresholds)
+        return chosen, others, batch.pooled.float().cpu().numpy()
+
     config = coder.model.config
     rows = Descriptions.of(texts, lang, languages=config.languages)
-    coder.decoding.forget_weights()
-    thresholds = torch.from_numpy(thresholds_of(config, rows.distinct["lang"]))
-    at_once, width = RowsAtOnce(coder.device), coder.formatter.num_blocks
     codes: list[Part] = []
     ranked: list[Part] = []
     encodings = np.full((len(rows.distinct) + 1, coder.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-    for places, ids, characters in coder.batches(rows.distinct, PredictOptions()):
-        limits = thresholds[places].to(coder.device)
-        for some, (chosen, others, pooled) in at_once.each(partial(_rank_batch, coder), ids, limits, characters):
-            codes.append((places[some], chosen))
-            ranked.append((places[some], others))
-            encodings[places[some]] = pooled
-    of_codes, of_ranked = (
-        Prediction.join(parts, len(rows.distinct), width=width)
-        .frame(coder.system, config.descriptions)
-        .iloc[rows.place]
-        .set_axis(rows.index)
-        for parts in (codes, ranked)
-    )
-    return Ranked(of_codes, of_ranked, encodings[rows.place])
+    for places, (chosen, others, pooled) in coder.each_batch(work, rows.distinct, PredictOptions()):
+        codes.append((places, chosen))
+        ranked.append((places, others))
+        encodings[places] = pooled
 
+    def frame(parts: list[Part]) -> pd.DataFrame:
+        prediction = Prediction.join(parts, len(rows.distinct), width=coder.formatter.num_blocks)
+        return rows.spread(prediction.frame(coder.system, config.descriptions))
 
-@torch.inference_mode()
-def _rank_batch(
-    coder: Coder, input_ids: Tensor, thresholds: Tensor, characters: Tensor | None
-) -> tuple[Prediction, Prediction, np.ndarray]:
-    memory, pooled, mask = coder.encode(input_ids)
-    flat_logits = coder.computing.classify(pooled)
-    chosen, others = coder.decoding.ranked(memory, mask, flat_logits, characters=characters)
-    if coder.mode != "combined":
-        decode = coder.decoding.of(coder.mode, thresholds=thresholds, characters=characters, k=1, constrain=False)
-        chosen = decode(memory, mask, flat_logits)
-    return chosen, others, pooled.float().cpu().numpy()
+    return Ranked(frame(codes), frame(ranked), encodings[rows.place])

@@ -1,9 +1,8 @@
-"""Descriptions as what a model reads, in batches of like lengths."""
+"""Descriptions as what a model reads, in batches of similar lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from histocoder.errors import Notice, warn_user
 from histocoder.formatters.tokenizers import Tokenizer
 
 _LIKE = 1.25
-"""Of a batch the longest description is at most so many times as long as the shortest, where there are enough."""
+"""Maximum ratio of lengths within a batch, if there are enough descriptions."""
 
 
 class TextCutWarning(Notice):
@@ -25,17 +24,6 @@ class TextCutWarning(Notice):
         self.count, self.max_len, self.unit = count, max_len, unit
 
 
-class Reading(NamedTuple):
-    """Some of a list of descriptions."""
-
-    rows: np.ndarray
-    """Their places in the list, of shape (B,)."""
-    ids: np.ndarray
-    """Tokens, of shape (B, S)."""
-    characters: np.ndarray | None
-    """For the linear expert, of shape (B, L); None where the model has none."""
-
-
 def readings(
     texts: Sequence[str],
     langs: Sequence[str],
@@ -44,17 +32,25 @@ def readings(
     *,
     at_least: int,
     at_most: int,
-) -> Iterator[Reading]:
-    """Yield descriptions in batches of like lengths, the shortest first.
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Yield descriptions in batches of similar lengths, the shortest first.
 
     Parameters
     ----------
     texts, langs : sequence of str, of n
     config : ModelConfig
     tokenizer : Tokenizer
-    at_least : int
-        Descriptions of a batch, where there are so many, even if their lengths differ.
-    at_most : int
+    at_least, at_most : int
+        Number of descriptions of a batch; at least so many, if there are, even if their lengths differ.
+
+    Yields
+    ------
+    rows : ndarray of int, of shape (B,)
+        Indices of the batch's descriptions.
+    ids : ndarray of int, of shape (B, S)
+        Token ids.
+    characters : ndarray of int, of shape (B, L), or None
+        Characters for the linear expert, if the model has one.
     """
     joined = join_language(normalize(texts, config.text_normalization), langs)
     tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
@@ -67,5 +63,5 @@ def readings(
         rows = order[start : min(max(alike, start + at_least), start + at_most)]
         ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
         characters = lower_characters([joined[row] for row in rows]) if config.num_linear_features else None
-        yield Reading(rows, ids, characters)
+        yield rows, ids, characters
         start += len(rows)

@@ -41,10 +41,8 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tenso
     known = coder.model.config.languages
     langs = [lang if not known or lang in known else "unk" for lang in examples.langs]
     for rows, ids, characters in coder.batches(pd.DataFrame({"text": examples.texts, "lang": langs}), PredictOptions()):
-        memory, pooled, mask = coder.encode(ids)
-        flat_logits = coder.computing.classify(pooled)
-        search = coder.decoding.combined_search(memory, mask, flat_logits, characters=characters)
-        yield from search.votes_and_truth(torch.from_numpy(true[rows]).to(memory.device))
+        search = coder.decoding.combined_search(coder.encode(ids, characters))
+        yield from search.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
 
 
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:

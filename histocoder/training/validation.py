@@ -11,7 +11,7 @@ from histocoder.config import NUM_GREEDY
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.formatters.tokens import EOS, PAD
-from histocoder.inference.flat import chosen_classes
+from histocoder.inference.decoding import chosen_classes
 from histocoder.inference.greedy import greedy
 from histocoder.model import MixerModel
 from histocoder.training import losses
