@@ -87,7 +87,7 @@ class PredictConfig(PredictOptions, FileOptions):
         the names is in the input, whose columns are `taken`.
         """
         first = (f"{system}_1", "prob_1", "desc_1", "conf", SOURCE_COL)
-        other = "alt_" if self.mode == "topk" else ""
+        other = "alt_" if self.mode == "topk" and SOURCE_COL not in names else ""  # `Known` names them itself
         found = {f"{self.columns}{'' if name in first else other}{name}": name for name in names}
         if clash := [name for name in found if name in taken]:
             raise UserError(

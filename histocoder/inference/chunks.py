@@ -41,7 +41,8 @@ class ChunkCoder:
         self.num_known = 0
         """Number of rows that got the codes of hand-coded descriptions."""
         self._output_names = config.output_names(names, coder.system)
-        self._numbers = [name for name in names if config.mode == "full" or name == "conf" or name.startswith("prob_")]
+        is_full, probs = config.mode == "full", ("prob_", "alt_prob_")
+        self._numbers = [name for name in names if is_full or name == "conf" or name.startswith(probs)]
         self._places: dict[tuple[str, str], int] = {}  # indices of texts and languages in the arrays
         self._arrays = {name: np.empty(0, float if name in self._numbers else object) for name in names}
         self._room = min(_REMEMBERED, _REMEMBERED_CELLS // len(names))

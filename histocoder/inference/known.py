@@ -1,9 +1,9 @@
-"""Codes that people gave: a description that was coded by hand is answered with those codes, not by a model."""
+"""Hand-coded descriptions, which keep their codes instead of being coded by a model."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"
-"""What the column `source` holds."""
+"""Values of the column `source`."""
 
 
 class Answer(NamedTuple):
-    """What people made of a description."""
+    """Codes of a hand-coded description."""
 
     codes: tuple[str, ...]
     """Their most frequent set of codes, in the order in which it was first written."""
@@ -40,11 +40,11 @@ class Known:
     Parameters
     ----------
     source_id : str
-        What tells its source from others.
+        Identifies its source.
     languages : collection of str
-        Those that the model knows; where it is empty, languages are compared by their codes.
+        Languages that the model knows; if it is empty, languages are compared by their codes.
     any_language : bool
-        Whether rows count for every language, since nobody said theirs.
+        Whether rows without a known language count for every one.
     exact : bool
         Whether descriptions are compared letter by letter, instead of after `fold`.
     """
@@ -65,7 +65,7 @@ class Known:
         self._row_places, self._row_codes = array("q"), array("q")
 
     def add(self, examples: Examples, *, only: Collection[tuple[str, str]] | None = None) -> None:
-        """Take in hand-coded rows; with `only`, those of these keys (see `key`)."""
+        """Add hand-coded rows; with `only`, those of these keys (see `key`)."""
         rows = examples.codes.to_numpy(dtype=object).tolist()
         for text, lang, row in zip(examples.texts, examples.langs, rows, strict=True):
             key = self.key(text, lang)
@@ -75,34 +75,32 @@ class Known:
                 self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
 
     def key(self, text: str, lang: str) -> tuple[str, str]:
-        """Return what a description and its language are found by."""
-        if lang not in self._language_keys:
-            self._language_keys[lang] = self._language_key(lang)
-        return text if self._exact else fold(text), self._language_keys[lang]
-
-    def _language_key(self, lang: str) -> str:
+        """Return the key of a description and its language."""
         if self._any_language:
-            return ""
-        return same_language(lang, self._languages) or "unk" if self._languages else language_code(lang)
+            lang = ""
+        elif lang not in self._language_keys:
+            own = same_language(lang, self._languages) or "unk" if self._languages else language_code(lang)
+            self._language_keys[lang] = own
+        return text if self._exact else fold(text), self._language_keys.get(lang, "")
 
     def find(self, text: str, lang: str) -> Answer | None:
-        """Return what people made of a description; None where it is not among the rows."""
+        """Return the codes of a description; None if it is not among the rows."""
         place = self._places.get(self.key(text, lang))
         return None if place is None else self._answers[place]
 
     @property
     def num_contradictory(self) -> int:
-        """Descriptions whose rows have different sets of codes."""
+        """Number of descriptions whose rows have different sets of codes."""
         return sum(answer.share < 1 for answer in self._answers)
 
     @property
     def width(self) -> int:
-        """Codes of a row at most."""
+        """Maximum number of codes of a row."""
         return max(map(len, self._codes), default=0)
 
     @cached_property
     def _answers(self) -> list[Answer]:
-        """Of each description, by its place."""
+        """Answer of each description, by its place."""
         written = list(self._codes)
         sets = pd.factorize(pd.Series([frozenset(codes) for codes in written], dtype=object))[0]
         codes = np.array(self._row_codes, dtype=np.int64)
@@ -114,37 +112,28 @@ class Known:
 
     def column_names(self, coder: Coder, mode: str | None, *, k: int) -> list[str]:
         """Return the columns of `predict`."""
-        return [*coder.column_names(mode, k=max(k, self.width)), SOURCE_COL]
+        own, model_names = (coder.column_names(mode, k=count) for count in (max(self.width, 1), k))
+        return list(dict.fromkeys([*own[:-1], *_with_alternatives(model_names, mode), SOURCE_COL]))
 
     def code(
         self, coder: Coder, texts: Sequence[str], langs: Sequence[str], options: PredictOptions, **how: Any
     ) -> pd.DataFrame:
-        """Code descriptions: the known ones as people did, the others with the model.
+        """Code descriptions: the known ones as people did, the others by `Coder.code`, in any mode but "full".
 
-        Parameters
-        ----------
-        coder : Coder
-        texts, langs : sequence of str, of shape (n,)
-        options : PredictOptions
-            The mode can't be "full".
-        **how
-            See `Coder.code`.
-
-        Returns
-        -------
-        DataFrame
-            What `Coder.code` returns, and `source`: "known", "model", or None where there is no description. The
-            probability of a known answer is its share.
+        The column `source` is "known", "model", or None where there is no description. The probability of a known
+        answer is its share. In mode "topk" the names of the model's columns, but those of the first code, begin with
+        `alt_`: a known description's further codes are not alternatives.
         """
         answers = [self.find(text, lang) for text, lang in zip(texts, langs, strict=True)]
         known = [row for row, answer in enumerate(answers) if answer is not None]
         other = [row for row, answer in enumerate(answers) if answer is None]
         coded = coder.code([texts[row] for row in other], [langs[row] for row in other], options, **how).set_axis(other)
+        coded.columns = _with_alternatives(coded.columns, options.mode)
         coded[SOURCE_COL] = np.array([MODEL if texts[row].strip() else None for row in other], dtype=object)
         if not known:
             return coded
         given = _frame([answer for answer in answers if answer is not None], coder).set_axis(known)
-        names = max((coded.columns, given.columns), key=len)
+        names = list(dict.fromkeys([*given.columns[:-2], *coded.columns]))  # conf and source last
         return pd.concat([frame.reindex(columns=names) for frame in (coded, given)]).sort_index()
 
 
@@ -154,8 +143,14 @@ def coded(examples: Examples) -> Examples:
     return examples.take(np.flatnonzero(first.notna() & (first != MISSING)))
 
 
+def _with_alternatives(names: Iterable[str], mode: str | None) -> list[str]:
+    """Return the names of columns, in mode "topk" with `alt_` before those of all codes but the first."""
+    is_ranked = mode == "topk"
+    return [f"alt_{name}" if is_ranked and name != "conf" and not name.endswith("_1") else name for name in names]
+
+
 def _frame(answers: Sequence[Answer], coder: Coder) -> pd.DataFrame:
-    """Answers in the columns of predictions."""
+    """Return answers in the columns of predictions."""
     codes = pd.DataFrame([answer.codes for answer in answers]).to_numpy(object)
     share = np.array([answer.share for answer in answers])
     probs = np.where(pd.isna(codes), np.nan, share[:, None])

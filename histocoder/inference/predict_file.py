@@ -111,7 +111,8 @@ def _open(
     if not is_parquet(Path(config.output)):
         _check_csv(table)
     new = config.output_names(names, coder.system, taken=table.header)
-    codes = {own: name for own, name in new.items() if name.startswith(f"{coder.system}_")}
+    plain = {own: name.removeprefix("alt_") for own, name in new.items()}
+    codes = {own: name for own, name in plain.items() if name.startswith(f"{coder.system}_")}
     for name in join.columns(codes) if join is not None else ():
         if name in (*table.header, *new):
             raise UserError(f"--join: the output has a column {name!r} already; rename the table's.")

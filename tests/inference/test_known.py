@@ -109,6 +109,24 @@ def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Pa
     assert out.loc[~known, "hisco_1"].tolist() == plain.loc[~known, "hisco_1"].tolist()
 
 
+def test_further_known_codes_are_no_alternatives(model: Path, tmp_path: Path):
+    (tmp_path / "known.csv").write_text(DICTIONARY)
+    (tmp_path / "titles.csv").write_text("hisco,title\n41025,Baker's\n")
+    (tmp_path / "in.csv").write_text('occ1,lang\n"baker, retired 1",en\nminer,en\n,en\n')
+    flags = ("--input", tmp_path / "in.csv", "--language-col", "lang", "--output", tmp_path / "out.csv", "--join")
+    topk = ("--mode", "topk", "--k", 3, "--known", tmp_path / "known.csv")
+    predict("--model", model, *flags, tmp_path / "titles.csv", *topk)
+    out = read(tmp_path / "out.csv")
+    known, mined, missing = out.drop(columns=["occ1", "lang"]).to_dict("records")
+    assert [known[f"hisco_{i}"] for i in (1, 2)] == ["77610", "41025"] and known["title_2"] == "Baker's"
+    assert not any(known[name] for name in known if name.startswith("alt_"))
+    assert [bool(mined[name]) for name in ("hisco_2", "prob_2", "alt_hisco_2", "alt_prob_3")] == [False] * 2 + [
+        True
+    ] * 2
+    assert float(mined["prob_1"]) > float(mined["alt_prob_2"]) > float(mined["alt_prob_3"])
+    assert not any(missing.values()) and {"alt_title_2", "alt_title_3"} <= set(out.columns) and "title_3" not in out
+
+
 def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: Path, monkeypatch):
     write_archive(tmp_path / "in.csv", 100)
     coder = Coder(load_model(model), "cpu")
