@@ -13,14 +13,13 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.config import PredictOptions
-from histocoder.inference.decoding import Decoding, Encoded
+from histocoder.inference.decoding import Decoding, Encoded, encode
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.predictions import Part, Prediction
@@ -54,13 +53,13 @@ class Coder:
     Attributes
     ----------
     system : str
-        What the codes' columns are called; see `ModelConfig.system`.
+        Name that the codes' columns begin with; see `ModelConfig.system`.
     codes : tuple of str
-        The codes of the model's key.
+        Codes of the model's key.
     precision : str
-        What it computes in, the name of a torch dtype.
+        Name of the torch dtype that it computes in.
     card : str
-        The model card, the README.md that is saved beside the model.
+        Model card, the README.md that is saved beside the model.
 
     Examples
     --------
@@ -75,7 +74,7 @@ class Coder:
         dtype = computing_dtype(precision, self.device)
         choose_tf32(dtype, self.device)
         self.model = model.to(self.device).eval()
-        # in another precision, a copy: what is saved stays as it was trained
+        # in another precision, a copy: weights are saved as they were trained
         self.computing = self.model if dtype == torch.float32 else copy.deepcopy(self.model).to(dtype)
         self.computing.dtype = dtype
         if compile:
@@ -113,7 +112,7 @@ class Coder:
         Raises
         ------
         UserError
-            Where there is no model, one of a newer format version, or a damaged one.
+            If there is no model, or it is damaged or of a newer format version.
         """
         folder = local_folder(path_or_hub_id)
         coder = cls(load_model(folder, verify=verify), device, precision=precision, compile=compile)
@@ -137,7 +136,7 @@ class Coder:
         Raises
         ------
         UserError
-            Where the hub can't be reached, or refuses.
+            If the hub can't be reached, or refuses.
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
@@ -149,7 +148,7 @@ class Coder:
         return self.model.config.mode
 
     def describe(self, code: str) -> str | None:
-        """Return what a code means, where the key says so."""
+        """Return what a code means, if the key says so."""
         return self.model.config.descriptions.get(code)
 
     def predict(
@@ -178,7 +177,7 @@ class Coder:
             the key only. greedy: the sequence decoder, all its blocks. flat: the linear head. topk: the `k` most
             probable codes of the decoder's first block, exactly. full: the probability there of every code.
         k : int
-            Codes of topk.
+            Number of codes of topk.
         threshold : float, optional
             flat gives the best class, and others above this; by default above the model's own of the language.
         constrain : bool, optional
@@ -201,7 +200,7 @@ class Coder:
         Raises
         ------
         UserError
-            For a mode that there is not, or that the arguments do not fit.
+            If the mode is unknown, or the arguments do not fit it.
         """
         options = PredictOptions(
             mode=mode,
@@ -224,14 +223,7 @@ class Coder:
     ) -> pd.DataFrame:
         """Code descriptions as `predict` does, in a call that can be interrupted and resumed.
 
-        Parameters
-        ----------
-        texts, lang, progress
-            See `predict`.
-        options : PredictOptions
-        parts : list, optional
-            Results of an interrupted call with the same arguments, which are not computed again; this call appends to
-            them.
+        It appends its results to `parts`. Those of an interrupted call with the same arguments are not computed again.
         """
         mode = options.mode or self.mode
         options = replace(options, mode=mode)  # which is checked with it
@@ -271,9 +263,9 @@ class Coder:
         input_ids : Tensor of int, of shape (B, S)
             See `MixerModel.encode`.
         thresholds : Tensor of shape (B,), optional
-            Of the flat head, for flat; by default the model's own default.
+            Thresholds of the flat head, for flat; by default the model's own default.
         characters : Tensor of int, of shape (B, L), optional
-            See `LinearExpert`; for combined, where the model has one.
+            See `LinearExpert`; for combined, if the model has one.
         """
         batch = self.encode(input_ids, characters)
         return self.decoding.decode(batch, mode, thresholds=thresholds, k=k, constrain=constrain)
@@ -305,30 +297,14 @@ class Coder:
         return [*(f"{stem}_{i + 1}" for i in range(self._width(mode, k)) for stem in stems), "conf"]
 
     def _width(self, mode: str, k: int) -> int:
-        """Codes of a row at least, where there is no row to tell."""
+        """Return the number of columns of codes, if no row tells."""
         if mode == "full":
             return len(self.codes)
         return min(k, len(self.codes)) if mode == "topk" else self.formatter.num_blocks
 
     def encode(self, input_ids: Tensor, characters: Tensor | None = None) -> Encoded:
         """Return a batch encoded as by `MixerModel.encode`, with characters for the linear expert."""
-        model, at_once = self.computing, self._encoded_at_once
-        if len(input_ids) <= at_once:
-            return Encoded(*model.encode(input_ids), characters)
-        config, tokenizer, num_positions = model.config, model.tokenizer, input_ids.shape[1]
-        parts = []
-        for ids in input_ids.split(at_once):
-            # padding is cut off, unless the decoder attends to it
-            longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
-            needed = tokenizer.num_positions(longest, config.max_len) if config.mask_memory else num_positions
-            parts.append(model.encode(ids[:, : min(num_positions, needed)]))
-        memories, pooled, masks = zip(*parts, strict=True)
-        width = max(memory.shape[1] for memory in memories)
-        memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
-        if not config.mask_memory:
-            return Encoded(memory, torch.cat(pooled), None, characters)
-        mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
-        return Encoded(memory, torch.cat(pooled), mask, characters)
+        return encode(self.computing, input_ids, characters, at_once=self._encoded_at_once)
 
     def each_batch(
         self,
@@ -339,7 +315,9 @@ class Coder:
         done: frozenset[int] = frozenset(),
         tell: Callable[[int], object] = lambda _: None,
     ) -> Iterator[tuple[np.ndarray, Result]]:
-        """Yield the results of work on batches of a table of `text` and `lang`, in pieces if memory is short.
+        """Yield the rows (B,) of each batch of a table of `text` and `lang`, and the result of work on it.
+
+        Batches have descriptions of similar lengths, and are divided if memory is short.
 
         Parameters
         ----------
@@ -351,29 +329,18 @@ class Coder:
             Rows whose batches are skipped.
         tell : callable
             Receives the number of rows of each batch that is done.
-
-        Yields
-        ------
-        rows : ndarray of int, of shape (B,)
-        result
         """
         self.decoding.forget_weights()
-        thresholds = torch.from_numpy(thresholds_of(self.model.config, table["lang"], options.threshold))
-        at_once = RowsAtOnce(self.device)
-        for rows, ids, characters in self.batches(table, options):
+        config, at_once = self.model.config, RowsAtOnce(self.device)
+        thresholds = torch.from_numpy(thresholds_of(config, table["lang"], options.threshold))
+        sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}
+        texts, langs = table["text"].tolist(), table["lang"].tolist()
+        for rows, ids, characters in readings(texts, langs, config, self.model.tokenizer, **sizes):
             if done.issuperset(rows.tolist()):
                 tell(len(rows))
                 continue
-            for some, result in at_once.each(work, ids, thresholds[rows].to(self.device), characters):
+            of_linear = None if characters is None else torch.from_numpy(characters).to(self.device)
+            given = torch.from_numpy(ids).to(self.device), thresholds[rows].to(self.device), of_linear
+            for some, result in at_once.each(work, *given):
                 yield rows[some], result
                 tell(some.stop - some.start)
-
-    def batches(
-        self, table: pd.DataFrame, options: PredictOptions
-    ) -> Iterator[tuple[np.ndarray, Tensor, Tensor | None]]:
-        """Yield the batches of a table of `text` and `lang`: rows, token ids and characters, as `readings` does."""
-        texts, langs, model = table["text"].tolist(), table["lang"].tolist(), self.model
-        sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}
-        for rows, ids, characters in readings(texts, langs, model.config, model.tokenizer, **sizes):
-            of_linear = None if characters is None else torch.from_numpy(characters).to(self.device)
-            yield rows, torch.from_numpy(ids).to(self.device), of_linear

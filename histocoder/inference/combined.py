@@ -33,21 +33,6 @@ class Belief(NamedTuple):
         return found.clamp(LEAST, 1.0)
 
 
-class Combined(NamedTuple):
-    """Codes and probabilities that `CombinedSearch.decode` returns."""
-
-    codes: Tensor
-    """Indices in the key, of shape (B, num_blocks); -1 where there is none."""
-    probabilities: Tensor
-    """Probability of each code, of shape (B, num_blocks)."""
-    conf: Tensor
-    """Probability of the set of codes, of shape (B,)."""
-    ranked: Tensor
-    """Indices in the key of the candidates for the first code, best first, of shape (B, K); -1 after the last."""
-    shares: Tensor
-    """Their probabilities, of shape (B, K)."""
-
-
 class CombinedSearch:
     """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
 
@@ -57,10 +42,9 @@ class CombinedSearch:
 
     Parameters
     ----------
-    decoder : Decoder
-    trie : CodeTrie
-    memory, memory_mask, prior
+    decoder, memory, memory_mask, prior
         See `Decoder.forward`.
+    trie : CodeTrie
     beliefs : mapping of str to Belief
         Beliefs of the experts other than the decoder, by their names.
     num_blocks : int
@@ -160,8 +144,18 @@ class CombinedSearch:
         is_last = has_true & (true >= 0).sum(1).eq(1)
         yield votes, torch.cat([rest, is_last[:, None]], dim=1)
 
-    def decode(self, weights: Mapping[str, float]) -> Combined:
-        """Return the best set of codes by the experts' weights."""
+    def decode(self, weights: Mapping[str, float]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the best set of codes by the experts' weights.
+
+        Returns
+        -------
+        codes, probabilities : Tensor of shape (B, num_blocks)
+            Indices in the key, -1 where there is none, and the probability of each code.
+        conf : Tensor of shape (B,)
+            Probability of the set of codes.
+        ranked, shares : Tensor of shape (B, K)
+            Candidates for the first code, best first, -1 after the last, and their probabilities.
+        """
         batch, num_candidates = self._candidates.shape
         codes = torch.full((batch, self._num_blocks), -1, device=self._candidates.device)
         probabilities = torch.full(codes.shape, torch.nan, device=codes.device)
@@ -183,4 +177,4 @@ class CombinedSearch:
             self.choose(place, goes_on)
             if not bool(self._going_on.any()) or len(self._blocks) <= number + 1:
                 break
-        return Combined(codes, probabilities, conf, ranked, of_ranked)
+        return codes, probabilities, conf, ranked, of_ranked

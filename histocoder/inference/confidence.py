@@ -60,19 +60,9 @@ def set_probability(
 
 
 def _other_orders(stepper: Stepper, blocks: Tensor, counts: Tensor) -> Tensor:
-    """Return the probability of all orders but the given one; common beginnings are computed once.
+    """Return the probability of all orders but the given one, of shape (B,); common beginnings are computed once.
 
-    Parameters
-    ----------
-    stepper : Stepper
-    blocks : Tensor of int, of shape (B, num_blocks, block_size)
-        Each row's codes, then its unused blocks.
-    counts : Tensor of int, of shape (B,)
-        Number of codes of each row: 2 or more.
-
-    Returns
-    -------
-    Tensor of shape (B,)
+    `blocks` (B, num_blocks, block_size) are each row's codes, 2 or more as `counts` (B,) says, then its unused blocks.
     """
     batch, num_blocks, block_size = blocks.shape
     device = blocks.device

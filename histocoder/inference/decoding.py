@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.formatters import formatter_from_config
@@ -33,15 +34,28 @@ class Encoded(NamedTuple):
     """Characters for the linear expert, of shape (B, L); None if the model has none."""
 
 
-class Decoding:
-    """Decodes encoded descriptions.
+def encode(model: MixerModel, input_ids: Tensor, characters: Tensor | None, *, at_once: int) -> Encoded:
+    """Encode a batch as `MixerModel.encode` does, at most so many descriptions at once."""
+    if len(input_ids) <= at_once:
+        return Encoded(*model.encode(input_ids), characters)
+    config, tokenizer, num_positions = model.config, model.tokenizer, input_ids.shape[1]
+    parts = []
+    for ids in input_ids.split(at_once):
+        # padding is cut off, unless the decoder attends to it
+        longest = int(ids.ne(tokenizer.pad_id).sum(1).max())
+        needed = tokenizer.num_positions(longest, config.max_len) if config.mask_memory else num_positions
+        parts.append(model.encode(ids[:, : min(num_positions, needed)]))
+    memories, pooled, masks = zip(*parts, strict=True)
+    width = max(memory.shape[1] for memory in memories)
+    memory = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in memories])
+    if not config.mask_memory:
+        return Encoded(memory, torch.cat(pooled), None, characters)
+    mask = torch.cat([F.pad(part, (0, width - part.shape[1])) for part in masks])
+    return Encoded(memory, torch.cat(pooled), mask, characters)
 
-    Parameters
-    ----------
-    model : MixerModel
-    computing : MixerModel
-        The same model in the precision that its neural part is computed in.
-    """
+
+class Decoding:
+    """Decodes encoded descriptions; `computing` is `model` in the precision that its neural part is computed in."""
 
     def __init__(self, model: MixerModel, computing: MixerModel) -> None:
         self._model, self._computing = model, computing
@@ -92,9 +106,9 @@ class Decoding:
         """Return the answer of all experts together, and the first codes that they considered, the best first."""
         search = self.combined_search(batch)
         equal = dict.fromkeys(search.experts, 1 / len(search.experts))
-        found = search.decode(self._model.config.experts or equal)
-        answer = Prediction(self._named(found.codes), _numpy(found.probabilities), _numpy(found.conf))
-        return answer, Prediction(self._named(found.ranked), _numpy(found.shares), _numpy(found.shares[:, 0]))
+        codes, probabilities, conf, ranked, shares = search.decode(self._model.config.experts or equal)
+        answer = Prediction(self._named(codes), _numpy(probabilities), _numpy(conf))
+        return answer, Prediction(self._named(ranked), _numpy(shares), _numpy(shares[:, 0]))
 
     def _flat(self, flat_logits: Tensor, thresholds: Tensor | None) -> Prediction:
         probabilities = self._real_classes(self._computing.class_probabilities(flat_logits))

@@ -53,19 +53,8 @@ class Descriptions(NamedTuple):
     ) -> Descriptions:
         """Return the descriptions of n rows; blank ones are missing.
 
-        Parameters
-        ----------
-        texts : str, or sequence or Series of str
-        lang : str, or sequence or Series of n
-            Language of all, or of each.
-        languages : tuple of str
-            Languages that a model knows, under its own codes; others are replaced by "unk", with a warning. If it is
-            empty, all are kept, with a warning about those that are not in histocoder's table.
-
-        Raises
-        ------
-        UserError
-            If the number of languages differs from the number of descriptions.
+        Languages are those that a model knows, under its own codes; others are replaced by "unk", with a warning. If
+        the model does not say, all are kept, with a warning about those that are not in histocoder's table.
         """
         series = (
             texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
@@ -90,13 +79,9 @@ class Descriptions(NamedTuple):
 def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
     """Return a model's codes of languages, and "unk" in place of others, with a warning."""
     langs = np.where(pd.isna(langs), "unk", langs)
-    distinct = set(langs.tolist())
-    if languages:
-        codes: dict[str, str | None] = {lang: same_language(lang, (*languages, "unk")) for lang in distinct}
-        strange = sorted(lang for lang, code in codes.items() if code is None)
-    else:
-        codes = {lang: language_code(lang) for lang in distinct}
-        strange = sorted(lang for lang in distinct if not is_language(language_code(lang)))
+    known = (*languages, "unk")
+    codes = {lang: same_language(lang, known) if languages else language_code(lang) for lang in set(langs.tolist())}
+    strange = sorted(lang for lang, code in codes.items() if code is None or not (languages or is_language(code)))
     if strange:
         warn_user(UnknownLanguageWarning(strange, languages))
     return np.array([codes[lang] or "unk" for lang in langs.tolist()], dtype=object)

@@ -32,13 +32,10 @@ def greedy(
 
     Parameters
     ----------
-    decoder : Decoder
-    memory, memory_mask, prior
+    decoder, memory, memory_mask, prior
         See `Decoder.forward`.
-    num_tokens : int
-        Number of tokens to decode after BOS.
-    block_size : int
-        Number of tokens of a block.
+    num_tokens, block_size : int
+        Number of tokens to decode after BOS, and of tokens in a block.
     trie : CodeTrie, optional
         Restricts blocks to its codes; those after the first may also be unused.
 

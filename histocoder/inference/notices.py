@@ -1,4 +1,4 @@
-"""What there is to say of a file that is coded in chunks, by one process or several: once, not of each chunk."""
+"""Notices about a file that is coded in chunks, by one process or several: each once, not for each chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from histocoder.inference.reading import TextCutWarning
 
 
 class FileNotices:
-    """Collects notices over the chunks of a file; `say` receives each notice to the user."""
+    """Collects notices over the chunks of a file; `say` receives each of them."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -53,10 +53,10 @@ class FileNotices:
                 self._say(str(message))
 
     def tell(self, *, may_repeat: bool) -> None:
-        """Say what all processes have found; `may_repeat`: whether one may have coded a description twice."""
+        """Show the notices of all processes; `may_repeat`: whether one may have coded a description twice."""
         own = {"num_cut": self._num_cut, "limit": self._limit, "languages": [*self._languages], "known": self._known}
         found = [json.loads(text) for text in distributed.gather_texts(json.dumps(own))]
-        for part in found[1:]:  # rank 0 has told its own
+        for part in found[1:]:  # rank 0 has shown its own
             if new := sorted(set(part["languages"]) - self._languages):
                 self._languages.update(new)
                 self._say(str(UnknownLanguageWarning(new, part["known"])))

@@ -18,11 +18,6 @@ class PackedLinear:
     are none, and in other precisions, the layer is computed as usual. Together with bins of 64 nodes this made full
     search on AMX 1.6 times as fast.
 
-    Parameters
-    ----------
-    weight : Tensor of shape (out, in)
-    bias : Tensor of shape (out,)
-
     Examples
     --------
     >>> layer = PackedLinear(torch.tensor([[1.0, 0.0], [-1.0, 1.0]]), torch.tensor([0.0, -9.0]))

@@ -1,4 +1,4 @@
-"""A table's descriptions and their languages. What workers need for this is read without torch, which takes seconds."""
+"""Descriptions and languages of a table; imported by workers, without torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def pairs_of(table: pa.Table, input_col: str, language_col: str | None, language
 
 
 def with_language(table: pa.Table, language: str) -> pa.Table:
-    """Return a table with a column of the language behind its own, where one was given for all rows."""
+    """Return a table with a column of the language after its own, if one was given for all rows."""
     for name, code in column_of_language(table.column_names, language).items():
         table = table.append_column(name, pa.repeat(code, len(table)))
     return table
 
 
 def column_of_language(taken: Collection[str], language: str) -> dict[str, str]:
-    """Return the name and the content of the column that `with_language` adds, if it does."""
+    """Return the name and the content of the column that `with_language` adds, if any."""
     name = "lang"
     while name in taken:
         name = f"pred_{name}"

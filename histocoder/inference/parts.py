@@ -1,4 +1,4 @@
-"""The parts of a file that is being coded: chunks beside the output, which they become when all are there."""
+"""The parts of a file that is being coded: chunks beside the output, which are joined when all are there."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from histocoder.inference.join import Join
 from histocoder.inference.predictions import load_parts, save_parts
 
 _GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000
-"""Of a row group of a Parquet file."""
+"""Size of a row group of a Parquet file."""
 _KEEP_SECONDS = 20.0
-"""After which what is coded of a chunk is kept, so that no more is lost."""
+"""Interval at which what is coded of a chunk is saved."""
 _PART, _BATCHES = ".arrow", ".batches"
-"""Suffixes of the files that hold a chunk, and what is coded of one."""
+"""Suffixes of the files of a whole chunk, and of the batches of an unfinished one."""
 
 
 def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> None:
-    """Raise a UserError where writing an output would lose a file."""
+    """Raise a UserError if writing an output would lose a file."""
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
     if source is not None and source.exists() and output.exists() and output.samefile(source):
@@ -42,7 +42,7 @@ def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> 
 def write_tables(
     output: Output, temporary: Path, tables: Iterable[pa.Table], join: Join | None, *, say: Callable[[str], None]
 ) -> None:
-    """Write tables, one below the other, with the columns of `join` behind each, to where the output is made."""
+    """Write tables, one below the other and with the columns of `join`, to the output's temporary file."""
     rest = iter(tables) if join is None else (join.add(table, output.codes) for table in tables)
     first = next(rest)
     notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
@@ -52,13 +52,7 @@ def write_tables(
 
 
 class Parts:
-    """A folder of chunks by their numbers, and of what is coded of those that were interrupted.
-
-    Parameters
-    ----------
-    output : Path
-        What they become, in the same folder.
-    """
+    """A folder of chunks by their numbers, and of batches of interrupted chunks, beside the output."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -67,13 +61,7 @@ class Parts:
     def open(
         self, config: PredictConfig, settings: dict[str, object], *, overwrite: bool, say: Callable[[str], None]
     ) -> None:
-        """Create the folder; one with other settings or another input is replaced.
-
-        Raises
-        ------
-        UserError
-            Where an output would be lost, or the input can't be read.
-        """
+        """Create the folder; one with other settings or another input is replaced."""
         source = Path(config.input)
         check_free(self.output, overwrite=overwrite, source=source)
         settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
@@ -92,7 +80,7 @@ class Parts:
         write_text(path, json.dumps(settings, indent=2))
 
     def delete(self) -> None:
-        """Delete all."""
+        """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -101,7 +89,7 @@ class Parts:
 
     @contextmanager
     def kept_if_any(self) -> Iterator[None]:
-        """Delete the folder after a user's mistake, where nothing is coded yet."""
+        """Delete the folder after a user's mistake if nothing is coded yet."""
         try:
             yield
         except UserError:
@@ -110,22 +98,22 @@ class Parts:
             raise
 
     def read(self, number: int) -> pa.Table | None:
-        """Return a chunk; None where it is not there."""
+        """Return a chunk; None if it is not coded yet."""
         path = self._path(number)
         return pa.feather.read_table(path) if path.exists() else None
 
     def write(self, number: int, chunk: pa.Table) -> None:
-        """Keep a chunk, in place of its batches."""
+        """Save a chunk and delete its batches."""
         with self._kept_for_later(self._path(number)) as temporary:
             pa.feather.write_feather(chunk, str(temporary))
         self._path(number, _BATCHES).unlink(missing_ok=True)
 
     def batches(self, number: int, *, told: Callable[[float], object]) -> Batches:
-        """Return what is coded of a chunk."""
+        """Return the coded batches of a chunk."""
         return Batches(self._path(number, _BATCHES), told=told)
 
     def join(self, output: Output, num_chunks: int, join: Join | None, *, say: Callable[[str], None]) -> None:
-        """Make one file of all chunks, in order, with a table's columns behind each, and delete them."""
+        """Write one file of all chunks, in order, with the columns of `join`, and delete them."""
         files = [self._path(number) for number in range(num_chunks)]
         for file in files:
             if not file.exists():
@@ -142,7 +130,7 @@ class Parts:
 
     @contextmanager
     def _kept_for_later(self, path: Path) -> Iterator[Path]:
-        """`replacing`, for a file whose failure loses nothing of what was done before."""
+        """Replace a file; an error says that the chunks coded so far are kept."""
         try:
             with replacing(path) as temporary:
                 yield temporary
@@ -153,7 +141,7 @@ class Parts:
 
 
 class Batches:
-    """What of a chunk is coded, kept now and then for when the run is interrupted."""
+    """Coded batches of a chunk, saved at intervals in case the run is interrupted."""
 
     def __init__(self, path: Path, *, told: Callable[[float], object]) -> None:
         self.path, self._told = path, told
@@ -162,21 +150,21 @@ class Batches:
         self._kept_at = time.monotonic()
 
     def tell(self, num_rows: float) -> None:
-        """Hear that so many rows more are coded, about."""
+        """Count rows that were coded, about so many."""
         self._told(num_rows)
         self.num_told += num_rows
         if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
             self.keep()
 
     def keep(self) -> None:
-        """Write what is coded into the file."""
+        """Save the batches."""
         if len(self.parts) > self._num_kept:
             save_parts(self.path, self.parts)
         self._num_kept, self._kept_at = len(self.parts), time.monotonic()
 
 
 def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows of several tables in few, since a writer of Parquet keeps metadata of each to the end."""
+    """Yield tables joined into larger ones, since a Parquet writer keeps metadata of each to the end."""
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)

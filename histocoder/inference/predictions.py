@@ -23,13 +23,13 @@ class Prediction(NamedTuple):
     probs: np.ndarray
     """Each code's probability, of shape (n, width); NaN where there is none."""
     conf: np.ndarray
-    """Of the whole prediction, of shape (n,)."""
+    """Confidence in the whole prediction, of shape (n,)."""
 
     @classmethod
     def join(cls, parts: Sequence[tuple[np.ndarray, Prediction]], num_rows: int, *, width: int) -> Prediction:
-        """Put batches, each with the places of its rows, in order; of `width` codes where there is no batch.
+        """Put batches, each with the indices of its rows, in order; `width` is for no batches.
 
-        One row more stands at the end, of a missing description.
+        The last row is added, for missing descriptions.
         """
         code_width = max((part.codes.shape[1] for _, part in parts), default=width)
         prob_width = max((part.probs.shape[1] for _, part in parts), default=width)
@@ -47,14 +47,9 @@ class Prediction(NamedTuple):
         self.codes[unsure], self.probs[unsure] = None, np.nan
 
     def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
-        """Return a row for each of the descriptions; the last is the one that `join` has added, if it has.
+        """Return the columns of `Coder.predict`, those of codes named after `system`.
 
-        Parameters
-        ----------
-        system : str
-            What the codes' columns are called.
-        descriptions : mapping of str to str
-            Of codes. Where there are none, there are no columns of them.
+        There are no columns of codes' descriptions if there are no descriptions.
         """
         import pandas as pd
 
@@ -70,11 +65,11 @@ class Prediction(NamedTuple):
 
 
 Part: TypeAlias = tuple[np.ndarray, Prediction]
-"""A batch: the places of its rows among all, of shape (n,), and their codes."""
+"""Indices of a batch's rows, of shape (n,), and their codes."""
 
 
 def save_parts(path: Path, parts: Sequence[Part]) -> None:
-    """Write batches into a file, whole or not at all; `load_parts` reads them back as they were."""
+    """Write batches into a file, whole or not at all; `load_parts` reads them."""
     arrays: dict[str, np.ndarray] = {}
     for i, (places, part) in enumerate(parts):
         codes = np.where(part.codes.astype(bool), part.codes, "").astype(str)

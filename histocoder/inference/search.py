@@ -24,13 +24,9 @@ _NODES_AT_ONCE_ELSEWHERE = 1 << 16
 
 
 class TrieSearch:
-    """Finds the probabilities of a key's codes.
+    """Finds the probabilities of a key's codes; a decoder's weights must not change while it is in use.
 
-    Parameters
-    ----------
-    decoder : Decoder
-        Its weights must not change while this is in use: what all rows share is computed once.
-    trie : CodeTrie
+    For memory (B, S, dim), its mask (B, S) and the prior see `Decoder.forward`.
     """
 
     def __init__(self, decoder: Decoder, trie: CodeTrie) -> None:
@@ -44,19 +40,9 @@ class TrieSearch:
 
     @torch.no_grad()
     def full(self, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None = None) -> Tensor:
-        """Return the probability of every code of the key.
+        """Return the probability of every code of the key, in its order, of shape (B, num_codes).
 
-        Parameters
-        ----------
-        memory : Tensor of shape (B, S, dim)
-        memory_mask : Tensor of bool, of shape (B, S), or None
-        prior : Prior, optional
-            Added to the decoder's logits.
-
-        Returns
-        -------
-        Tensor of shape (B, num_codes)
-            In the key's order; the rest of a sum of 1 is the probability of tokens that make no code.
+        The rest of a sum of 1 is the probability of tokens that make no code.
         """
         layout = self._trie.layout
         probs = torch.empty(len(memory), len(self._trie.blocks), device=memory.device)
@@ -81,11 +67,6 @@ class TrieSearch:
 
         A beam of width k finds k codes; the least probable of them is a floor that no branch below it can reach, since
         a code is never more probable than its prefix.
-
-        Parameters
-        ----------
-        k : int
-            At most the key's number of codes. For the others see `full`.
 
         Returns
         -------
@@ -126,13 +107,8 @@ class TrieSearch:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Go down the trie with each row's nodes that reach its floor (B, 1); with a width, the best so many of them.
 
-        Returns
-        -------
-        codes : Tensor of int, of shape (B, W)
-        scores : Tensor of shape (B, W)
-            Log-probabilities, the best first; -inf where a row has fewer codes.
-        crowded : Tensor of bool, of shape (B,)
-            Whether a row had so many nodes that it was given up.
+        Returns codes (B, W), their log-probabilities (B, W), the best first, -inf where a row has fewer, and whether a
+        row (B,) was given up because it had too many nodes.
         """
         batch, device = len(memory), memory.device
         stepper = Stepper(self._decoder, memory, memory_mask, prior)

@@ -25,21 +25,10 @@ class Stepper:
 
     Parameters
     ----------
-    decoder : Decoder
-        Used without dropout.
-    memory : Tensor of shape (B, S, dim)
-        The encoder's output.
-    memory_mask : Tensor of bool, of shape (B, S), optional
-        True where memory may be attended to; everywhere by default.
-    prior : Prior, optional
-        Added to the logits.
+    decoder, memory, memory_mask, prior
+        See `Decoder.forward`; used without dropout.
     room : int
         Initial capacity of the cache, in nodes of a row.
-
-    Attributes
-    ----------
-    depth : int
-        Number of steps so far: the position of the next tokens in their sequences, BOS at 0.
 
     Examples
     --------
@@ -47,8 +36,6 @@ class Stepper:
     >>> stepper = Stepper(decoder, torch.zeros(2, 3, 4))
     >>> stepper.step(torch.tensor([2, 2])).shape
     torch.Size([2, 8])
-    >>> stepper.depth
-    1
     """
 
     def __init__(
@@ -66,7 +53,7 @@ class Stepper:
         self._layers = [_Layer(layer, memory, room) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
         self._visible = torch.empty(len(memory), 1, 0, dtype=torch.bool, device=memory.device)  # (B, W, nodes)
         self._prior = None if prior is None else PriorSteps(prior)
-        self.depth = 0
+        self._depth = 0  # position of the next tokens in their sequences, BOS at 0
 
     def step(self, tokens: Tensor) -> Tensor:
         """Predict what follows `tokens` (B,), each row's newest; return logits of shape (B, vocab_size)."""
@@ -74,21 +61,10 @@ class Stepper:
         return logits if self._prior is None else logits.float() + self._prior.step(tokens)
 
     def step_tree(self, tokens: Tensor, parents: Tensor, real: Tensor) -> Tensor:
-        """Predict what follows each node of the next level.
+        """Predict what follows each node of the next level; return logits of shape (B, W, vocab_size).
 
-        Parameters
-        ----------
-        tokens : Tensor of int, of shape (B, W)
-            The newest token of each node.
-        parents : Tensor of int, of shape (B, W)
-            Index of each node's parent in the previous level; ignored in the first.
-        real : Tensor of bool, of shape (B, W)
-            Whether there is a node: nothing is computed for the others.
-
-        Returns
-        -------
-        Tensor of shape (B, W, vocab_size)
-            Logits; undefined where there is no node.
+        `tokens` (B, W) are the nodes' newest, `parents` (B, W) the indices of their parents in the previous level,
+        ignored in the first. Where `real` (B, W) is false there is no node: logits are undefined, and not computed.
         """
         batch, width = tokens.shape
         inherited = self._visible.gather(1, parents[..., None].expand(-1, -1, self._visible.shape[2]))
@@ -109,10 +85,10 @@ class Stepper:
 
     def _logits(self, tokens: Tensor, nodes: _Nodes, visible: Tensor | None) -> Tensor:
         decoder = self._decoder
-        x = decoder.token_emb(tokens) + decoder.positional_encoding.pos_embedding[self.depth, 0]
+        x = decoder.token_emb(tokens) + decoder.positional_encoding.pos_embedding[self._depth, 0]
         for layer in self._layers:
             x = layer.step(x, nodes, visible, self._mask)
-        self.depth += 1
+        self._depth += 1
         return decoder.head(x)
 
 

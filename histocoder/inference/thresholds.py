@@ -13,7 +13,7 @@ from histocoder.data.languages import same_language
 def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None = None) -> np.ndarray:
     """Return the threshold of each description, an array of shape (n,): the given one, or its language's.
 
-    Languages that the model does not know have that of "unk".
+    Languages that the model does not know have the threshold of "unk".
     """
     own = {lang: _threshold_of(config, lang) if given is None else given for lang in set(langs)}
     return np.array([own[lang] for lang in langs], dtype=np.float32)

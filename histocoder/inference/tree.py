@@ -17,12 +17,6 @@ class TreeDecoder:
 
     What precedes the first attention to memory is the same for all rows, and is computed when this is built, from the
     weights as they are then.
-
-    Parameters
-    ----------
-    decoder : Decoder
-        Used without dropout.
-    layout : TreeLayout
     """
 
     def __init__(self, decoder: Decoder, layout: TreeLayout) -> None:
@@ -35,19 +29,9 @@ class TreeDecoder:
         self._shared = self._after_own_nodes(0, x.flatten(0, 1)[None])  # (1, num_nodes, dim)
 
     def __call__(self, memory: Tensor, memory_mask: Tensor | None, *, nodes_at_once: int) -> Tensor:
-        """Predict what follows each node.
+        """Return logits (B, num_nodes, vocab_size) of what follows each node; for the memory see `Decoder.forward`.
 
-        Parameters
-        ----------
-        memory : Tensor of shape (B, S, dim)
-        memory_mask : Tensor of bool, of shape (B, S), or None
-        nodes_at_once : int
-            Number of nodes, of one row or more, that go through a layer together: what fits the caches or the memory.
-
-        Returns
-        -------
-        Tensor of shape (B, num_nodes, vocab_size)
-            Logits.
+        So many nodes, of one row or more, go through a layer together: what fits the caches or the device's memory.
         """
         memory, memory_mask = seen_memory(memory, memory_mask)
         memories = [

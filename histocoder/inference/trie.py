@@ -17,13 +17,6 @@ from histocoder.formatters.tokens import BOS
 class CodeTrie:
     """All codes of a key, each a path of `block_size` tokens from the root.
 
-    Parameters
-    ----------
-    codes : sequence of str
-        In the order of the key.
-    formatter : Formatter
-        Converts codes to tokens.
-
     Attributes
     ----------
     blocks : Tensor of int, of shape (num_codes, depth)
@@ -94,16 +87,10 @@ _BIN_SIZE = 2 * _VECTOR
 
 
 class TreeLayout:
-    """The inner nodes of a trie in bins of similar sizes: a node and its ancestors are always in one bin.
+    """The inner nodes of a trie in bins of at most `bin_size`, more if codes are long.
 
-    A node that several bins need is in each of them. Attention from node to ancestors is then masked attention within
-    short sequences, and nothing has to be gathered.
-
-    Parameters
-    ----------
-    trie : CodeTrie
-    bin_size : int
-        Maximum size of a bin; larger if codes are long.
+    A node and its ancestors are always in one bin; a node that several bins need is in each of them. Attention from
+    node to ancestors is then masked attention within short sequences, and nothing has to be gathered.
 
     Attributes
     ----------
@@ -157,19 +144,13 @@ class TreeLayout:
 def branches_above(scores: Tensor, floor: Tensor | float, *, width: int | None = None) -> torch.return_types.topk:
     """Select candidates with scores (B, C) that reach their row's floor (B, 1); with a width, the best of them only.
 
-    Returns
-    -------
-    values : Tensor of shape (B, W)
-        Their scores, the best first; -inf where a row has fewer than W.
-    indices : Tensor of int, of shape (B, W)
+    Returns their scores (B, W), the best first, -inf where a row has fewer than W, and their indices (B, W).
 
     Examples
     --------
-    >>> scores, indices = branches_above(torch.tensor([[-3.0, -1.0, -2.0], [-9.0, -1.0, -9.0]]), -4.0)
-    >>> scores, indices
-    (tensor([[-1., -2., -3.],
-            [-1., -inf, -inf]]), tensor([[1, 2, 0],
-            [1, 0, 2]]))
+    >>> branches_above(torch.tensor([[-3.0, -1.0, -2.0], [-9.0, -1.0, -9.0]]), -4.0).values
+    tensor([[-1., -2., -3.],
+            [-1., -inf, -inf]])
     """
     above = scores >= floor
     count = max(int((above & (scores > -torch.inf)).sum(1).max()), 1)

@@ -20,6 +20,7 @@ from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
+from histocoder.inference.combined import CombinedSearch
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.training.console import say
@@ -35,14 +36,18 @@ _TRUST = 50.0
 
 @torch.inference_mode()
 def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield `CombinedSearch.votes_and_truth` of descriptions with known codes, batch by batch."""
+    """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by batch."""
+
+    def search(ids: Tensor, _thresholds: Tensor, characters: Tensor | None) -> CombinedSearch:
+        return coder.decoding.combined_search(coder.encode(ids, characters))
+
     place = {code: i for i, code in enumerate(coder.codes)}
     true = np.array([[place.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
     known = coder.model.config.languages
     langs = [lang if not known or lang in known else "unk" for lang in examples.langs]
-    for rows, ids, characters in coder.batches(pd.DataFrame({"text": examples.texts, "lang": langs}), PredictOptions()):
-        search = coder.decoding.combined_search(coder.encode(ids, characters))
-        yield from search.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
+    table = pd.DataFrame({"text": examples.texts, "lang": langs})
+    for rows, found in coder.each_batch(search, table, PredictOptions()):
+        yield from found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
 
 
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:
