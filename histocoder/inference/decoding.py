@@ -90,7 +90,9 @@ class Decoding:
         if mode == "full":
             probs = _numpy(self._search.full(batch.memory, batch.memory_mask, prior))
             return Prediction(np.empty((len(probs), 0), dtype=object), probs, probs.max(1))
-        return self._greedy(batch, prior, constrain=constrain)
+        if mode == "greedy":
+            return self._greedy(batch, prior, constrain=constrain)
+        raise ValueError(f"there is no mode {mode!r}")
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
@@ -145,18 +147,9 @@ class Decoding:
 
 
 def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
-    """Return the flat head's answer: the most probable class, and others above a threshold.
+    """Return the flat head's answer, of shape (B, num_classes): the best class, and `most` in all above a threshold.
 
-    Parameters
-    ----------
-    probabilities : Tensor of shape (B, num_classes)
-    thresholds : Tensor of shape (B, 1), or float
-    most : int
-        Maximum number of classes of a row.
-
-    Returns
-    -------
-    Tensor of bool, of shape (B, num_classes)
+    `thresholds` are of shape (B, 1), or one for all.
 
     Examples
     --------

@@ -44,7 +44,7 @@ class Known:
     languages : collection of str
         Languages that the model knows; if it is empty, languages are compared by their codes.
     any_language : bool
-        Whether rows without a known language count for every one.
+        Whether rows count for every language, since their own are not given.
     exact : bool
         Whether descriptions are compared letter by letter, instead of after `fold`.
     """

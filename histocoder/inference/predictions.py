@@ -26,11 +26,8 @@ class Prediction(NamedTuple):
     """Confidence in the whole prediction, of shape (n,)."""
 
     @classmethod
-    def join(cls, parts: Sequence[tuple[np.ndarray, Prediction]], num_rows: int, *, width: int) -> Prediction:
-        """Put batches, each with the indices of its rows, in order; `width` is for no batches.
-
-        The last row is added, for missing descriptions.
-        """
+    def join(cls, parts: Sequence[Part], num_rows: int, *, width: int) -> Prediction:
+        """Put batches, if any, in order, and add a row for missing descriptions; `width` is that of no batches."""
         code_width = max((part.codes.shape[1] for _, part in parts), default=width)
         prob_width = max((part.probs.shape[1] for _, part in parts), default=width)
         codes = np.full((num_rows + 1, code_width), None, dtype=object)
@@ -47,10 +44,7 @@ class Prediction(NamedTuple):
         self.codes[unsure], self.probs[unsure] = None, np.nan
 
     def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
-        """Return the columns of `Coder.predict`, those of codes named after `system`.
-
-        There are no columns of codes' descriptions if there are no descriptions.
-        """
+        """Return the columns of `Coder.predict`, those of codes named after `system`."""
         import pandas as pd
 
         columns: dict[str, np.ndarray] = {}
