@@ -1,20 +1,21 @@
-"""Examples as arrays in files, made once: later runs, and all processes of a node, map the same ones into memory."""
+"""Examples as arrays in files, which later runs, and all processes of a node, map into memory."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing
 import pandas as pd
 
-from histocoder.data.arrays import ArrayFile, checksum, map_array
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
@@ -24,40 +25,39 @@ from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
 CACHE_FILE, CACHE_VERSION = "cache.json", 5
 _ARRAYS = ("characters", "offsets", "lengths", "langs", "codes", "num_codes")
+_COPY_BYTES = 1 << 22
 
 
 @dataclass
 class ExampleArrays:
-    """Descriptions and codes of n rows, mapped into memory: processes that hold them share one copy.
+    """Descriptions and codes of n rows, mapped into memory, so that all processes of a node share one copy.
 
-    A worker that is handed one maps the files itself.
+    Pickling keeps the folder alone; who unpickles it maps the files itself.
     """
 
     folder: Path
     tokenizer: Tokenizer
-    """The encoder's."""
     characters: np.ndarray
-    """Unicode code points of the descriptions, one behind the other, of shape (total,)."""
+    """Unicode code points of all descriptions, one behind the other, of shape (total,)."""
     offsets: np.ndarray
-    """Of shape (n + 1,): where each description begins."""
+    """Index of each description's first character, of shape (n + 1,)."""
     lengths: np.ndarray
-    """Of shape (n,): tokens of each row's language and description."""
+    """Number of tokens of each row's language and description, of shape (n,)."""
     langs: np.ndarray
-    """Of shape (n,): each row's language, by its place in `languages`."""
+    """Index of each row's language in `languages`, of shape (n,)."""
     codes: np.ndarray
-    """Of shape (n, num_blocks): each code's place in `code_table`, counted from 1; 0 where there is none."""
+    """Index of each code in `code_table`, counted from 1; 0 where there is none; of shape (n, num_blocks)."""
     num_codes: np.ndarray
-    """Of shape (n,)."""
+    """Number of codes of each row, of shape (n,)."""
     code_table: tuple[str, ...]
-    """The codes that occur, the mark of a missing one among them."""
+    """Codes that occur, the mark of a missing one among them."""
     languages: tuple[str, ...]
-    """Those that occur."""
     notices: tuple[str, ...]
     """Notices to the user on how the files were read."""
     num_distinct: int
-    """Distinct descriptions."""
+    """Number of distinct descriptions."""
     fingerprint: str
-    """Of the files' content."""
+    """Hash of the files' content."""
 
     def __len__(self) -> int:
         return len(self.num_codes)
@@ -74,12 +74,12 @@ class ExampleArrays:
         return [joined[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
     def texts(self, rows: np.ndarray) -> list[str]:
-        """Return languages and descriptions of some rows, as `tokenize` takes them."""
+        """Return the languages and descriptions of some rows, joined for `tokenize`."""
         return join_language(self.descriptions(rows), [self.languages[place] for place in self.langs[rows]])
 
 
 def open_cache(folder: Path, tokenizer: Tokenizer = CHARACTERS) -> ExampleArrays:
-    """Map what `build_cache` has written, with the same tokenizer, into memory."""
+    """Map a cache that `build_cache` wrote with the same tokenizer into memory."""
     record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
     arrays = {name: map_array(folder / name, form["dtype"]) for name, form in record["arrays"].items()}
     arrays["codes"] = arrays["codes"].reshape(len(arrays["num_codes"]), -1)
@@ -104,33 +104,14 @@ def build_cache(
     tokenizer: Tokenizer = CHARACTERS,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Read files into a folder of their own within the cache's, unless it is there already.
+    """Return the folder of some files' cache, for `open_cache`; it is built if it is missing or damaged.
 
-    The folder is named after what determines its content: the files, how they are read and how they are tokenised.
-    One that is damaged is built again.
-
-    Parameters
-    ----------
-    files : ExampleFiles
-    cache_dir : Path
-    max_len : int
-        Maximum number of tokens of an input.
-    text_normalization : str
-        See `normalize`.
-    tokenizer : Tokenizer
-        By default CANINE's.
-    say : callable
-        Receives a message once the cache is built.
-
-    Returns
-    -------
-    Path
-        For `open_cache`.
+    Its name is a hash of what determines its content: the files, how they are read and how they are tokenised.
 
     Raises
     ------
     UserError
-        Where the files can't be read as examples, or the cache can't be written; nothing half-built is left.
+        If the files can't be read as examples, or the cache can't be written; nothing half-built is left.
     """
     made_from = _made_from(files, max_len, text_normalization, tokenizer)
     name = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
@@ -148,14 +129,14 @@ def build_cache(
 
 
 def prune_cache(cache_dir: Path, keep: list[Path]) -> None:
-    """Delete what a run's own cache holds of other data and settings."""
+    """Delete all caches in a folder but some."""
     for record in cache_dir.glob(f"*/{CACHE_FILE}"):
         if record.parent not in keep:
             shutil.rmtree(record.parent, ignore_errors=True)
 
 
 def _made_from(files: ExampleFiles, max_len: int, text_normalization: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    fingerprint_of_tokenizer = tokenizer.fingerprint()
+    optional = {"language": files.language, "tokenizer": tokenizer.fingerprint()}
     return {
         "format_version": CACHE_VERSION,
         "sources": [fingerprint(path) for path in files.paths],
@@ -165,17 +146,16 @@ def _made_from(files: ExampleFiles, max_len: int, text_normalization: str, token
         "rules": asdict(files.rules),
         "max_len": max_len,
         "text_normalization": text_normalization,
-        **({} if files.language is None else {"language": files.language}),
-        **({} if fingerprint_of_tokenizer is None else {"tokenizer": fingerprint_of_tokenizer}),
+        **{name: value for name, value in optional.items() if value is not None},
     }
 
 
 def is_whole(folder: Path, made_from: dict[str, Any] | None = None) -> bool:
-    """Return whether a folder holds what `build_cache` has written, made from the same."""
+    """Return whether a folder holds an undamaged cache (made from `made_from`, if that is given)."""
     try:
         record = json.loads((folder / CACHE_FILE).read_text(encoding="utf-8"))
         return made_from in (None, record["made_from"]) and all(
-            checksum(folder / name) == form["crc32"] for name, form in record["arrays"].items()
+            _checksum(folder / name) == form["crc32"] for name, form in record["arrays"].items()
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -190,11 +170,12 @@ def _write_arrays(
     num_characters = 0
     hashes = []
     with ExitStack() as stack:
-        arrays = {name: stack.enter_context(ArrayFile(folder / name)) for name in _ARRAYS}
+        arrays = {name: stack.enter_context(closing(_ArrayFile(folder / name))) for name in _ARRAYS}
         arrays["offsets"].append(np.zeros(1, dtype=np.int64))
         for examples in files.chunks(say=notices.append):
             descriptions = normalize(examples.texts, text_normalization)
-            hashes.append(_distinct(np.fromiter(map(hash, descriptions), dtype=np.int64, count=len(descriptions))))
+            distinct = pd.unique(np.fromiter(map(hash, descriptions), dtype=np.int64, count=len(descriptions)))
+            hashes.append(np.sort(distinct))
             characters = "".join(descriptions).encode("utf-32-le", "surrogatepass")
             ends = num_characters + np.cumsum(np.fromiter(map(len, descriptions), dtype=np.int64))
             num_characters += len(characters) // 4
@@ -208,9 +189,8 @@ def _write_arrays(
             arrays["langs"].append(_places(examples.langs, languages))
             arrays["codes"].append(codes)
             arrays["num_codes"].append((codes > 0).sum(1))
-        forms = {name: array.close() for name, array in arrays.items()}
     return {
-        "arrays": forms,
+        "arrays": {name: array.form() for name, array in arrays.items()},
         "codes": list(places),
         "languages": list(languages),
         "notices": notices,
@@ -219,22 +199,59 @@ def _write_arrays(
 
 
 def _num_distinct(parts: Sequence[np.ndarray]) -> int:
-    """Count the distinct int64 values of several sorted arrays; in pieces, since they may be large."""
+    """Count the distinct values of several sorted arrays of int64, a range of values at a time to save memory."""
     bounds = np.arange(-7, 8, dtype=np.int64) << 60
     shares = zip(*(np.split(part, np.searchsorted(part, bounds)) for part in parts), strict=True)
-    return sum(len(_distinct(np.concatenate(share))) for share in shares)
-
-
-def _distinct(values: np.ndarray) -> np.ndarray:
-    """Return the distinct values in order, as `np.unique` does, in a fraction of its time."""
-    ordered = np.sort(values)
-    is_new = np.ones(len(ordered), dtype=bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    return ordered[is_new]
+    return sum(len(pd.unique(np.concatenate(share))) for share in shares)
 
 
 def _places(values: Sequence[str] | np.ndarray, places: dict[str, int]) -> np.ndarray:
-    """Return each value's index in a table, an array of int of shape (n,); -1 if missing. New values are added."""
+    """Return each value's index in a table, of shape (n,), -1 if missing; adds new values to the table."""
     index, distinct = pd.factorize(np.asarray(values, dtype=object))
     table = [places.setdefault(value, len(places)) for value in distinct]
     return np.array([*table, -1])[index]  # a missing value's index is -1
+
+
+class _ArrayFile:
+    """Writes chunks of non-negative integers one behind the other, in the smallest type that holds them all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._dtype = np.dtype(np.uint8)
+        self._file = path.open("wb")
+
+    def append(self, values: np.ndarray) -> None:
+        dtype = np.promote_types(self._dtype, np.min_scalar_type(int(values.max(initial=0))))
+        if dtype != self._dtype:
+            self._widen(dtype)
+        self._file.write(np.ascontiguousarray(values, dtype).data)
+
+    def _widen(self, dtype: np.dtype) -> None:
+        self._file.close()
+        narrow = self._path.rename(self._path.with_suffix(".narrow"))
+        self._file = self._path.open("wb")
+        with narrow.open("rb") as file:
+            while chunk := file.read(_COPY_BYTES):
+                self._file.write(np.frombuffer(chunk, self._dtype).astype(dtype).tobytes())
+        narrow.unlink()
+        self._dtype = dtype
+
+    def close(self) -> None:
+        self._file.close()
+
+    def form(self) -> dict[str, Any]:
+        """Return the type, size and checksum of what was written."""
+        return {"dtype": self._dtype.str, "bytes": self._path.stat().st_size, "crc32": _checksum(self._path)}
+
+
+def map_array(path: Path, dtype: np.typing.DTypeLike) -> np.ndarray:
+    """Map a file's numbers into memory, as a plain array, since a `memmap` takes microseconds for each slice."""
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_COPY_BYTES):
+            value = zlib.crc32(chunk, value)
+    return value

@@ -1,4 +1,4 @@
-"""What a frozen encoder makes of each text, as arrays in files: computed once, mapped into memory by all processes."""
+"""Outputs of a frozen encoder as arrays in files: computed once, mapped into memory by all processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histocoder.data.arrays import map_array
-from histocoder.data.cache import ExampleArrays
+from histocoder.data.cache import ExampleArrays, map_array
 from histocoder.files import replacing_folder
 
 ENCODINGS_FILE = "encodings.json"
@@ -21,23 +20,18 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class Encoded(NamedTuple):
-    """An encoder's outputs of a batch."""
+    """Outputs of an encoder for a batch."""
 
     memory: Tensor
-    """Of shape (B, M, dim); of no meaning behind each text."""
+    """One vector per position, of shape (B, M, dim); undefined behind each text."""
     pooled: Tensor
-    """Of shape (B, dim)."""
+    """One vector per text, of shape (B, dim)."""
 
 
 class Encodings:
-    """An encoder's outputs of each row's text, those of equal texts kept once.
+    """Outputs of an encoder for each row, kept once for equal texts, in a folder that `write_encodings` has filled.
 
-    A worker that is handed one maps the files itself.
-
-    Parameters
-    ----------
-    folder : Path
-        What `write_encodings` has filled.
+    Pickling keeps the folder alone; who unpickles it maps the files itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,18 +60,18 @@ class Encodings:
 
 
 class DistinctTexts(NamedTuple):
-    """The different texts among some rows, the shortest first."""
+    """Distinct texts of some rows, the shortest first."""
 
     rows: np.ndarray
-    """A row that holds each of them, of shape (m,)."""
+    """Index of a row with each text, of shape (m,)."""
     place: np.ndarray
-    """Which of them each row holds, of shape (n,)."""
+    """Index of each row's text, of shape (n,)."""
     offsets: np.ndarray
-    """Where each begins among the tokens of all, of shape (m + 1,)."""
+    """Index of each text's first token among those of all, of shape (m + 1,)."""
 
 
 def distinct_texts(arrays: ExampleArrays) -> DistinctTexts:
-    """Find equal texts, by a hash of 128 bits."""
+    """Find the distinct texts, by hashes of 128 bits."""
     digests = np.empty(len(arrays), dtype="S16")
     for start in range(0, len(arrays), _ROWS_AT_ONCE):
         texts = arrays.texts(np.arange(start, min(start + _ROWS_AT_ONCE, len(arrays))))
@@ -93,7 +87,7 @@ def distinct_texts(arrays: ExampleArrays) -> DistinctTexts:
 
 
 def has_encodings(folder: Path) -> bool:
-    """Return whether a folder holds all files of `write_encodings` in full length; their content is not read."""
+    """Return whether a folder holds all files of `write_encodings` in full length, without reading them."""
     try:
         sizes = json.loads((folder / ENCODINGS_FILE).read_text(encoding="utf-8"))["sizes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -102,28 +96,15 @@ def has_encodings(folder: Path) -> bool:
 
 
 def write_encodings(folder: Path, distinct: DistinctTexts, encoded: Iterable[Encoded]) -> None:
-    """Fill a folder for `Encodings`; it is there in the end, or not at all.
-
-    Parameters
-    ----------
-    folder : Path
-    distinct : DistinctTexts
-    encoded : iterable of Encoded
-        Of the distinct texts, in their order, some at a time.
-
-    Raises
-    ------
-    UserError
-        Where it can't be written.
-    """
+    """Write a folder for `Encodings`, whole or not at all, from the outputs for the distinct texts in their order."""
     with replacing_folder(folder) as temporary:
         done = 0
         with (temporary / "memory").open("wb") as memory_file, (temporary / "pooled").open("wb") as pooled_file:
             for memory, pooled in encoded:
                 lengths = torch.from_numpy(np.diff(distinct.offsets[done : done + len(pooled) + 1]))
                 real = torch.arange(memory.shape[1]) < lengths[:, None]
-                memory_file.write(_bytes(memory.cpu()[real]))
-                pooled_file.write(_bytes(pooled.cpu()))
+                for file, values in ((memory_file, memory.cpu()[real]), (pooled_file, pooled.cpu())):
+                    file.write(values.contiguous().view(torch.uint8).numpy().data)
                 done += len(pooled)
         distinct.offsets.tofile(temporary / "offsets")
         distinct.place.tofile(temporary / "place")
@@ -134,7 +115,3 @@ def write_encodings(folder: Path, distinct: DistinctTexts, encoded: Iterable[Enc
             "sizes": {path.name: path.stat().st_size for path in temporary.iterdir()},
         }
         (temporary / ENCODINGS_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
-
-
-def _bytes(values: Tensor) -> memoryview:
-    return values.contiguous().view(torch.uint8).numpy().data
