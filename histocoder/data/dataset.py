@@ -1,10 +1,9 @@
-"""Batches made of the arrays of a cache."""
+"""Batches of a cache's arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 
 _ROWS_AT_ONCE = 1 << 18
 _ROWS_MULTIPLE = 16
-"""See `Batch.merged`."""
+"""Multiple of rows that a merged batch keeps: processors compile code for each shape of a batch."""
 
 
 @dataclass
@@ -28,27 +27,26 @@ class Batch:
     """One rank's part of a step."""
 
     input_ids: Tensor
-    """Of shape (B, S), int32."""
+    """Token ids, of shape (B, S), int32."""
     targets: Tensor
-    """Of shape (B, 2 + num_blocks * block_size), int64."""
+    """Tokens of the codes, of shape (B, 2 + num_blocks * block_size), int64."""
     class_ids: Tensor
-    """Of shape (B, num_blocks), int64; -1 where there is none."""
+    """Classes of the codes, of shape (B, num_blocks), int64; -1 where there is none."""
     num_rows: int
-    """Rows of the global batch; `num_target_blocks` and `weight` refer to it as well, see `samplers.Share`."""
+    """Number of rows of the global batch; see `samplers.Share` for this and the next two."""
     num_target_blocks: int
     weight: float
     rows: np.ndarray
-    """The rows of the dataset."""
+    """Indices of the rows in the dataset."""
     counts: Tensor
-    """Of shape (B,), float32: how often each row occurs, see `merged`."""
+    """How often each row occurs, of shape (B,), float32; see `merged`."""
     encoded: Encoded | None = None
-    """The encoder's outputs, where they are known before."""
+    """Outputs of a frozen encoder, if they were computed before."""
 
     def merged(self) -> Batch:
-        """Return the same with rows that are alike, in text and codes, once, and counted as often as they occur.
+        """Return the batch with rows of equal text and codes once, and their number in `counts`.
 
-        Loss and gradients are the same but for dropout, which such rows then share. Some stay as they are, so that a
-        multiple of 16 rows remains: processors prepare themselves for each shape of a batch.
+        Loss and gradients are the same, except that such rows share their dropout.
         """
         columns = (self.input_ids.numpy(), self.class_ids.numpy().astype(np.int32))
         table = np.ascontiguousarray(np.concatenate(columns, axis=1))
@@ -67,15 +65,15 @@ class Batch:
         return merged._mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
     def to(self, device: torch.device) -> Batch:
-        """Return the same on another device."""
+        """Copy the batch to a device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Return the same in pinned memory; called by `DataLoader`."""
+        """Copy the batch to pinned memory; called by `DataLoader`."""
         return self._mapped(Tensor.pin_memory)
 
     def share_memory(self) -> Batch:
-        """Return the same in shared memory."""
+        """Move the batch to shared memory."""
         return self._mapped(Tensor.share_memory_)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -89,89 +87,64 @@ class Batch:
         )
 
 
+@dataclass(eq=False)
 class OccupationDataset(Dataset):
     """Descriptions with their codes; indexed by a `Share`, gives a `Batch`.
 
-    Parameters
-    ----------
-    arrays : ExampleArrays
-    formatter : Formatter
-        That the arrays were made with.
-    classes : sequence of str
-        The flat head's codes, in order.
-    max_len : int
-        Tokens of an input at most.
-    augmenter : Augmenter, optional
-        For training.
-    pad_to : int, optional
-        See `ModelConfig`.
-
-    Attributes
-    ----------
-    arrays, augmenter
-    encodings : Encodings or None
-        The encoder's outputs of all rows, which then stand in each batch; none unless they are set.
-
-    Raises
-    ------
-    ValueError
-        Where a code does not fit the formatter, or is no class.
+    Raises ValueError if a code does not fit the formatter, or is no class.
     """
 
-    def __init__(
-        self,
-        arrays: ExampleArrays,
-        *,
-        formatter: Formatter,
-        classes: Sequence[str],
-        max_len: int,
-        augmenter: Augmenter | None = None,
-        pad_to: int | None = None,
-    ) -> None:
-        self.arrays = arrays
-        self._formatter, self._classes = formatter, classes
-        blocks = formatter.blocks(arrays.code_table).astype(np.int64)
-        self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # of an unused block, and of each code
-        self._class_ids = _class_table(arrays.code_table, classes)
-        self._max_len, self._pad_to = max_len, pad_to
-        self.augmenter = augmenter
-        self.encodings: Encodings | None = None
-        self._lang_lengths = np.array([len(lang) for lang in arrays.languages])
+    arrays: ExampleArrays
+    formatter: Formatter
+    """The formatter that the arrays were made with."""
+    classes: Sequence[str]
+    """Codes of the flat head, in order."""
+    max_len: int
+    """Maximum number of tokens of an input."""
+    augmenter: Augmenter | None = None
+    pad_to: int | None = None
+    """Number of positions of all batches; None: as many as the longest row needs."""
+    encodings: Encodings | None = field(default=None, init=False)
+    """Outputs of a frozen encoder for all rows, which each batch then holds."""
+
+    def __post_init__(self) -> None:
+        blocks = self.formatter.blocks(self.arrays.code_table).astype(np.int64)
+        self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
+        self._class_ids = _class_table(self.arrays.code_table, self.classes)
+        self._lang_lengths = np.array([len(lang) for lang in self.arrays.languages])
 
     def __len__(self) -> int:
         return len(self.arrays)
 
     def of(self, arrays: ExampleArrays, *, augmenter: Augmenter | None) -> OccupationDataset:
-        """Other rows in the same form."""
-        form: dict[str, Any] = {"formatter": self._formatter, "classes": self._classes}
-        return OccupationDataset(arrays, **form, max_len=self._max_len, augmenter=augmenter, pad_to=self._pad_to)
+        """Return a dataset of other rows in the same form."""
+        return replace(self, arrays=arrays, augmenter=augmenter)
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
-        """Tokens of each row as it stands in an epoch, of shape (n,).
+        """Return the number of tokens of each row in an epoch, of shape (n,).
 
-        Where tokens are no characters, how many a row has after its noise is known from tokenising it alone, of which
-        there would be one more of all rows in each epoch: then they are those before noise, which is near enough to
-        make batches of like lengths. Batches are padded to what their rows have.
+        If tokens are not characters, these are the lengths before noise: only tokenising all rows once more would give
+        those after it. They serve to make batches of like lengths; a batch is padded to its own rows.
         """
         plain = self.arrays.lengths
         if self.augmenter is None or not self.arrays.tokenizer.reads_characters:
             return plain
-        found = np.empty(len(plain), dtype=np.min_scalar_type(self._max_len))
+        found = np.empty(len(plain), dtype=np.min_scalar_type(self.max_len))
         for start in range(0, len(plain), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(plain)))
             noise = self.augmenter.noise(rows, epoch)
             lang = np.where(noise.withheld, len(UNKNOWN), self._lang_lengths[self.arrays.langs[rows]])
             text = self.augmenter.lengths(noise, self.arrays.offsets[rows + 1] - self.arrays.offsets[rows])
-            found[rows] = np.minimum(lang + len(LANG_SEP) + 2 + text, self._max_len)
+            found[rows] = np.minimum(lang + len(LANG_SEP) + 2 + text, self.max_len)
         return found
 
     @property
     def num_target_blocks(self) -> np.ndarray:
-        """Codes of each row, of shape (n,)."""
+        """Number of codes of each row, of shape (n,)."""
         return self.arrays.num_codes
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows, one with k classes k times, and the class of each, both of shape (num_labels,)."""
+        """Return the rows, a row of k classes k times, and their classes, both of shape (num_labels,)."""
         class_ids = self._class_ids[self.arrays.codes]  # (n, num_blocks)
         rows, blocks = (class_ids >= 0).nonzero()
         return rows, class_ids[rows, blocks]
@@ -179,9 +152,9 @@ class OccupationDataset(Dataset):
     def __getitem__(self, share: Share) -> Batch:
         rows, tokenizer = share.rows, self.arrays.tokenizer
         texts = self.arrays.texts(rows) if self.augmenter is None else self._augment(self.augmenter, share)
-        tokens = tokenize(texts, max_len=self._max_len, tokenizer=tokenizer)
-        input_ids = tokens.pad(np.arange(len(rows)), max_len=self._max_len, num_positions=self._pad_to)
-        num_encoded = tokenizer.num_encoded(input_ids.shape[1], self._max_len)
+        tokens = tokenize(texts, max_len=self.max_len, tokenizer=tokenizer)
+        input_ids = tokens.pad(np.arange(len(rows)), max_len=self.max_len, num_positions=self.pad_to)
+        num_encoded = tokenizer.num_encoded(input_ids.shape[1], self.max_len)
         codes = self.arrays.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         return Batch(
@@ -205,9 +178,8 @@ class OccupationDataset(Dataset):
 
 
 def _class_table(codes: Sequence[str], classes: Sequence[str]) -> np.ndarray:
-    """Return the class of each code behind that of an unused block; -1 where there is none."""
-    index = {code: i for i, code in enumerate(classes)}
-    strange = next((code for code in codes if code not in index and code != MISSING), None)
-    if strange is not None:
-        raise ValueError(f"the code {strange!r} is not in the key")
-    return np.array([-1, *(index.get(code, -1) for code in codes)], dtype=np.int64)
+    """Return the classes of an unused block and of each code, of shape (1 + num_codes,); -1 where there is none."""
+    index = {MISSING: -1} | {code: i for i, code in enumerate(classes)}
+    if strange := [code for code in codes if code not in index]:
+        raise ValueError(f"the code {strange[0]!r} is not in the key")
+    return np.array([-1, *(index[code] for code in codes)], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Texts as token ids, one behind the other in one array."""
+"""Texts as token ids."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from histocoder.config import LANG_SEP
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
 UNKNOWN = "unk"
-"""The language that is not known, or withheld."""
+"""Language of descriptions whose language is unknown or withheld."""
 _LONGEST = 256
-"""Characters that a linear expert reads."""
+"""Maximum number of characters that a linear expert reads."""
 
 
 @dataclass
@@ -21,15 +21,14 @@ class TokenizedTexts:
     """Token ids of texts, one behind the other in one array."""
 
     ids: np.ndarray
-    """Of shape (total,): by CANINE's tokenizer CLS, the Unicode code points, SEP; text after text."""
+    """Token ids, of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP."""
     offsets: np.ndarray
-    """Of shape (n + 1,): where each text begins."""
+    """Index of each text's first token, of shape (n + 1,)."""
     lengths: np.ndarray
-    """Of shape (n,): tokens of each text."""
-    tokenizer: Tokenizer = CHARACTERS
-    """That made them."""
-    num_cut: int = 0
-    """Texts that were longer; counted by `tokenize`."""
+    """Number of tokens of each text, of shape (n,)."""
+    tokenizer: Tokenizer
+    num_cut: int
+    """Number of texts that were longer than `max_len`."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -44,16 +43,7 @@ class TokenizedTexts:
 
 
 def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARACTERS) -> TokenizedTexts:
-    """Tokenise texts.
-
-    Parameters
-    ----------
-    texts : sequence of str
-        See `join_language`.
-    max_len : int
-        Tokens of a text at most, special ones included; the rest is cut off.
-    tokenizer : Tokenizer
-        By default CANINE's.
+    """Tokenise texts, cut to `max_len` tokens, special ones included.
 
     Examples
     --------
@@ -65,17 +55,17 @@ def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARA
 
 
 def join_language(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
-    """Return what the model reads: language, separator, description."""
+    """Return the inputs of a model: language, separator, description."""
     return [f"{lang}{LANG_SEP}{text}" for text, lang in zip(texts, langs, strict=True)]
 
 
 def lower_characters(texts: Sequence[str]) -> np.ndarray:
-    """Texts in lower case as characters, an array of shape (n, S), for `LinearExpert`."""
+    """Return the characters of texts in lower case, of shape (n, S), for `LinearExpert`."""
     tokens = tokenize([text.lower() for text in texts], max_len=_LONGEST)
     return tokens.pad(np.arange(len(texts)), max_len=_LONGEST)
 
 
 def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the indices start, start + 1, …, start + length - 1 of each run, one run behind the other."""
+    """Return the indices start, …, start + length - 1 of each run, one run behind the other."""
     behind = np.cumsum(lengths)
     return np.repeat(starts - (behind - lengths), lengths) + np.arange(behind[-1])
