@@ -1,4 +1,4 @@
-"""How a CSV file is written: its encoding, its separator, where its rows begin, and what keeps it from being read."""
+"""CSV files: encoding, separator, lines of rows, and errors in their form."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from histocoder.data.formulas import as_meant
+from histocoder.data.sheets import as_meant
 from histocoder.errors import Notice, UserError, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22
-"""What Arrow reads at once; a row must fit in."""
+"""Number of bytes that Arrow reads at once; a row must fit in."""
 _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t"
 _DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)
-"""A first line by which spreadsheets are told the delimiter."""
+"""Form of a first line that tells spreadsheets the delimiter."""
 _BREAK = re.compile(r"\r\n|\n|\r")
 _NOT_ASCII = bytes(range(128, 256))
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written."""
+    """Form of a CSV file."""
 
     encoding: str
     delimiter: str
     num_skipped: int = 0
-    """Lines before the header."""
+    """Number of lines before the header."""
 
     @property
     def is_utf8(self) -> bool:
@@ -51,8 +51,7 @@ class Dialect:
 def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     """Return the header and the dialect of a CSV file.
 
-    The delimiter is the one that a first line `sep=…` names, else the one that finds most of `columns` (then: most
-    columns at all).
+    The delimiter is that of a first line `sep=…`, else the one that finds most of `columns`, then most columns.
 
     Raises
     ------
@@ -89,14 +88,14 @@ def _text_of(path: Path, encoding: str) -> TextIO:
 
 
 def _rewind(file: TextIO, num_skipped: int) -> None:
-    """Go to the line of the header."""
+    """Seek to the line of the header."""
     file.seek(0)
     for _ in range(num_skipped):
         file.readline()
 
 
 class RowsInCellWarning(Notice):
-    """A cell of a CSV file holds what looks like rows."""
+    """A cell of a CSV file looks like rows."""
 
     def __init__(self, path: Path, line: int, count: int) -> None:
         super().__init__(
@@ -106,7 +105,7 @@ class RowsInCellWarning(Notice):
 
 
 def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Yield all columns as text as it is meant; raises UserError, with the line, where the form is broken."""
+    """Yield all columns as text, without `without_formulas`' apostrophes; raises UserError where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
     num_rows, is_warned, last = 0, False, ""
     try:
@@ -119,7 +118,7 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
             last = batch.columns[-1][-1].as_py() if len(batch) else last
             yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], header)
     except pa.ArrowInvalid as error:
-        raise _malformed(path, dialect, ragged, error) from error
+        raise UserError(_malformed(path, dialect, ragged, error)) from error
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
     if _BREAK.search(last) and not _ends_with_quote(path):
@@ -128,10 +127,9 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
 
 
 def _rows_in_cell(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
-    """Return the row of a cell that looks like rows, and its number of line breaks; None where there is none.
+    """Return the row of a cell that looks like rows, and its number of line breaks; None if there is none.
 
-    Quotation marks that begin a cell in two rows make one cell of all that is between them. It has as many delimiters
-    as that many rows.
+    Two stray quotation marks make one cell of all rows between them, with as many delimiters as these rows have.
     """
     for column in batch.columns if batch.num_columns > 1 else ():
         for row in np.flatnonzero(pc.match_substring_regex(column, _BREAK.pattern)):
@@ -151,14 +149,14 @@ def _ends_with_quote(path: Path) -> bool:
 
 
 def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarray:
-    """Return the line where each of some rows begins; rows are counted from 0 behind the header, and ascend."""
+    """Return the first line of each of some rows, which are counted from 0 behind the header and ascend."""
     lines = np.empty(len(positions), dtype=np.int64)
     with _text_of(path, dialect.encoding) as file, _long_cells():
         _rewind(file, dialect.num_skipped)
         reader = csv.reader(file, delimiter=dialect.delimiter)
         passed = 0
         for i, position in enumerate(positions.tolist()):
-            ahead = position + 1 - passed  # the header is a row, too
+            ahead = position + 1 - passed  # counting the header
             next(itertools.islice(reader, ahead, ahead), None)
             passed = position + 1
             lines[i] = dialect.num_skipped + reader.line_num + 1
@@ -167,7 +165,7 @@ def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarra
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    """Let Python's CSV reader take cells as long as Arrow's does, instead of 131,072 characters at most."""
+    """Let Python's CSV reader take cells of more than 131,072 characters, as Arrow's does."""
     before = csv.field_size_limit(_BLOCK_BYTES)
     try:
         yield
@@ -176,7 +174,7 @@ def _long_cells() -> Iterator[None]:
 
 
 def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.InvalidRow]) -> dict[str, Any]:
-    """Arrow's options for reading text as it stands; rows of another length than the header go into `ragged`."""
+    """Return Arrow's options to read cells unchanged; rows of another length than the header go into `ragged`."""
 
     def keep(row: pa.csv.InvalidRow) -> str:
         ragged.append(row)
@@ -200,31 +198,28 @@ def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.Invali
     }
 
 
-def _malformed(path: Path, dialect: Dialect, ragged: list[pa.csv.InvalidRow], error: pa.ArrowInvalid) -> UserError:
+def _malformed(path: Path, dialect: Dialect, ragged: list[pa.csv.InvalidRow], error: pa.ArrowInvalid) -> str:
     if ragged:
-        return UserError(_describe_ragged(path, dialect, ragged[0]))
+        row = ragged[0]
+        line = find_lines(path, dialect, np.array([row.number - 2 - dialect.num_skipped]))[0]
+        return (
+            f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} "
+            f"({shown(row.text)}). Quote a field that contains the separator, or fix the row."
+        )
     if "Empty CSV" in str(error):
-        return UserError(f"{path} has a header but no rows.")
+        return f"{path} has a header but no rows."
     reason = "a quotation mark is opened and not closed" if "straddling" in str(error) else str(error)
-    return UserError(f"{path} is not a well-formed CSV file: {reason}.")
+    return f"{path} is not a well-formed CSV file: {reason}."
 
 
 def _no_text(path: Path) -> UserError:
     return UserError(f"{path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
 
 
-def _describe_ragged(path: Path, dialect: Dialect, row: pa.csv.InvalidRow) -> str:
-    line = find_lines(path, dialect, np.array([row.number - 2 - dialect.num_skipped]))[0]
-    return (
-        f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} "
-        f"({shown(row.text)}). Quote a field that contains the separator, or fix the row."
-    )
-
-
 def _is_utf8(path: Path) -> bool:
-    """Read a CSV file once and return whether it is UTF-8; raises UserError if it is not text, or damaged UTF-8."""
+    """Return whether a CSV file is UTF-8, reading it once; raises UserError if it is not text, or damaged UTF-8."""
     decoder, line, passed = codecs.getincrementaldecoder("utf-8")(), 1, 0
-    damage = ""  # the first byte that is not UTF-8
+    damage = ""  # description of the first byte that is not UTF-8
     with opened(path) as file:
         head = file.read(4)
         if not head.removeprefix(codecs.BOM_UTF8).strip():
@@ -249,7 +244,7 @@ def _is_utf8(path: Path) -> bool:
                 if not damage:
                     decoder.decode(chunk, final=is_over)
             except UnicodeDecodeError as error:
-                read, at = error.object, error.start  # the chunk, behind what the one before had begun
+                read, at = error.object, error.start  # the chunk, behind an incomplete character of the one before
                 in_line = line + read.count(b"\n", 0, at)
                 number = passed + len(chunk) - len(read) + at + 1
                 damage = f"line {in_line}: the byte 0x{read[at]:02X} (byte {number} of the file)"
@@ -263,9 +258,9 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _is_mostly_utf8(path: Path) -> bool:
-    """Return whether more characters of several bytes are UTF-8 than there are bytes that are not.
+    """Return whether UTF-8 characters of several bytes outnumber the bytes that are not UTF-8.
 
-    Text in cp1252 has such characters by accident alone: a capital with an accent before a sign, as in "«CAFÉ»".
+    Text in cp1252 has such characters by accident only, as "É»" in "«CAFÉ»".
     """
     decoder, num_characters, num_bad = codecs.getincrementaldecoder("utf-8")("ignore"), 0, 0
     with opened(path) as file:

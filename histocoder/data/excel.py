@@ -1,4 +1,4 @@
-"""Excel workbooks: a sheet is read as a table, and written with codes as text."""
+"""Excel workbooks: a sheet is read as a table; a table is written with codes as text."""
 
 from __future__ import annotations
 
@@ -16,44 +16,32 @@ import pyarrow.compute as pc
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
-from histocoder.data.formulas import are_formulas
-from histocoder.data.sheets import MOST_DIGITS, for_sheets
+from histocoder.data.sheets import MOST_DIGITS, are_formulas, for_sheets
 from histocoder.errors import UserError, shown
 
 MAX_ROWS = 1_048_575
-"""Of a sheet, below its header."""
+"""Largest number of rows of a sheet, below its header."""
 _MAX_CHARACTERS = 32_767
-"""Of a cell."""
+"""Largest number of characters of a cell."""
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-"""How old workbooks begin, and new ones with a password."""
+"""First bytes of old workbooks, and of new ones with a password."""
 _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
-"""Of a workbook's unpacked content: bytes at most, and times its packed size, if it is not small."""
+"""Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it is small."""
 _FIRST_YEAR = 1901
-"""From which Excel has dates as people count them: it has none before 1900, and a 29 February then."""
+"""First year whose dates Excel has right: it has none before 1900, and a 29 February then."""
 _ZEROS = re.compile(r"0+")
 
 
 def read_workbook(path: Path, sheet: str | None) -> tuple[pa.Table, int, list[str]]:
-    """Read a sheet whose first row with content is the header.
+    """Read a sheet (by default the only one with content), whose first row with content is the header.
 
-    Parameters
-    ----------
-    path : Path
-    sheet : str, optional
-        Its name; by default the only one that holds anything.
-
-    Returns
-    -------
-    table : pyarrow.Table
-        Columns that hold one kind of value keep it, others are text.
-    first_row : int
-        The number of the first row below the header, as Excel counts.
-    notices : list of str
+    Returns the table, in which columns with one type of value keep it and others are text; Excel's number of the first
+    row below the header; and notices to the user.
 
     Raises
     ------
     UserError
-        If the file is damaged, too large when unpacked or protected by a password, or the sheet is not clear.
+        If the file is damaged, too large when unpacked or protected by a password, or several sheets have content.
     """
     _check_archive(path)
     try:
@@ -66,7 +54,7 @@ def read_workbook(path: Path, sheet: str | None) -> tuple[pa.Table, int, list[st
         raise
     except MemoryError as error:
         raise UserError(f"{path} does not fit into memory; save the sheet as CSV (UTF-8).") from error
-    except Exception as error:  # openpyxl raises of every kind where a file is damaged
+    except Exception as error:  # openpyxl raises errors of all types if a file is damaged
         raise UserError(
             f"{path} can't be read as an Excel workbook; it is damaged, or of another kind. Save it again as .xlsx."
         ) from error
@@ -108,8 +96,8 @@ def _sheet(path: Path, book: openpyxl.Workbook, name: str | None) -> Any:
 
 
 def _rows(sheet: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the number and the cells' values of each row that holds anything."""
-    sheet.reset_dimensions()  # which some programs write wrongly
+    """Yield the number and the values of each row with content."""
+    sheet.reset_dimensions()  # some programs write them wrongly
     for number, cells in enumerate(sheet.iter_rows(max_row=MAX_ROWS + 1), start=1):
         values = [_value(cell) for cell in cells]
         while values and values[-1] is None:
@@ -119,7 +107,7 @@ def _rows(sheet: Any) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _value(cell: Any) -> Any:
-    """Return what a cell shows: None where it is blank; zeros in front where its format has them."""
+    """Return what a cell shows: None if it is blank; leading zeros if its format has them."""
     value = cell.value
     if isinstance(value, bool):
         return str(value).upper()
@@ -154,7 +142,7 @@ def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
 
 
 def _unlike(names: list[str]) -> list[str]:
-    """Return names of which each is there once: a second `a` is `a.1`, as in pandas."""
+    """Return unique names: a second `a` is `a.1`, as in pandas."""
     found: list[str] = []
     for name in names:
         numbered = (f"{name}.{number}" for number in itertools.count(1))
@@ -163,7 +151,7 @@ def _unlike(names: list[str]) -> list[str]:
 
 
 def _array(values: list[Any]) -> pa.Array:
-    """Return a column of numbers or dates where all cells are such; else of text."""
+    """Return a column of numbers or dates if all cells are such; else of text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {datetime}:
         return pa.array(values, pa.timestamp("s"))
@@ -183,15 +171,9 @@ def _text(value: Any) -> str:
 def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *, raw: bool) -> tuple[int, int]:
     """Write tables, one below the other, as a sheet.
 
-    Text is marked as text, so that codes keep their zeros when people edit them. One that begins like a formula has
-    the mark that Excel gives to what is typed with an apostrophe, unless `raw`.
-
-    Returns
-    -------
-    num_formulas : int
-        Cells with that mark.
-    num_cut : int
-        Cells that were longer, or held control characters other than Excel can take.
+    Text is formatted as text, so that codes keep their zeros when people edit them. Text that begins like a formula is
+    marked as if it were typed with an apostrophe, unless `raw`. Returns the numbers of cells with that mark, and of
+    cells that were cut, or lost characters, since Excel can't hold them.
     """
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("data")
@@ -203,7 +185,6 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
     num_formulas = num_cut = 0
 
     def cell_of(text: str, *, is_formula: bool) -> Any:
-        """Return a cell of text."""
         nonlocal num_formulas, num_cut
         fit = ILLEGAL_CHARACTERS_RE.sub("", text)[:_MAX_CHARACTERS]
         num_cut += fit != text
@@ -214,7 +195,6 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
         return cell
 
     def column_of(values: pa.ChunkedArray) -> list[Any]:
-        """Return what the cells of a column hold."""
         values = for_sheets(values)
         has_years = pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)
         if has_years and (pc.min(pc.year(values)).as_py() or _FIRST_YEAR) < _FIRST_YEAR:

@@ -1,4 +1,4 @@
-"""Files of Stata and SPSS, whose numbers have labels: read as their labels, codes as the codes; and written so."""
+"""Files of Stata and SPSS, whose numbers have labels: read as these, except codes; and written so."""
 
 from __future__ import annotations
 
@@ -16,65 +16,50 @@ from histocoder.errors import UserError
 
 _SEVERAL = "code of several lengths"
 _CODES = re.compile(rf"code of ([0-9]+) characters|{_SEVERAL}")
-"""The label of a variable that `write_labelled` has written from codes; the number tells how many zeros are lost."""
+"""Label of a variable of codes that `write_labelled` wrote; its number tells how many leading zeros to restore."""
 _LONGEST_NAME = {".dta": 32, ".sav": 64}
 _MAX_LABEL_BYTES = 120
-"""Of SPSS; Stata takes more."""
+"""Limit of SPSS; Stata takes more."""
 _LONGEST_TEXT = 2045
-"""Of Stata's common texts; longer ones are of its type strL."""
-_MAX_NUMBER_LENGTH = 9
-"""Of integers that have labels in Stata."""
+"""Number of characters from which Stata needs its type strL."""
+_NUMBER = re.compile(r"-[0-9]{1,8}|[0-9]{0,9}")
+"""Form of integers that can have labels in Stata, or of blank cells."""
 
 
 def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[str]]:
-    """Read a .dta or .sav file.
-
-    Parameters
-    ----------
-    path : Path
-    codes : collection of str
-        Variables that are read as their values; others are read as the labels of these, where they have any.
-
-    Returns
-    -------
-    table : pyarrow.Table
-    notices : list of str
+    """Read a .dta or .sav file, with notices to the user: variables in `codes` as values, others as their labels.
 
     Raises
     ------
     UserError
-        If the file is damaged, or what reads .sav files is not installed.
+        If the file is damaged, or the package that reads .sav files is not installed.
     """
     read = _read_stata if path.suffix.lower() == ".dta" else _read_spss
     try:
         values, value_labels, titles = read(path)
     except UserError:
         raise
-    except Exception as error:  # of every kind where a file is damaged
+    except Exception as error:  # readers raise errors of all types if a file is damaged
         raise UserError(
             f"{path} can't be read as a {path.suffix} file ({str(error).splitlines()[0][:120]}). Save it again, or as "
             "CSV."
         ) from error
-    columns, labelled = {}, []
+    labelled = []
     for name in values.columns:
-        column = values[name]
         match = _CODES.fullmatch(titles.get(name) or "")
         if match is not None:
-            columns[name] = column.map(lambda value, length=int(match[1] or 0): _code(value, length))
+            values[name] = values[name].map(lambda value, length=int(match[1] or 0): _code(value, length))
         elif value_labels.get(name) and name not in codes:
             labels = {_text(value): label for value, label in value_labels[name].items()}
-            columns[name] = column.map(lambda value, labels=labels: labels.get(_text(value), _text(value)))
+            values[name] = values[name].map(lambda value, labels=labels: labels.get(_text(value), _text(value)))
             labelled.append(str(name))
-        else:
-            columns[name] = column
-    table = pa.Table.from_pandas(pd.DataFrame(columns), preserve_index=False).replace_schema_metadata(None)
-    schema = pa.schema([field.with_type(_plain(field.type)) for field in table.schema])
+    table = pa.Table.from_pandas(values, preserve_index=False).replace_schema_metadata(None)
+    is_text = [pa.types.is_large_string(kind) or pa.types.is_null(kind) for kind in table.schema.types]
+    fields = [
+        field.with_type(pa.string()) if text else field for field, text in zip(table.schema, is_text, strict=True)
+    ]
     notices = [f"{path}: read as their value labels: {', '.join(labelled)}."] if labelled else []
-    return table.cast(schema), notices
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_large_string(kind) or pa.types.is_null(kind) else kind
+    return table.cast(pa.schema(fields)), notices
 
 
 def _read_stata(path: Path) -> tuple[pd.DataFrame, dict[str, dict], dict[str, str]]:
@@ -126,7 +111,7 @@ def _code(value: Any, length: int) -> str | None:
 
 
 def check_labelled(path: Path) -> None:
-    """Raise a UserError where a file of this suffix can't be written here."""
+    """Raise a UserError if the package that writes a file of this suffix is missing."""
     if path.suffix.lower() == ".sav":
         _pyreadstat(path)
 
@@ -136,7 +121,7 @@ def write_labelled(
 ) -> list[str]:
     """Write a .dta or .sav file, codes with their titles as labels; return notices to the user.
 
-    Stata has labels of numbers alone: there codes that are numbers are stored as such, where they have titles.
+    Stata has labels of numbers only: codes with titles are stored as numbers there, if they are numbers.
     """
     kind = path.suffix.lower()
     names = _legal_names(table.column_names, longest=_LONGEST_NAME[kind])
@@ -153,7 +138,7 @@ def write_labelled(
         found = {code: titles[code] for code in sorted(set(frame[name])) if code in titles}
         lengths = {len(code) for code in set(frame[name]) if code.isdigit()}
         if kind == ".dta":
-            if not all(_is_number(code) for code in set(frame[name])) or len(lengths) > 1:
+            if not all(_NUMBER.fullmatch(code) for code in set(frame[name])) or len(lengths) > 1:
                 continue
             frame[name] = pd.to_numeric(frame[name], errors="coerce")
             labels[name] = {int(code): title for code, title in found.items()}
@@ -166,7 +151,7 @@ def write_labelled(
     if kind == ".dta":
         long = [n for n in names if frame[n].dtype == object and frame[n].str.len().max() > _LONGEST_TEXT]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of integers that become doubles
+            warnings.simplefilter("ignore")  # integers become doubles
             frame.to_stata(
                 temporary,
                 write_index=False,
@@ -182,7 +167,7 @@ def write_labelled(
 
 
 def _storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return dates as times, booleans and decimals as numbers, and times of day as text."""
+    """Turn dates into times, booleans and decimals into numbers, and times of day into text."""
     column = for_sheets(column)
     kind = column.type
     if pa.types.is_date(kind):
@@ -194,12 +179,8 @@ def _storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.string()) if pa.types.is_time(kind) else column
 
 
-def _is_number(code: str) -> bool:
-    return not code or (code.removeprefix("-").isdigit() and len(code) <= _MAX_NUMBER_LENGTH)
-
-
 def _legal_names(names: list[str], *, longest: int) -> list[str]:
-    """Return names that Stata and SPSS take: of letters, digits and underscores, beginning with a letter, each once."""
+    """Return unique names of letters, digits and underscores that begin with a letter, as Stata and SPSS take them."""
     found: list[str] = []
     for name in names:
         legal = re.sub(r"[^0-9A-Za-z_]", "_", name)[:longest]

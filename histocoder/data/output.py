@@ -1,4 +1,4 @@
-"""Writes tables that people open, in the form that the suffix of a file's name says."""
+"""Output tables, in the form that the suffix of a file's name says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
-from histocoder.data import formulas
+from histocoder.data.sheets import formulas_notice, without_formulas
 from histocoder.data.sources import EXCEL, LABELLED
 from histocoder.data.table import check_output, csv_writer, is_parquet
 from histocoder.errors import UserError
@@ -23,18 +23,18 @@ class Output:
 
     path: Path
     delimiter: str = ","
-    """Of CSV."""
+    """Delimiter of CSV."""
     excel: bool = False
-    """Whether CSV is marked as UTF-8, as Excel expects it."""
+    """Whether CSV has a byte order mark, by which Excel recognises UTF-8."""
     raw: bool = False
     """Whether texts that a spreadsheet would run as formulas are written as they are."""
     codes: Mapping[str, str] = field(default_factory=dict)
-    """The columns of codes, and what each is called without what was put before its name."""
+    """Columns of codes -> their names without the prefix of --columns."""
     titles: Mapping[str, str] = field(default_factory=dict)
-    """What codes mean: in files of Stata and SPSS their labels."""
+    """Titles of codes, which are their labels in files of Stata and SPSS."""
 
     def check(self, num_rows: int) -> None:
-        """Raise a UserError where so many rows can't be written in this form, or what writes it is missing."""
+        """Raise a UserError if so many rows can't be written in this form, or a package for it is missing."""
         check_output(self.path, excel=self.excel)
         if self._kind in EXCEL and num_rows > (most := 1_048_575):
             raise UserError(f"{self.path}: {num_rows:,} rows are more than Excel's {most:,}; choose .csv or .parquet.")
@@ -48,7 +48,7 @@ class Output:
         return self.path.suffix.lower()
 
     def write(self, temporary: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> list[str]:
-        """Write tables, one below the other, to where the file is made; return notices to the user."""
+        """Write tables, one below the other, to a temporary path; return notices to the user."""
         if is_parquet(self.path):
             with pa.parquet.ParquetWriter(temporary, schema) as writer:
                 for table in tables:
@@ -59,7 +59,7 @@ class Output:
 
             num_formulas, num_cut = write_workbook(temporary, schema, tables, raw=self.raw)
             notices = [f"{self.path}: {num_cut:,} cells are cut to what Excel takes."] if num_cut else []
-            return [*notices, formulas.notice(num_formulas, self.path)] if num_formulas else notices
+            return [*notices, formulas_notice(num_formulas, self.path)] if num_formulas else notices
         if self._kind in LABELLED:
             from histocoder.data.labelled import write_labelled
 
@@ -70,7 +70,7 @@ class Output:
     def _write_csv(self, temporary: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> list[str]:
         num_changed = 0
         if not self.raw:
-            schema = formulas.without_formulas(schema.empty_table())[0].schema
+            schema = without_formulas(schema.empty_table())[0].schema
         delimiter = "\t" if ".tsv" in self.path.suffixes[-2:] else self.delimiter
         with ExitStack() as stack:
             file = stack.enter_context(temporary.open("wb"))
@@ -79,10 +79,7 @@ class Output:
             file.write(codecs.BOM_UTF8 if self.excel else b"")
             with csv_writer(file, schema, delimiter=delimiter) as writer:
                 for table in tables:
-                    if self.raw:
-                        writer.write_table(table)
-                    else:
-                        changed, number = formulas.without_formulas(table)
-                        writer.write_table(changed)
-                        num_changed += number
-        return [formulas.notice(num_changed, self.path)] if num_changed else []
+                    changed, number = (table, 0) if self.raw else without_formulas(table)
+                    writer.write_table(changed)
+                    num_changed += number
+        return [formulas_notice(num_changed, self.path)] if num_changed else []

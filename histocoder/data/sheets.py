@@ -1,4 +1,9 @@
-"""Columns as spreadsheets and statistics programs can hold them."""
+"""Cells as spreadsheets and statistics programs can hold them, and those that a spreadsheet would run as formulas.
+
+A transcribed "=1+1" or "-daughter of the above" is text here, and a formula in Excel; a malicious one can run programs.
+It is written with an apostrophe before it, and read without.
+See https://owasp.org/www-community/attacks/CSV_Injection.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,56 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MOST_DIGITS = 2**53
-"""The largest whole number that programs which compute with doubles tell from the next."""
+"""Largest integer up to which doubles tell all integers apart."""
+_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
+_NUMBER = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"
+"""Form of cells that a spreadsheet shows as they are: -1, -2 and -3 are codes."""
+
+
+def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Return which of some texts a spreadsheet would run; null where they are null."""
+    return pc.and_not(pc.match_substring_regex(cells, _RUN), pc.match_substring_regex(cells, _NUMBER))
+
+
+def without_formulas(rows: pa.Table) -> tuple[pa.Table, int]:
+    """Put an apostrophe before each formula, names of columns included; return how many cells have one."""
+    columns, num_changed = [], 0
+    for column in rows.columns:
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        if is_text and (number := pc.sum(found := are_formulas(column), min_count=0).as_py()):
+            quote, nothing = (pa.scalar(text, column.type) for text in ("'", ""))
+            columns.append(pc.if_else(found, pc.binary_join_element_wise(quote, column, nothing), column))
+            num_changed += number
+        else:
+            columns.append(column)
+    return pa.Table.from_arrays(columns, list(map(harmless, rows.schema.names))), num_changed
+
+
+def harmless(text: str) -> str:
+    """Return one text as `without_formulas` writes it."""
+    return f"'{text}" if are_formulas(pa.array([text]))[0].as_py() else text
+
+
+def as_meant(cells: pa.Array) -> pa.Array:
+    """Undo `without_formulas` in some texts."""
+    if not pc.any(pc.starts_with(cells, "'"), min_count=0).as_py():
+        return cells
+    rest = pc.utf8_slice_codeunits(cells, 1)
+    return pc.if_else(pc.and_(pc.starts_with(cells, "'"), are_formulas(rest)), rest, cells)
+
+
+def formulas_notice(num_changed: int, path: object) -> str:
+    """Return a notice to the user on formulas in a file that was written."""
+    cells = (
+        "1 cell begins like a formula and was"
+        if num_changed == 1
+        else f"{num_changed:,} cells begin like formulas and were"
+    )
+    return f"{path}: {cells} written with an apostrophe before it, which histocoder takes off when it reads the file."
 
 
 def for_sheets(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column as spreadsheets and statistics programs can hold it.
-
-    Times with a zone become what clocks showed there, and whole numbers that would lose digits, text.
-    """
+    """Turn times with a zone into what clocks showed there, and integers that doubles can't tell apart into text."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pc.local_timestamp(column)

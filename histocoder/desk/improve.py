@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from histocoder.checkpoints.run_folder import ARGS_FILE, METRICS_FILE
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.data.corrections import CHECKED_COL
-from histocoder.data.formulas import harmless
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import fold
+from histocoder.data.sheets import harmless
 from histocoder.desk.store import Card, Store
 from histocoder.errors import UserError
 from histocoder.evaluation.review import next_step
