@@ -1,4 +1,4 @@
-"""Reads prepared files: descriptions, languages and codes."""
+"""Examples: descriptions, languages and codes, read from files."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from histocoder.formatters import Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
 MAX_CODES = 5
-"""Code columns of a prepared file at most."""
+"""Largest number of code columns of a prepared file."""
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))
-"""Those of a file that holds indices into a key."""
+"""Columns of a file that holds indices into a key."""
 
 
 @dataclass
 class Examples:
-    """Descriptions with languages and codes, each of n rows."""
+    """Descriptions with languages and codes, of n rows."""
 
     texts: list[str]
     langs: list[str]
     codes: pd.DataFrame
-    """Of shape (n, k): strings, None where there is none."""
+    """Codes, of shape (n, k): strings, None where there is none."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -60,32 +60,32 @@ def _say_nothing(_notice: str) -> None:
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """Files with a description, a language and codes in each row; they are read one after the other.
+    """Files with a description, a language and codes in each row, which are read one after the other.
 
     Every method that reads them raises `UserError` for mistakes in them, with the file and the line.
     """
 
     paths: tuple[Path, ...]
     target_cols: tuple[str, ...]
-    """Columns of codes, first code first, which a file may have in capitals. It may have the first few of them only.
-    Where it has none, but has `code1`, `code2`, … instead, these are indices into `key`."""
+    """Columns of codes, first code first. A file may have the first few of them only, and their names in capitals.
+    If it has `code1`, `code2`, … instead, these are indices into `key`."""
     formatter: Formatter
     all_needed: bool = False
-    """Whether a file without one of them is refused."""
+    """Whether a file that lacks one of these columns is refused."""
     input_col: str = TEXT_COL
     language_col: str = LANG_COL
-    """Without it all rows of a file are "unk"."""
+    """Column of languages; all rows of a file without it are "unk"."""
     language: str | None = None
-    """Of all rows, whatever `language_col` says."""
+    """Language of all rows, if given, instead of `language_col`."""
     key: Key | None = None
-    """The only codes there may be."""
+    """Key whose codes alone are allowed; None: all codes that fit."""
     rules: LabelRules = field(default_factory=LabelRules)
-    """What is done about codes that do not fit."""
+    """Rules for codes that do not fit."""
     sheet: str | None = None
-    """Of Excel workbooks; None: the only one that holds anything."""
+    """Sheet of Excel workbooks; None: the only one with content."""
 
     def chunks(self, *, say: Callable[[str], None] = _say_nothing) -> Iterator[Examples]:
-        """Yield all rows, in chunks that take little memory; labels that do not fit raise an error at the end."""
+        """Yield all rows in chunks; labels that do not fit raise an error at the end."""
         is_empty = True
         for path in self.paths:
             for examples in self._file_chunks(path, say):
@@ -99,7 +99,7 @@ class ExampleFiles:
         return Examples.join(list(self.chunks(say=say)))
 
     def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
-        """Draw `num_rows` of the `of` rows at random, in their order; all of them if there are no more."""
+        """Draw `num_rows` of the `of` rows at random, in their order; all of them if there are fewer."""
         chosen = np.sort(np.random.default_rng(seed).permutation(of)[:num_rows])
         parts, passed = [], 0
         for examples in self.chunks():
@@ -128,13 +128,9 @@ class ExampleFiles:
                 a.filter(chunk.usable).to_pylist() for a in (chunk.table.columns[self.input_col], chunk.langs)
             )
             codes = chunk.labels.codes[np.asarray(chunk.usable)].reset_index(drop=True)
-            yield Examples(
-                texts,
-                langs,
-                codes.assign(**dict.fromkeys(set(self.target_cols) - set(targets)))[list(self.target_cols)],
-            )
-        for notice in checker.finish():
-            say(notice)
+            codes = codes.assign(**dict.fromkeys(set(self.target_cols) - set(targets)))
+            yield Examples(texts, langs, codes[list(self.target_cols)])
+        checker.finish(say)
         if num_blank:
             say(f"{path}: {num_blank:,} rows without a description are left out.")
         if num_bad:
@@ -146,7 +142,8 @@ class ExampleFiles:
         """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
         indexed = [column for column in _INDEX_COLS if column in file.header]
         first = self.target_cols[0]
-        own_names = {target: self._own_name(file, target) for target in self.target_cols}
+        folded = {name.casefold(): name for name in reversed(file.header)}
+        own_names = {t: t if t in file.header else folded.get(t.casefold(), t) for t in self.target_cols}
         if self.all_needed:
             file.check([*own_names.values()])
         if own_names[first] in file.header or _INDEX_COLS[0] not in indexed:
@@ -156,42 +153,28 @@ class ExampleFiles:
             raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")
         return dict(zip(self.target_cols, indexed, strict=False)), True
 
-    @staticmethod
-    def _own_name(file: TableFile, column: str) -> str:
-        """Return what a file calls a column: OCC1950_1 may be called so, or occ1950_1."""
-        alike = (name for name in file.header if name.casefold() == column.casefold())
-        return column if column in file.header else next(alike, column)
-
 
 class CheckedChunk(NamedTuple):
-    """A chunk of a table, and which of its n rows can be used."""
+    """A chunk of a table, checked."""
 
     table: Table
     labels: Labels
     langs: pa.Array
     reasons: pa.Array
-    """Why a row can't be used; null where it can."""
+    """Why each row can't be used; null if it can."""
 
     @property
     def usable(self) -> pa.Array:
-        """Whether a row can be used."""
+        """Whether each row can be used."""
         return self.reasons.is_null()
 
 
 def checked_chunks(
     tables: Iterable[Table], checker: LabelChecker, input_col: str, language_col: str | None = None, *, language: str
 ) -> Iterator[CheckedChunk]:
-    """Check a table chunk by chunk; the caller then asks the checker to finish.
+    """Check a table chunk by chunk; the caller then calls the checker's `finish`.
 
-    Parameters
-    ----------
-    tables : iterable of Table
-        With the checker's columns of codes, descriptions and, where it is named, a column of languages.
-    checker : LabelChecker
-    input_col : str
-    language_col : str, optional
-    language : str
-        Of all rows, where there is no column of languages.
+    `language` is that of all rows if there is no column of languages.
     """
     for table in tables:
         labels = checker.check(table)
@@ -202,31 +185,27 @@ def checked_chunks(
         if language_col is None:
             langs = pa.repeat(pa.scalar(language_code(language)), len(table))
         else:
-            langs = language_codes(table.columns[language_col])
+            coded = table.columns[language_col].fill_null("unk").dictionary_encode()
+            languages = [language_code(text) for text in coded.dictionary.to_pylist()]
+            langs = pa.array(languages, pa.string()).take(coded.indices)
         yield CheckedChunk(table, labels, langs, pa.array(reasons, pa.string()))
 
 
 def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:
-    """Give tables their target columns, from the columns of the file; with a key, these hold indices into it."""
+    """Add the target columns to tables, from the file's columns, which hold indices into the key if one is given."""
     for table in tables:
         for target, column in columns.items():
             table.columns[target] = table.columns[column] if key is None else _codes_of(table, column, key)
         yield table
 
 
-def language_codes(column: pa.Array) -> pa.Array:
-    """Return the code of each row's language; see `language_code`."""
-    coded = column.fill_null("unk").dictionary_encode()
-    return pa.array([language_code(text) for text in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
-
-
 def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
-    """Return the codes that a column of class indices stands for."""
+    """Return the codes of a column of class indices."""
     coded = table.columns[column].dictionary_encode()
     codes: list[str | None] = []
     for text in coded.dictionary.to_pylist():
         if text.strip() in MISSING_MARKS:
-            codes.append(text)  # which `LabelChecker` counts
+            codes.append(text)  # counted by `LabelChecker`
             continue
         match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
         if match is None or int(match[1]) >= len(key.codes):

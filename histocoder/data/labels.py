@@ -1,9 +1,9 @@
-"""Checks a table's codes against a formatter, a column at a time."""
+"""Checks of a table's codes against a formatter, a column at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,28 +18,28 @@ from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError, shown
 from histocoder.formatters import MISSING, Formatter
 
-_NEVER_SHORT = {"-1", "-2", "-3", MISSING}
+_NEVER_SHORT = {"", "-1", "-2", "-3", MISSING}
 _NUM_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
 class LabelRules:
-    """What is done about codes that do not fit."""
+    """Rules for codes that do not fit."""
 
     zero_pad: bool = False
-    """Codes of digits get leading zeros up to the block size."""
+    """Whether codes of digits get leading zeros up to the block size."""
     allow_short: bool = False
-    """Codes may be shorter than the block."""
+    """Whether codes may be shorter than the block."""
     drop_bad: bool = False
-    """Rows with codes that do not fit are dropped, instead of stopping the run."""
+    """Whether rows with codes that do not fit are dropped, instead of stopping the run."""
     blank_means_no_occupation: bool = False
-    """Rows without any code are kept, with the formatter's mark of a missing code, instead of being dropped."""
+    """Whether rows without any code are kept, with the formatter's mark of a missing code."""
     is_training: bool = True
     """Whether messages may name flags that only training has."""
 
 
 def rules_of(config: DataConfig) -> LabelRules:
-    """Return the rules that the settings of a run name."""
+    """Return the rules of a run's settings."""
     return LabelRules(
         config.zero_pad_codes,
         config.allow_codes_shorter_than_block_size,
@@ -50,32 +50,22 @@ def rules_of(config: DataConfig) -> LabelRules:
 
 @dataclass
 class Labels:
-    """Codes that fit, and the rows that have others."""
+    """Codes of n rows, and the rows that can't be used."""
 
     codes: pd.DataFrame
-    """Of shape (n, k): strings, None where there is none; each row's codes come first."""
+    """Codes in order, of shape (n, k): strings, None where there is none."""
     bad: dict[int, str]
-    """Row -> why its labels do not fit."""
+    """Row -> reason why its labels do not fit."""
     uncoded: np.ndarray
     """Rows without any code, which are to be dropped."""
 
 
 class LabelChecker:
-    """Cleans the codes of a file chunk by chunk, and gathers what does not fit.
+    """Cleans the codes of a file chunk by chunk, and gathers those that do not fit.
 
-    Blanks around a code, and what spreadsheets add to it, are taken off (see `cells`); marks such as NA are missing
-    codes, unless the key has them. Reading of a row stops at its first missing code. Where the formatter has a
-    mark for a missing first code, it is put there; that mark alone is no code.
-
-    Parameters
-    ----------
-    file : TableFile
-    target_cols : sequence of str
-        First code's column first.
-    formatter : Formatter
-    rules : LabelRules
-    key : Key, optional
-        The only codes there may be.
+    Blanks around a code and marks of spreadsheets are removed (see `cells`); marks such as NA are missing codes, unless
+    the key has them. With a key, no other codes are allowed. Reading of a row stops at its first missing code; if the
+    formatter has a mark for a missing first code, it is put there.
     """
 
     def __init__(
@@ -97,7 +87,7 @@ class LabelChecker:
         self._short, self._bad = _Found(), _Found()
 
     def check(self, table: Table) -> Labels:
-        """Clean the codes of a chunk; a chunk's rows stand behind those of the chunk before."""
+        """Clean the codes of a chunk; chunks come in the order of the file."""
         bad: dict[int, str] = {}
         codes: dict[str, np.ndarray] = {}
         reading = np.ones(len(table), dtype=bool)
@@ -117,7 +107,7 @@ class LabelChecker:
     def _check_column(
         self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the codes of the i-th column, the rows that are read on, and those with a code here; adds to `bad`."""
+        """Return the i-th column's codes, and masks of rows to read on and of rows with a code here; add to `bad`."""
         name = self._target_cols[i]
         index, distinct = self._distinct(name, table.columns[name])
         present = index >= 0
@@ -126,7 +116,10 @@ class LabelChecker:
         self._has_codes |= i == 0 and bool(present.any())
         present &= reading
 
-        is_short = np.array([_is_short(code, self._formatter) for code in distinct] + [False])
+        system = self._formatter.system
+        is_short = np.array(
+            [code not in _NEVER_SHORT and system.length(code) < system.block_size for code in distinct] + [False]
+        )
         short = np.flatnonzero(is_short[index] & present)
         self._short.add(
             table.rows, {row: f"{name}: {shown(distinct[index[row]])}" for row in short[:_NUM_EXAMPLES]}, len(short)
@@ -137,13 +130,13 @@ class LabelChecker:
             bad.setdefault(row, f"{name}: {shown(distinct[index[row]])} {problems[index[row]]}")
 
         values = np.array([*distinct, None], dtype=object)[np.where(present, index, -1)]
-        if i == 0 and self._formatter.system.missing_block is not None:
+        if i == 0 and system.missing_block is not None:
             values[~present] = MISSING
             present = np.ones(len(table), dtype=bool)
         return values, present, has_code
 
     def _distinct(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
-        """Return each cell's index among the distinct codes, -1 if it is missing; and these codes, "" if missing."""
+        """Return each cell's index among the distinct codes, -1 if missing, and these codes, "" if missing."""
         coded = pc.dictionary_encode(column)
         index, cells = np.asarray(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
         counts = np.bincount(index[index >= 0], minlength=len(cells))
@@ -161,7 +154,7 @@ class LabelChecker:
         return np.where(is_missing[index], -1, index), codes
 
     def _read(self, name: str, cell: str) -> str:
-        """Return the code in a cell of a column, "" where it is missing."""
+        """Return the code in a cell of a column, "" if it is missing."""
         code = bare(cell)
         if self._key is not None and code in self._key.index:
             return code
@@ -175,7 +168,7 @@ class LabelChecker:
         return code
 
     def _is_of_integers(self, name: str) -> bool:
-        """Return whether decimals in a column can only be those of integers that were stored as numbers."""
+        """Return whether a column holds integers only, so that decimals do not belong to its codes."""
         if self._formatter.name != "general":
             return True
         if name not in self._holds_integers:
@@ -190,7 +183,7 @@ class LabelChecker:
         return self._holds_integers[name]
 
     def _problem(self, code: str) -> str | None:
-        """Return why a code does not fit; None where it does, or is missing."""
+        """Return why a code does not fit; None if it does, or is missing."""
         if not code:
             return None
         system = self._formatter.system
@@ -207,44 +200,38 @@ class LabelChecker:
                 return f"{problem} (see --block-size)"
         return problem
 
-    def finish(self) -> list[str]:
-        """Return notices on what was found in all chunks.
-
-        Returns
-        -------
-        list of str
-            Notices to the user.
+    def finish(self, say: Callable[[str], None]) -> None:
+        """Say what was found in all chunks.
 
         Raises
         ------
         UserError
             If there is no code at all, or one does not fit and no rule covers it; names rows by line.
         """
+        path = self._file.path
         if not self._has_codes:
-            raise UserError(f"{self._file.path} has no code at all in the column {self._target_cols[0]!r}.")
+            raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")
         if self._short.count and not self._rules.allow_short and not self._rules.zero_pad:
             raise UserError(self._describe_short())
         if self._bad.count and not self._rules.drop_bad:
             raise UserError(self._describe_bad())
-        notices = []
         if self._marks:
             marks = ", ".join(f"{shown(mark)} ({count:,})" for mark, count in self._marks.most_common())
-            notices.append(f"{self._file.path}: {self._marks.total():,} cells of codes are taken as missing: {marks}.")
+            say(f"{path}: {self._marks.total():,} cells of codes are taken as missing: {marks}.")
         if self._rewritten:
-            ((cell, code), _), *_ = self._rewritten.items()
-            notices.append(
-                f"{self._file.path}: {self._rewritten.total():,} cells of codes are read without what was added to "
-                f"them, such as {shown(cell)} as {shown(code)}."
+            cell, code = next(iter(self._rewritten))
+            say(
+                f"{path}: {self._rewritten.total():,} cells of codes are read without what was added to them, such as "
+                f"{shown(cell)} as {shown(code)}."
             )
         if self._num_ignored:
             codes = "1 code stands" if self._num_ignored == 1 else f"{self._num_ignored:,} codes stand"
-            notices.append(f"{self._file.path}: {codes} behind an empty cell of the row, left out.")
+            say(f"{path}: {codes} behind an empty cell of the row, left out.")
         if self._num_uncoded:
             rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
             may_keep = self._rules.is_training and self._formatter.system.missing_block is not None
             how = "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
-            notices.append(f"{self._file.path}: {self._num_uncoded:,} {rows} left out{how * may_keep}.")
-        return notices
+            say(f"{path}: {self._num_uncoded:,} {rows} left out{how * may_keep}.")
 
     def _describe_short(self) -> str:
         ways = "add --zero-pad-codes if leading zeros were lost"
@@ -265,14 +252,14 @@ class LabelChecker:
 
 @dataclass
 class _Found:
-    """How many there are of something, and the first few of them."""
+    """Number of findings in a file, and the first few of them."""
 
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)
-    """Positions in the file, and what is there."""
+    """Positions in the file, and texts that describe them."""
 
     def add(self, positions: np.ndarray, found: dict[int, str], count: int) -> None:
-        """Take in what was found in a chunk: row -> text, of the first few of `count` at least."""
+        """Add `count` findings of a chunk; `found` maps rows of the first few of them, at least, to texts."""
         self.count += count
         few = sorted(found.items())[:_NUM_EXAMPLES]
         self.first = sorted([*self.first, *((int(positions[row]), text) for row, text in few)])[:_NUM_EXAMPLES]
@@ -281,7 +268,3 @@ class _Found:
         """Return the first few with their lines."""
         lines = file.lines(np.array([position for position, _ in self.first], dtype=np.int64))
         return "; ".join(f"line {line}, {text}" for line, (_, text) in zip(lines, self.first, strict=True))
-
-
-def _is_short(code: str, formatter: Formatter) -> bool:
-    return bool(code) and code not in _NEVER_SHORT and formatter.system.length(code) < formatter.block_size

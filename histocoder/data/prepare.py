@@ -1,4 +1,4 @@
-"""Turns a user's table into training and validation data and a key, once; later runs find and check them."""
+"""Preparation of a user's table, once, as training and validation data and a key, which later runs use again."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from histocoder.formatters import Formatter, build_formatter
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
 HELD_OUT_FILE = "data_held_out.csv"
-"""Corrections that are not trained on, but serve to compare the model with the one before."""
+"""File of corrections that are not trained on, but serve to compare the model with the one before."""
 PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, HELD_OUT_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_VERSION = 2
-"""Since 2, variants of a text are on one side of the split, and rows without any code are dropped."""
+"""Version of the rules; since 2, variants of a text are on one side of the split, rows without any code are dropped."""
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
-"""By which prepared data are read: all of it has been checked."""
+"""Rules by which prepared data, which were checked before, are read."""
 _NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only", "cache_dir"}
 _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
-"""Of settings that `prepared.json` calls otherwise."""
+"""Setting -> its name in `prepared.json`, if it differs."""
 
 
 def formatter_of(config: PrepareConfig) -> Formatter:
-    """Return the formatter of prepared data: the general one, with a block for each target column."""
+    """Return the formatter of prepared data: the general one with a block for each target column."""
     return build_formatter(
         "general",
         num_blocks=len(config.target_cols),
@@ -55,27 +55,22 @@ def prepare(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Prepare data in a folder, or use those prepared there before.
+    """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 
     Writes `data_train.csv`, `data_val.csv`, `key.csv`, `rejected.csv` (each row that was dropped, with its line in
-    the source and why), `data_held_out.csv` (of corrections, some to compare models on) and, last, `prepared.json` (the
-    settings and the source's SHA-256).
+    the source and why), `data_held_out.csv` (corrections to compare models on) and, last, `prepared.json` (the settings
+    and the source's SHA-256).
 
     Parameters
     ----------
     config : PrepareConfig
     folder : Path
     known : Key, optional
-        Codes that come first in the key, whether or not they occur: those of a model that is trained on.
+        Codes of the model that is trained further, which come first in the key, whether or not they occur.
     overwrite : bool
         Whether to replace other data that were prepared in the folder before.
     say : callable
         Receives each notice to the user.
-
-    Returns
-    -------
-    dict
-        What `prepared.json` holds.
 
     Raises
     ------
@@ -100,45 +95,40 @@ def prepare(
 def _prepare(
     config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None, say: Callable[[str], None]
 ) -> None:
-    """Write the tables, all or none of them, and add to the record what they hold."""
+    """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
     _refuse_to_replace(config, folder)
     key = read_key(config.key) if config.key else None
     corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
         found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE, say=say)
-        _check_codes(config, found.codes)
+        if len(found.codes) < 2:
+            raise UserError(
+                f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
+                f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
+            )
         key = _whole_key(key or Key.from_codes(found.codes), known, found.codes, corrections, say)
         record["rows"] = {**_write_split(scratch, found, config, corrections, say), "rejected": found.num_dropped}
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
         found.write_rejected(scratch / REJECTED_FILE, say=say)
-        _write_record(folder, {"format_version": PREPARED_VERSION})  # until it is whole, nothing is prepared
+        _write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
         for name in PREPARED_TABLES:
             if (scratch / name).exists():
                 os.replace(scratch / name, folder / name)
             else:
-                (folder / name).unlink(missing_ok=True)  # of other data, which are replaced
+                (folder / name).unlink(missing_ok=True)  # of data that are replaced
 
 
 def held_out(folder: Path) -> tuple[Path, ...]:
-    """Return the file of held-out corrections in a folder of prepared data, if there is one."""
+    """Return the file of held-out corrections in a folder, if there is one."""
     path = folder / HELD_OUT_FILE
     return (path,) if path.is_file() else ()
-
-
-def _check_codes(config: PrepareConfig, codes: set[str]) -> None:
-    """Raise a UserError where there is nothing to choose from."""
-    if len(codes) < 2:
-        raise UserError(
-            f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in {', '.join(config.target_cols)}; "
-            "there is nothing to learn. Check --target-cols."
-        )
 
 
 def _whole_key(
     given: Key, known: Key | None, codes: set[str], corrections: Corrections | None, say: Callable[[str], None]
 ) -> Key:
-    """Return the known codes, those of the user's key, and those that occur."""
+    """Return a key of the known codes, those of the user's key, and those that occur."""
     first = known or given
     corrected = corrections.codes if corrections else set()
     key = first.extended([*given.codes, *(codes | corrected)], given.descriptions)
@@ -163,7 +153,7 @@ def _write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """Return what a folder's data were prepared from; None where none are, or not all of them yet."""
+    """Return the content of `prepared.json`; None if it is missing, or the data are not all there yet."""
     if not path.is_file():
         return None
     try:
@@ -199,7 +189,7 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
 
 
 def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
-    """Raise a UserError where a file that is read is one that would be written."""
+    """Raise a UserError if a file that is read would be replaced."""
     corrections = (("--corrections", path) for path in config.corrections or ())
     for flag, path in (("--dataset", config.dataset), ("--key", config.key), *corrections):
         if path is not None and any(is_same_file(path, folder / name) for name in PREPARED_TABLES):
@@ -214,9 +204,9 @@ def _describe(record: dict[str, Any]) -> str:
 def _write_split(
     folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Write the data to train on, all that is corrected among them, and to validate on; how many rows each has.
+    """Write the data to train on, which include all corrections, and to validate on; return their numbers of rows.
 
-    Corrections that are held out are in neither, but in a file of their own.
+    Held-out corrections are in neither, but in a file of their own.
     """
     last = _last_of_validation(found.units(), config)
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
@@ -256,7 +246,7 @@ def _write_split(
 
 
 def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:
-    """Return the largest of the hashes that are for validation: the smallest ones, a share of the distinct."""
+    """Return the largest hash that is for validation: a share of the distinct ones, the smallest, is."""
     units.sort()
     distinct = units[np.concatenate([[True], units[1:] != units[:-1]])]
     if len(distinct) < 2:

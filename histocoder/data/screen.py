@@ -1,4 +1,4 @@
-"""One pass over a user's table: rows that can be used, and rows that can't, in one file."""
+"""One pass over a user's table, which writes the rows that can be used, and those that can't, to one file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _REASON, _POSITION, _UNIT = "reason", "position", "unit"
 
 @dataclass
 class Screened:
-    """What `screen` found."""
+    """Rows of a table, checked by `screen`."""
 
     file: TableFile
     config: PrepareConfig
     path: Path
-    """The file that holds all rows, with why they are dropped."""
+    """File of all rows, with the reasons why they are dropped."""
     num_kept: int = 0
     num_dropped: int = 0
     codes: set[str] = field(default_factory=set)
-    """Those that occur in rows that are kept."""
+    """Codes that occur in rows that are kept."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -43,11 +43,11 @@ class Screened:
         return _strings(TEXT_COL, LANG_COL, *self.config.target_cols)
 
     def units(self) -> np.ndarray:
-        """Return what each kept row belongs to when rows are split, of shape (num_kept,): a hash."""
+        """Return the hashes by which the kept rows are split, of shape (num_kept,)."""
         return np.concatenate([units for _, units in self.kept()])
 
     def kept(self) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Yield the kept rows, a chunk at a time, with their units."""
+        """Yield the kept rows, a chunk at a time, with their hashes."""
         for batch in self._batches(kept=True):
             yield batch.select(self.schema.names), batch[_UNIT].to_numpy()
 
@@ -59,7 +59,7 @@ class Screened:
                 yield batch.filter(batch[_REASON].is_null() if kept else batch[_REASON].is_valid())
 
     def write_rejected(self, path: Path, *, say: Callable[[str], None]) -> None:
-        """Write the dropped rows with their lines in the table and why."""
+        """Write the dropped rows with their lines in the table and the reasons."""
         lines = self.file.lines(np.concatenate([batch[_POSITION].to_numpy() for batch in self._batches(kept=False)]))
         cells = _strings(_REASON, self.config.input_col, *self.config.target_cols)
         schema = pa.schema([("line", pa.int64()), *cells])
@@ -79,18 +79,7 @@ class Screened:
 def screen(
     config: PrepareConfig, formatter: Formatter, key: Key | None, path: Path, *, say: Callable[[str], None]
 ) -> Screened:
-    """Check all rows of a table, a chunk at a time.
-
-    Parameters
-    ----------
-    config : PrepareConfig
-    formatter : Formatter
-    key : Key, optional
-        The only codes allowed.
-    path : Path
-        The file to write rows to.
-    say : callable
-        Receives each notice to the user.
+    """Check all rows of a table, a chunk at a time, and write them to `path`; with a key, no other codes are allowed.
 
     Raises
     ------
@@ -114,8 +103,7 @@ def screen(
             found.num_kept += (num_kept := chunk.reasons.null_count)
             found.num_dropped += len(batch) - num_kept
             found.codes.update(*(batch[name].filter(chunk.usable).unique().to_pylist() for name in config.target_cols))
-    for notice in checker.finish():
-        say(notice)
+    checker.finish(say)
     if found.num_kept == 0:
         raise UserError(f"{config.dataset} has no row with a description and labels that fit.")
     found.codes -= {None, MISSING}
@@ -127,7 +115,7 @@ def _strings(*names: str) -> pa.Schema:
 
 
 def _rows(chunk: CheckedChunk, config: PrepareConfig, schema: pa.Schema) -> pa.RecordBatch:
-    """Return all rows of a chunk: kept ones as prepared data have them, the cells of dropped ones as they are."""
+    """Return all rows of a chunk: kept ones as prepared data have them, dropped ones with their cells unchanged."""
     table, texts = chunk.table, chunk.table.columns[config.input_col]
     cleaned = [pa.array(chunk.labels.codes[name].to_numpy(), pa.string()) for name in config.target_cols]
     codes = [
@@ -140,7 +128,7 @@ def _rows(chunk: CheckedChunk, config: PrepareConfig, schema: pa.Schema) -> pa.R
 
 
 def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
-    """Hash each row's description, alike for its variants, or its position if rows are split; keyed by the seed."""
+    """Hash each row's folded description, or its position if rows are split, with the seed as key."""
     values = folded(texts.to_pylist()) if config.split_by == "text" else positions.astype(str)
     key = f"{config.seed:016x}"[-16:]
     return pd.util.hash_array(np.array(values, dtype=object), hash_key=key, categorize=False)

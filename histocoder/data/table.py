@@ -1,4 +1,4 @@
-"""Reads a user's table as text, CSV here and others by `sources`: nothing is guessed, converted or silently skipped."""
+"""Tables of users, read as text: nothing is guessed, converted or silently skipped."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from histocoder.files import sha256
 Arrays = TypeVar("Arrays", pa.Array, pa.ChunkedArray)
 
 CHUNK_ROWS = 100_000
-"""Rows of a large file that are held as text at once."""
+"""Number of rows of a large file that are held as text at once."""
 _BLOCK_BYTES = 1 << 24
 _COMPRESSED = (".zip", ".bz2", ".xz", ".zst")
 _OTHER_KINDS = (".xls", ".xlsm", ".ods", ".rds", ".feather", ".arrow", ".json", ".jsonl")
-"""Of tables that other programs write, and this one does not."""
+"""Suffixes of tables that other programs write, and this one does not."""
 
 
 @dataclass
@@ -36,15 +36,20 @@ class Table:
 
     file: TableFile
     columns: dict[str, pa.Array]
-    """Strings; null where a cell is empty or blank."""
+    """Columns of strings; null where a cell is empty or blank."""
     rows: np.ndarray
-    """The position of each row among all rows of the file, from 0; blank rows are left out here."""
+    """Position of each row among all rows of the file, from 0; blank rows are not in the table."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def filter(self, mask: np.ndarray) -> Table:
+        """Return the rows where a mask of shape (n,) is true."""
+        columns = {name: column.filter(pa.array(mask)) for name, column in self.columns.items()}
+        return Table(self.file, columns, self.rows[mask])
+
     def lines(self, index: np.ndarray) -> np.ndarray:
-        """Return the line (in Parquet: the row, from 1) where each of some rows, in their order, begins in its file."""
+        """Return the line of each of some rows, as `TableFile.lines` does."""
         return self.file.lines(self.rows[index])
 
 
@@ -55,9 +60,9 @@ class TableFile:
     path: Path
     header: list[str]
     dialect: Dialect | None
-    """Of CSV; None for others."""
+    """Dialect of a CSV file; None for others."""
     source: Source | None = None
-    """Of others than CSV."""
+    """Source of the rows of other files."""
 
     @property
     def notices(self) -> list[str]:
@@ -70,13 +75,13 @@ class TableFile:
 
     @property
     def schema(self) -> pa.Schema:
-        """The kind of each column; of CSV all are text."""
+        """Types of the columns; text for CSV."""
         if self.source is not None:
             return self.source.rows.schema
         return pa.schema([(name, pa.string()) for name in self.header])
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise a UserError that names the first column that is missing, with those that exist, or that is not text."""
+        """Raise a UserError if a column is missing, occurs twice, or can't be read as text."""
         for column in columns:
             if (times := self.header.count(column)) > 1:
                 raise UserError(f"{self.path} has {times} columns named {shown(column)}; rename all but one.")
@@ -101,19 +106,19 @@ class TableFile:
         return Table(self, joined, np.concatenate([part.rows for part in parts]))
 
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all columns in chunks of `chunk_rows` rows, CSV as text; of Parquet, `columns` alone if they are given.
+        """Yield all columns (of Parquet: `columns`, if given) in chunks of `chunk_rows` rows, CSV as text.
 
         Raises
         ------
         UserError
-            Where the file has no rows, or a row of another length than its header, or can't be read as text. The
-            message names the line.
+            If the file has no rows, a row of another length than its header, or can't be read as text.
         """
         if self.dialect is not None:
             batches = csv_batches(self.path, self.header, self.dialect)
-        elif self.source is None or (is_parquet(self.path) and self.path.is_file()):
+        elif is_parquet(self.path) and self.path.is_file():
             batches = pa.parquet.ParquetFile(self.path).iter_batches(batch_size=chunk_rows, columns=columns)
         else:
+            assert self.source is not None
             batches = _batches(self.source, columns, chunk_rows)
         pending: list[pa.RecordBatch] = []
         waiting, is_empty = 0, True
@@ -161,22 +166,12 @@ def open_table(
     sheet: str | None = None,
     codes: Sequence[str] = (),
 ) -> TableFile:
-    """Look at a file: CSV, Parquet, Excel, Stata, SPSS, or a folder of Parquet files.
+    """Read the header of a file: CSV, Parquet, Excel, Stata, SPSS, or a folder of Parquet files.
 
-    CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon or tab. A file that is
-    UTF-8 but for some bytes is not taken as cp1252. The string "nan" is a word. Blank lines are skipped.
-
-    Parameters
-    ----------
-    path : path
-    columns : sequence of str
-        Required columns.
-    optional : sequence of str
-        Optional columns. The separator is the one that finds most of both.
-    sheet : str, optional
-        Of an Excel workbook; by default the only one that holds anything.
-    codes : sequence of str
-        Columns that are read as their values where these have labels, as in Stata.
+    CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon or tab, whichever finds
+    most of the required `columns` and the `optional` ones. A file that is UTF-8 but for some bytes is not taken as
+    cp1252. The string "nan" is a word. Blank lines are skipped. Columns in `codes` are read as values where these have
+    labels, as in Stata.
 
     Raises
     ------
@@ -194,7 +189,7 @@ def open_table(
 
 
 def fingerprint(path: str | Path) -> str:
-    """Return the SHA-256 of a user's file; raises UserError where there is none that can be read."""
+    """Return the SHA-256 of a user's file or folder; raises UserError if it can't be read."""
     path = Path(path)
     _check_readable(path)
     if path.is_dir():
@@ -205,7 +200,7 @@ def fingerprint(path: str | Path) -> str:
 
 
 def count_rows(file: TableFile) -> int:
-    """Return the rows of a file; of a CSV file with line breaks within its cells, somewhat more."""
+    """Return the number of rows of a file; more for a CSV file with line breaks within its cells."""
     if file.source is not None:
         return file.source.rows.count_rows()
     with opened(file.path) as content:
@@ -213,7 +208,7 @@ def count_rows(file: TableFile) -> int:
 
 
 def strings(array: Arrays) -> Arrays:
-    """Cells as text; null where they are null, or NaN."""
+    """Return cells as text; null where they are null or NaN."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_floating(array.type):
@@ -228,20 +223,18 @@ def csv_writer(path: Path | pa.NativeFile, schema: pa.Schema, *, delimiter: str 
 
 
 def check_output(path: Path, *, excel: bool = False) -> None:
-    """Raise a UserError if `path` has the suffix of another format, or is a folder, a device or a pipe.
-
-    `excel` says that CSV for Excel is to be written, which other formats are not.
-    """
-    if excel and path.suffix.lower() in (*PARQUET, *EXCEL, *LABELLED):
+    """Raise a UserError if `path` has a suffix that does not fit (`excel`: CSV), or is a folder, a device or a pipe."""
+    kind = path.suffix.lower()
+    if excel and kind in (*PARQUET, *EXCEL, *LABELLED):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
-    if path.suffix.lower() in _COMPRESSED:
+    if kind in _COMPRESSED:
         raise UserError(f"{path} would not be compressed; omit {path.suffix}.")
-    if path.suffix.lower() in _OTHER_KINDS:
+    if kind in _OTHER_KINDS:
         raise UserError(
             f"{path} would not be a {path.suffix} file; choose a name that ends in .csv, .csv.gz, .tsv, .parquet, "
             ".xlsx, .dta or .sav."
         )
-    if path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() not in (".csv", ".tsv"):
+    if kind == ".gz" and Path(path.stem).suffix.lower() not in (".csv", ".tsv"):
         raise UserError(f"{path} would not be CSV; choose a name that ends in .csv.gz.")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it to write to.")
@@ -250,6 +243,7 @@ def check_output(path: Path, *, excel: bool = False) -> None:
 
 
 def is_parquet(path: Path) -> bool:
+    """Return whether a path has the suffix of a Parquet file."""
     return path.suffix.lower() in PARQUET
 
 
@@ -269,23 +263,20 @@ def _check_readable(path: Path) -> None:
 
 
 def _batches(source: Source, columns: list[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in their order, and not many ahead."""
+    """Yield rows in their order, reading few ahead."""
     return source.rows.to_batches(columns=columns, batch_size=rows, batch_readahead=1, fragment_readahead=1)
 
 
 def _whole_numbers(source: Source, columns: Sequence[str]) -> set[str]:
-    """Return the float columns with integers only: integers with gaps are often saved so; 61110.0 means 61110."""
+    """Return the float columns with integers of 64 bits only: integers with gaps are often saved so."""
     whole = {c for c in columns if pa.types.is_floating(source.rows.schema.field(c).type)}
     for batch in _batches(source, sorted(whole), CHUNK_ROWS) if whole else ():
-        whole = {c for c in whole if _is_whole(batch[c])}
+        for name in list(whole):
+            numbers = _without_nan(batch[name]).cast(pa.float64())
+            fits = pc.and_(pc.equal(pc.round(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
+            if not pc.all(fits, min_count=0).as_py():
+                whole.remove(name)
     return whole
-
-
-def _is_whole(array: pa.Array) -> bool:
-    """Return whether all floats are integers, and of 64 bits at most."""
-    numbers = _without_nan(array).cast(pa.float64())
-    fits = pc.and_(pc.equal(pc.round(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
-    return pc.all(fits, min_count=0).as_py()
 
 
 def _text(column: pa.ChunkedArray, *, is_whole: bool) -> pa.Array:
@@ -298,12 +289,12 @@ def _text(column: pa.ChunkedArray, *, is_whole: bool) -> pa.Array:
 
 
 def _without_nan(array: Arrays) -> Arrays:
-    """Floats, null where they are NaN: so pandas and others write what is missing."""
+    """Return floats with null for NaN, by which pandas and others write missing values."""
     return pc.if_else(pc.is_nan(array), None, array)
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return whether cells of a kind can be read as text."""
+    """Return whether cells of a type can be read as text."""
     try:
         strings(pa.nulls(0, kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
