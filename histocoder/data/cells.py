@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})
-"""What stands where a value is missing: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A;
-Stata and SAS a dot. Lower case "na" and "none" are left out, since people write them as words."""
+"""Marks of missing values: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A; Stata and SAS
+a dot. Lower case "na" and "none" are left out, since people write them as words."""
 _KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def bare(cell: str) -> str:
-    """Return a cell without blanks around it, and without what keeps a spreadsheet from reading it as a number.
+    """Strip a cell of blanks, and of the marks that keep a spreadsheet from reading it as a number.
 
     Examples
     --------
@@ -27,18 +27,18 @@ def bare(cell: str) -> str:
 
 
 def whole_number(cell: str) -> str | None:
-    """Return the digits of a whole number that has decimals, as in "61110.0"; None for other cells."""
+    """Return the digits of a whole number with decimals, such as "61110.0"; None for other cells."""
     match = _WHOLE.fullmatch(cell)
     return match and match[1]
 
 
 def is_integer(cell: str) -> bool:
-    """Return whether a cell may be that of a column of integers, with decimals or without."""
+    """Return whether a cell is an integer, with decimals or without."""
     return re.fullmatch(r"-?[0-9]+", whole_number(cell) or cell) is not None
 
 
 def printed_hisco(cell: str) -> str | None:
-    """Return the five digits of a HISCO code as it is printed, "6-11.10"; None for other cells."""
+    """Return the five digits of a HISCO code in its printed form, such as "6-11.10"; None for other cells."""
     match = _PRINTED_HISCO.fullmatch(cell)
     return match and "".join(match.groups())
 

@@ -1,4 +1,4 @@
-"""Languages, whichever way a user writes them: one table for training and predicting."""
+"""Codes and names of languages, in one table for training and predicting."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ uk Ukrainian, ur Urdu, uz Uzbek, ve Venda, vi Vietnamese, vo Volapük, wa Walloo
 yo Yoruba, za Zhuang, zh Chinese, zu Zulu
 """
 NAMES: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _ISO_639_1.split(","))
-"""ISO 639-1 code -> English name; without Northern Sami, whose code is OccCANINE's of Swedish."""
+"""ISO 639-1 code -> English name, without Northern Sami, whose code OccCANINE uses for Swedish."""
 _OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}
-"""The three languages that OccCANINE has codes of its own for. Models are trained with these, so that one that starts
-from a published model's weights finds what they know."""
+"""ISO 639-1 code -> OccCANINE's own code. Models are trained with the latter, as the published weights were."""
 _ISO = {code: iso for iso, code in _OCCCANINE.items()}
 _BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": "unk"}
-_SAMPLE = ("ca", "da", "en", "es", "fr", "de", "el", "is", "it", "nl", "no", "pt", "sv")  # OccCANINE's, too
+_SAMPLE = ("ca", "da", "en", "es", "fr", "de", "el", "is", "it", "nl", "no", "pt", "sv")  # those of OccCANINE
 HELP = (
     "Languages: "
     + ", ".join(f"{c} (or {_OCCCANINE[c]}) {NAMES[c]}" if c in _OCCCANINE else f"{c} {NAMES[c]}" for c in _SAMPLE)
@@ -45,9 +44,9 @@ HELP = (
 
 
 def language_code(text: str) -> str:
-    """Return the code by which models are trained of a language that is given by a code or its English name.
+    """Return the code that models are trained with for a language given by a code or its English name.
 
-    What is no language of the table is returned as it is, but for blanks around it; what is missing is "unk".
+    A text that is not a language of the table is only stripped of blanks; a missing one is "unk".
 
     Examples
     --------
@@ -64,17 +63,17 @@ def language_code(text: str) -> str:
 
 
 def is_language(code: str) -> bool:
-    """Return whether `language_code` knows what it returned."""
+    """Return whether a result of `language_code` is a language of the table, or "unk"."""
     return code == "unk" or iso_code(code) in NAMES
 
 
 def iso_code(code: str) -> str:
-    """Return the ISO 639-1 code of a language by which a model was trained; others as they are."""
+    """Return the ISO 639-1 code of a language that models are trained with; others as they are."""
     return _ISO.get(code, code)
 
 
 def same_language(lang: str, known: Iterable[str]) -> str | None:
-    """Return the known language that equals a language, under its code there; None if there is none.
+    """Return the code that a language has among known ones; None if it is not among them.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Batches from worker processes; one that is killed or hangs ends the run with an error that names it."""
+"""Batches from worker processes; a worker that is killed or hangs ends the run with an error that names it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,12 @@ from histocoder.data.samplers import BucketSampler
 from histocoder.distributed.signals import ignore_stop_signals, in_main_thread
 from histocoder.errors import MachineError
 
-_END_SECONDS = 0.3  # from the end of a process' pipes to its own
-_GRACE_SECONDS = 1.0  # in which torch notices by itself that a batch is late
+_END_SECONDS = 0.3  # between the end of a process' pipes and its own
+_GRACE_SECONDS = 1.0  # given to torch to notice by itself that a batch is late
 
 
 class BatchLoader:
-    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over.
-
-    Parameters
-    ----------
-    data : OccupationDataset
-    sampler : BucketSampler
-    config : LoaderConfig
-    pin_memory : bool
-        Whether batches are put into page-locked memory.
-    """
+    """Loads the batches of a sampler, in its order, merged (see `Batch`); each iteration starts over."""
 
     def __init__(
         self, data: OccupationDataset, sampler: BucketSampler, config: LoaderConfig, *, pin_memory: bool
@@ -65,10 +56,9 @@ class BatchLoader:
             yield batch
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        """Return the next batch, or None. Workers that keep this process waiting for too long are killed.
+        """Return the next batch, or None; kill the worker that is to send it if it takes too long.
 
-        torch's own timeout ends only the wait for a message: its tensors are fetched from the worker, which may be
-        stopped by then.
+        torch's own timeout ends only the wait for a message; fetching its tensors from a stopped worker would hang.
         """
         if not self._workers:
             return next(batches, None)
@@ -88,11 +78,11 @@ class BatchLoader:
     def naming_workers(self) -> Iterator[None]:
         """Turn the failure of a worker, which may come up at any point within, into a MachineError that names it.
 
-        All workers are ended with it: they leave signals to this process, which in the end would wait for them.
+        All workers are killed at the end: they ignore signals, and this process would wait for them.
         """
         try:
             yield
-        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or of a pipe that has no other end
+        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a broken pipe's
             _expect_ends()
             what = self._failure(str(error))
             if what is None and "No space left" in str(error):
@@ -110,10 +100,10 @@ class BatchLoader:
         finally:
             _expect_ends()
             for worker in self._workers:
-                worker.kill()  # a stopped one heeds nothing else
+                worker.kill()  # the only signal that ends a stopped process
 
     def _failure(self, error: str) -> str | None:
-        """Return what has happened to which worker, if anything."""
+        """Return which worker failed and how; None if none did."""
         time.sleep(_END_SECONDS)
         if error.startswith("DataLoader timed out"):
             self._late = self._num_received % len(self._workers)
@@ -126,12 +116,12 @@ class BatchLoader:
 
 
 def _merged(batch: Batch) -> Batch:
-    """Merge a batch, and in a worker move it to shared memory: where torch does so later, it hides a failure."""
+    """Merge a batch, and in a worker move it to shared memory, since a failure is hidden if torch does so later."""
     merged = batch.merged()
     return merged if get_worker_info() is None else merged.share_memory()
 
 
 def _expect_ends() -> None:
-    """Workers that end from now on are no errors of their own."""
+    """Ignore the ends of workers from now on, which torch takes as errors."""
     if hasattr(signal, "SIGCHLD") and in_main_thread():  # Windows lacks it
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

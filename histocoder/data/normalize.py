@@ -1,4 +1,4 @@
-"""Text normalisation: the same in training and in use, since the model's config names it."""
+"""Text normalisation, which a model's config names, so that it is the same in training and in use."""
 
 from __future__ import annotations
 
@@ -9,25 +9,15 @@ from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
 
 DEFAULT_NORMALIZATION = "nfc"
-"""Of new models; imported ones keep their own."""
+"""Normalisation of new models; imported ones keep their own."""
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:
     """Normalise descriptions.
 
-    Parameters
-    ----------
-    texts : sequence of str
-    how : {"none", "nfc", "lower", "lower_ascii"}
-        "nfc": one Unicode form (NFC) for each character, so that "ä" is the same with its diaeresis as a code point of
-        its own. "lower": NFC, lower case, single blanks between words and none around them. "lower_ascii": lower case,
-        then letters of other alphabets and with diacritics in ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as
-        OccCANINE's published models were trained.
-
-    Raises
-    ------
-    UserError
-        If the normalisation is unknown.
+    `how` is "none"; "nfc": one Unicode form (NFC) for each character, whether or not its diacritics are code points of
+    their own; "lower": NFC, lower case, single blanks between words and none around them; or "lower_ascii": lower case,
+    then ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as OccCANINE's published models were trained.
 
     Examples
     --------
@@ -48,16 +38,17 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
 
 
 def folded(texts: Sequence[str]) -> list[str]:
-    """Keys of descriptions, equal for those that differ only in case, blanks or Unicode form: what counts as one text
-    where data are split, and where texts are looked up among those trained on.
+    """Return keys of descriptions, equal for those that differ only in case, blanks or Unicode form.
+
+    Data are split, and looked up among those trained on, by these keys.
     """
     return normalize(texts, "lower")
 
 
 def fold(text: str) -> str:
-    """Fold case, blanks and Unicode normal form of a description, by which hand-coded descriptions are found.
+    """Return a key of a description, by which hand-coded descriptions are found.
 
-    Unlike `folded` it treats letters that differ in upper case only, such as ß and ss, as the same.
+    Unlike `folded` it takes letters that are the same in upper case, such as ß and ss, as the same.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Tables that are not CSV: which files hold one, by suffix, and how it is read."""
+"""Tables that are not CSV: Parquet, Excel, Stata and SPSS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
     rows: pa.dataset.Dataset
     first_row: int = 1
-    """The number that the first row goes by in messages."""
+    """Number of the first row in messages."""
     notices: tuple[str, ...] = ()
 
 
@@ -37,7 +37,7 @@ def open_source(path: Path, *, sheet: str | None, codes: Collection[str], known:
     Raises
     ------
     UserError
-        If it can't be read; the message says why and what to do.
+        If it can't be read.
     """
     kind = path.suffix.lower()
     if kind in _INSTEAD:
@@ -50,15 +50,13 @@ def open_source(path: Path, *, sheet: str | None, codes: Collection[str], known:
         from histocoder.data.excel import read_workbook
 
         table, first_row, notices = read_workbook(path, sheet)
-        notices = [*notices, *_numbers(path, table, known)]
     elif kind in LABELLED:
         from histocoder.data.labelled import read_labelled
 
         (table, notices), first_row = read_labelled(path, codes), 1
-        notices = [*notices, *_numbers(path, table, known)]
     else:
         return None
-    return Source(pa.dataset.dataset(table), first_row, tuple(notices))
+    return Source(pa.dataset.dataset(table), first_row, (*notices, *_lost_zeros(path, table, known)))
 
 
 def holds_parquet(folder: Path) -> bool:
@@ -67,7 +65,7 @@ def holds_parquet(folder: Path) -> bool:
 
 
 def _parquet(path: Path) -> pa.dataset.Dataset:
-    """Open a file, or all files of a folder; in that, names such as year=1880 are a column."""
+    """Open a file, or all files of a folder, in which folders such as year=1880 are a column."""
     try:
         if path.is_file():
             return pa.dataset.dataset(path, format="parquet")
@@ -82,7 +80,7 @@ def _parquet(path: Path) -> pa.dataset.Dataset:
         raise UserError(f"{path} {what}: {str(error).splitlines()[0]}") from error
 
 
-def _numbers(path: Path, table: pa.Table, columns: Collection[str]) -> list[str]:
+def _lost_zeros(path: Path, table: pa.Table, columns: Collection[str]) -> list[str]:
     """Return notices on columns of numbers of several lengths, which may be codes without their zeros."""
     notices = []
     for name in dict.fromkeys(columns):
