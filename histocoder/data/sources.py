@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
 from histocoder.errors import UserError
+
+Arrays = TypeVar("Arrays", pa.Array, pa.ChunkedArray)
 
 PARQUET = (".parquet", ".pq")
 EXCEL = (".xlsx", ".xlsm")
@@ -64,6 +66,13 @@ def holds_parquet(folder: Path) -> bool:
     return any(path.suffix.lower() in PARQUET for path in folder.rglob("*"))
 
 
+def integers(floats: Arrays) -> Arrays | None:
+    """Return floats as integers of 64 bits, null for NaN; None if some are not integers."""
+    numbers = pc.if_else(pc.is_nan(floats), None, floats).cast(pa.float64())
+    fits = pc.and_(pc.equal(pc.round(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
+    return numbers.cast(pa.int64()) if pc.all(fits, min_count=0).as_py() else None
+
+
 def _parquet(path: Path) -> pa.dataset.Dataset:
     """Open a file, or all files of a folder, in which folders such as year=1880 are a column."""
     try:
@@ -84,8 +93,11 @@ def _lost_zeros(path: Path, table: pa.Table, columns: Collection[str]) -> list[s
     """Return notices on columns of numbers of several lengths, which may be codes without their zeros."""
     notices = []
     for name in dict.fromkeys(columns):
-        if table.column_names.count(name) == 1 and pa.types.is_integer(table[name].type):
-            digits = pc.unique(pc.utf8_length(pc.abs(table[name].filter(pc.greater(table[name], 9))).cast(pa.string())))
+        numbers = table[name] if table.column_names.count(name) == 1 else None
+        if numbers is not None and pa.types.is_floating(numbers.type):  # all numbers of SPSS are
+            numbers = integers(numbers)
+        if numbers is not None and pa.types.is_integer(numbers.type):
+            digits = pc.unique(pc.utf8_length(pc.abs(numbers.filter(pc.greater(numbers, 9))).cast(pa.string())))
             lengths = sorted(digits.drop_null().to_pylist())
             if len(lengths) > 1:
                 notices.append(

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +15,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from histocoder.data.dialect import Dialect, csv_batches, find_lines, opened, sniff
-from histocoder.data.sources import EXCEL, LABELLED, PARQUET, Source, holds_parquet, open_source
+from histocoder.data.sources import EXCEL, LABELLED, PARQUET, Arrays, Source, holds_parquet, integers, open_source
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
-
-Arrays = TypeVar("Arrays", pa.Array, pa.ChunkedArray)
 
 CHUNK_ROWS = 100_000
 """Number of rows of a large file that are held as text at once."""
@@ -212,7 +209,7 @@ def strings(array: Arrays) -> Arrays:
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_floating(array.type):
-        array = _without_nan(array)
+        array = pc.if_else(pc.is_nan(array), None, array)  # so pandas and others write missing values
     return array.cast(pa.string())
 
 
@@ -271,11 +268,7 @@ def _whole_numbers(source: Source, columns: Sequence[str]) -> set[str]:
     """Return the float columns with integers of 64 bits only: integers with gaps are often saved so."""
     whole = {c for c in columns if pa.types.is_floating(source.rows.schema.field(c).type)}
     for batch in _batches(source, sorted(whole), CHUNK_ROWS) if whole else ():
-        for name in list(whole):
-            numbers = _without_nan(batch[name]).cast(pa.float64())
-            fits = pc.and_(pc.equal(pc.round(numbers), numbers), pc.less(pc.abs(numbers), 2.0**63))
-            if not pc.all(fits, min_count=0).as_py():
-                whole.remove(name)
+        whole = {c for c in whole if integers(batch[c]) is not None}
     return whole
 
 
@@ -283,14 +276,10 @@ def _text(column: pa.ChunkedArray, *, is_whole: bool) -> pa.Array:
     """Return one array of strings, null where blank."""
     array = column.combine_chunks()
     array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
-    array = strings(_without_nan(array).cast(pa.int64()) if is_whole else array)
+    whole = integers(array) if is_whole else None
+    array = strings(array if whole is None else whole)
     blank = pc.equal(pc.utf8_trim_whitespace(array), "")
     return pc.if_else(blank, pa.scalar(None, pa.string()), array)
-
-
-def _without_nan(array: Arrays) -> Arrays:
-    """Return floats with null for NaN, by which pandas and others write missing values."""
-    return pc.if_else(pc.is_nan(array), None, array)
 
 
 def _is_text(kind: pa.DataType) -> bool:

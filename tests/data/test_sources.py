@@ -102,6 +102,18 @@ def test_lost_zeros_are_told_or_kept_by_their_format(tmp_path: Path):
     assert read_table(path, ["h"]).columns["h"].to_pylist() == ["02000", "61110", "-1"]
 
 
+@pytest.mark.parametrize("suffix", [".dta", ".sav"])
+def test_lost_zeros_of_codes_stored_as_floats_are_told(tmp_path: Path, suffix: str):
+    frame = pd.DataFrame({"occ1": ["a", "b", "c"], "h": [2000.0, 61110.0, None], "share": [10.5, 100.0, 1.0]})
+    path = tmp_path / f"t{suffix}"
+    if suffix == ".dta":
+        frame.to_stata(path, write_index=False)
+    else:
+        pytest.importorskip("pyreadstat").write_sav(frame, path)
+    (notice,) = open_table(path, ["occ1"], optional=["h", "share"]).notices
+    assert "column 'h' is stored as numbers, of 4 to 5 digits" in notice
+
+
 def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [["occ1", "lang", "hisco_1"], ["farmer", "en", "61110"], ["baker", "en", "77610"]]
     path = workbook(tmp_path / "t.xlsx", ("1880", rows), ("1890", rows))
