@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+from openpyxl.utils.escape import unescape
 
 from histocoder.data.sheets import MOST_DIGITS, are_formulas, for_sheets
 from histocoder.errors import UserError, shown
@@ -30,6 +31,8 @@ _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 _FIRST_YEAR = 1901
 """First year whose dates Excel has right: it has none before 1900, and a 29 February then."""
 _ZEROS = re.compile(r"0+")
+_ESCAPED = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")
+"""Beginning of a character in Excel's notation, such as _x000D_ for a carriage return."""
 
 
 def read_workbook(path: Path, sheet: str | None) -> tuple[pa.Table, int, list[str]]:
@@ -114,7 +117,7 @@ def _value(cell: Any) -> Any:
     if isinstance(value, int) and _ZEROS.fullmatch(cell.number_format):
         return str(value).zfill(len(cell.number_format))
     if isinstance(value, str):
-        return value if value.strip() else None
+        return unescape(value) if value.strip() else None
     return value if value is None or isinstance(value, int | float | date) else str(value)
 
 
@@ -189,7 +192,7 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
         fit = ILLEGAL_CHARACTERS_RE.sub("", text)[:_MAX_CHARACTERS]
         num_cut += fit != text
         num_formulas += is_formula
-        cell: Any = WriteOnlyCell(sheet, fit)
+        cell: Any = WriteOnlyCell(sheet, _ESCAPED.sub("_x005F_", fit))
         cell._style = (marked if is_formula else plain)._style
         cell.data_type = "s"  # whatever it begins with
         return cell

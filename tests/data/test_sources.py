@@ -271,3 +271,12 @@ def test_columns_of_excel_with_the_same_name_are_numbered(tmp_path: Path):
     file = open_table(path, ["occ1"])
     assert file.header == ["occ1", "a", "a.2", "a.1"] and "numbered: 'a.2'" in file.notices[0]
     assert read_table(path, file.header).columns["a.2"].to_pylist() == ["2"]
+
+
+def test_characters_in_the_notation_of_excel_are_read_as_characters(tmp_path: Path):
+    path = workbook(tmp_path / "t.xlsx", ("a", [["occ1"], ["smith_x000D_\nand farrier"], ["_x005F_x000D_"]]))
+    texts = ["smith\r\nand farrier", "_x000D_"]
+    assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == texts
+    table = pa.table({"occ1": ["_x000D_", "a_b", "_x12"]})
+    Output(path).write(path, table.schema, [table])
+    assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["_x000D_", "a_b", "_x12"]
