@@ -143,7 +143,7 @@ class TableFile:
             if self.dialect is not None and len(self.header) > 1:
                 keep = ~np.logical_and.reduce([np.asarray(pc.equal(column, "")) for column in chunk.columns])
             kept = chunk if keep.all() else chunk.filter(pa.array(keep))
-            texts = {c: _text(kept[c], is_whole=c in whole) for c in columns}
+            texts = {c: _text(kept[c], f"{self.path}, column {c!r},", is_whole=c in whole) for c in columns}
             yield Table(self, texts, position + np.flatnonzero(keep))
             position += len(chunk)
 
@@ -204,13 +204,16 @@ def count_rows(file: TableFile) -> int:
         return max(sum(chunk.count(b"\n") for chunk in iter(lambda: content.read(_BLOCK_BYTES), b"")) - 1, 0)
 
 
-def strings(array: Arrays) -> Arrays:
-    """Return cells as text; null where they are null or NaN."""
+def strings(array: Arrays, where: str = "A column") -> Arrays:
+    """Return cells as text, null where they are null or NaN; raise a UserError for bytes that are not UTF-8."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array), None, array)  # so pandas and others write missing values
-    return array.cast(pa.string())
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{where} holds bytes that are not UTF-8 text. Save it as a column of text.") from error
 
 
 def csv_writer(path: Path | pa.NativeFile, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
@@ -272,12 +275,12 @@ def _whole_numbers(source: Source, columns: Sequence[str]) -> set[str]:
     return whole
 
 
-def _text(column: pa.ChunkedArray, *, is_whole: bool) -> pa.Array:
+def _text(column: pa.ChunkedArray, where: str, *, is_whole: bool) -> pa.Array:
     """Return one array of strings, null where blank."""
     array = column.combine_chunks()
     array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
     whole = integers(array) if is_whole else None
-    array = strings(array if whole is None else whole)
+    array = strings(array if whole is None else whole, where)
     blank = pc.equal(pc.utf8_trim_whitespace(array), "")
     return pc.if_else(blank, pa.scalar(None, pa.string()), array)
 

@@ -16,10 +16,10 @@ TEXT, LANG = "histocoder text", "histocoder lang"
 
 def pairs_of(table: pa.Table, input_col: str, language_col: str | None, language: str) -> pa.Table:
     """Return the description and the language of each row, the columns `TEXT` and `LANG`."""
-    texts = strings(table[input_col]).fill_null("")
+    texts = strings(table[input_col], f"The column {input_col!r}").fill_null("")
     if language_col is None:
         return pa.table({TEXT: texts, LANG: pa.repeat(language, len(table))})
-    langs = strings(table[language_col]).fill_null("")
+    langs = strings(table[language_col], f"The column {language_col!r}").fill_null("")
     return pa.table({TEXT: texts, LANG: pc.if_else(pc.equal(langs, ""), "unk", langs)})
 
 

@@ -17,6 +17,7 @@ from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
+from histocoder.inference.pairs import pairs_of
 
 NOTE = '"note (a, b, c, d, e, f, g)"'
 """A column whose name holds more commas than a header has semicolons."""
@@ -195,6 +196,16 @@ def test_a_parquet_column_of_other_things_than_text_is_named(tmp_path: Path, col
         open_table(tmp_path / "t.parquet", ["h"])
     with pytest.raises(UserError, match=r"column 'h': .* one value in each cell"):
         open_table(tmp_path / "t.parquet", ["occ1"]).read(["occ1", "h"])
+
+
+def test_bytes_that_are_not_utf8_in_parquet_are_named(tmp_path: Path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"occ1": ["væver".encode()], "h": ["smør".encode("cp1252")]}), path)
+    assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver"]
+    with pytest.raises(UserError, match=r"t\.parquet, column 'h', holds bytes that are not UTF-8 text"):
+        read_table(path, ["h"])
+    with pytest.raises(UserError, match="The column 'h' holds bytes that are not UTF-8 text"):
+        pairs_of(pq.read_table(path), "h", None, "da")
 
 
 @pytest.mark.parametrize("header", ["occ1;lang;hisco_1", "lang;occ1", "occ1;other"])
