@@ -10,6 +10,7 @@ a dot. Lower case "na" and "none" are left out, since people write them as words
 _KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
+_SHORTENED = re.compile(r"-?[0-9](\.[0-9]+)?[eE][+-][0-9]{2,3}")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
@@ -46,3 +47,8 @@ def printed_hisco(cell: str) -> str | None:
 def looks_like_a_number(cell: str) -> bool:
     """Return whether a cell is a number with decimals or an exponent."""
     return not cell.lstrip("+-").isdigit() and _NUMBER.fullmatch(cell) is not None
+
+
+def is_shortened(cell: str) -> bool:
+    """Return whether a cell is a number as spreadsheets and R shorten it, such as "6E+04"."""
+    return _SHORTENED.fullmatch(cell) is not None

@@ -12,7 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import DataConfig
-from histocoder.data.cells import MISSING_MARKS, bare, is_integer, looks_like_a_number, printed_hisco, whole_number
+from histocoder.data.cells import (
+    MISSING_MARKS,
+    bare,
+    is_integer,
+    is_shortened,
+    looks_like_a_number,
+    printed_hisco,
+    whole_number,
+)
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError, shown
@@ -83,6 +91,8 @@ class LabelChecker:
         self._num_ignored = self._num_uncoded = 0
         self._marks: Counter[str] = Counter()
         self._rewritten: Counter[tuple[str, str]] = Counter()
+        self._decimals: Counter[str] = Counter()
+        self._num_integers = 0
         self._holds_integers: dict[str, bool] = {}
         self._short, self._bad = _Found(), _Found()
 
@@ -147,6 +157,10 @@ class LabelChecker:
                 self._marks[cell.strip()] += count
             elif code != cell.strip():
                 self._rewritten[cell.strip(), code] += count
+            if looks_like_a_number(code):
+                self._decimals[code] += count
+            elif is_integer(code):
+                self._num_integers += count
             if self._rules.zero_pad and code.isascii() and code.isdigit():
                 code = code.zfill(self._formatter.block_size)
             codes.append(code)
@@ -188,11 +202,11 @@ class LabelChecker:
             return None
         system = self._formatter.system
         problem = system.problem(code)
+        if looks_like_a_number(code) and (problem is not None or (self._key is None and is_shortened(code))):
+            return "looks like a number that a spreadsheet has made of a code; save the column as text"
         if problem is None:
             is_strange = self._key is not None and code != MISSING and code not in self._key.index
             return "is not in the key" if is_strange else None
-        if looks_like_a_number(code):
-            return "looks like a number that a spreadsheet has made of a code; save the column as text"
         if self._rules.is_training and self._formatter.name == "general":
             if "has ','" in problem:
                 return f"{problem} (see --use-within-block-sep)"
@@ -223,6 +237,12 @@ class LabelChecker:
             say(
                 f"{path}: {self._rewritten.total():,} cells of codes are read without what was added to them, such as "
                 f"{shown(cell)} as {shown(code)}."
+            )
+        if self._key is None and 0 < (number := self._decimals.total()) < self._num_integers:
+            codes = "1 code has" if number == 1 else f"{number:,} codes have"
+            say(
+                f"{path}: {codes} decimals, such as {shown(next(iter(self._decimals)))}, and most are whole numbers. "
+                "If a spreadsheet has changed codes, save the column as text."
             )
         if self._num_ignored:
             codes = "1 code stands" if self._num_ignored == 1 else f"{self._num_ignored:,} codes stand"
