@@ -73,7 +73,7 @@ class LabelChecker:
 
     Blanks around a code and marks of spreadsheets are removed (see `cells`); marks such as NA are missing codes, unless
     the key has them. With a key, no other codes are allowed. Reading of a row stops at its first missing code; if the
-    formatter has a mark for a missing first code, it is put there.
+    formatter has a mark for a missing first code, it is put there; as a further code, this mark is missing.
     """
 
     def __init__(
@@ -172,7 +172,8 @@ class LabelChecker:
         code = bare(cell)
         if self._key is not None and code in self._key.index:
             return code
-        if code in MISSING_MARKS:
+        is_further = name != self._target_cols[0] and self._formatter.system.missing_block is not None
+        if code in MISSING_MARKS or (code == MISSING and is_further):
             return ""
         if (digits := whole_number(code)) is not None and self._is_of_integers(name):
             return digits

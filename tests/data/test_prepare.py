@@ -167,6 +167,17 @@ def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path):
     assert "1 row without any code is left out" in heard[-1] and "--" not in heard[-1]
 
 
+def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path: Path):
+    table, heard = tmp_path / "t.csv", []
+    table.write_text("occ1,a,b,c\nx,11111,?,33333\ny,?,22222,?\nz,33333,,\n")
+    prepare(config(table, target_cols=("a", "b", "c"), share_val=0.3), tmp_path / "out", say=heard.append)
+    rows = pd.concat(pd.read_csv(tmp_path / "out" / f"data_{name}.csv", dtype=str) for name in ("train", "val"))
+    found = {row["occ1"]: row[["a", "b", "c"]].dropna().tolist() for _, row in rows.iterrows()}
+    assert found == {"x": ["11111"], "y": ["?", "22222"], "z": ["33333"]}
+    assert f"{table}: 2 cells of codes are taken as missing: '?' (2)." in heard
+    assert f"{table}: 1 code stands behind an empty cell of the row, left out." in heard
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
