@@ -31,6 +31,8 @@ _DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)
 """Form of a first line that tells spreadsheets the delimiter."""
 _BREAK = re.compile(r"\r\n|\n|\r")
 _NOT_ASCII = bytes(range(128, 256))
+_ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')
+"""A quotation mark within a quoted cell that has a backslash before it, and is not doubled."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Dialect:
     delimiter: str
     num_skipped: int = 0
     """Number of lines before the header."""
+    escape: str | None = None
+    """Character before quotation marks within cells, as R's write.table has it; None: they are doubled."""
 
     @property
     def is_utf8(self) -> bool:
@@ -53,20 +57,18 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
 
     The delimiter is that of a first line `sep=…`, else the one that finds most of `columns`, then most columns.
 
-    Raises
-    ------
-    UserError
-        If the file is not text in UTF-8 or cp1252, is damaged UTF-8, or has no header.
+    Raises UserError if the file is not text in UTF-8 or cp1252, is damaged UTF-8, or has no header.
     """
     try:
-        encoding = "utf-8-sig" if _is_utf8(path) else "cp1252"
+        is_utf8, has_escapes = _scan(path)
+        encoding, escape = "utf-8-sig" if is_utf8 else "cp1252", "\\" if has_escapes else None
         with _text_of(path, encoding) as file, _long_cells():
             headers = {}
             declared = _DECLARED.fullmatch(file.readline(20))
             num_skipped = 0 if declared is None else 1
             for delimiter in _DELIMITERS if declared is None else declared[1]:
                 _rewind(file, num_skipped)
-                names = next(csv.reader(file, delimiter=delimiter))
+                names = next(csv.reader(file, delimiter=delimiter, escapechar=escape))
                 headers[delimiter] = as_meant(pa.array(names, pa.string())).to_pylist()
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
@@ -75,7 +77,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
     best = max(headers, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
-    return headers[best], Dialect(encoding, best, num_skipped)
+    return headers[best], Dialect(encoding, best, num_skipped, escape)
 
 
 def opened(path: Path) -> BinaryIO:
@@ -153,7 +155,7 @@ def find_lines(path: Path, dialect: Dialect, positions: np.ndarray) -> np.ndarra
     lines = np.empty(len(positions), dtype=np.int64)
     with _text_of(path, dialect.encoding) as file, _long_cells():
         _rewind(file, dialect.num_skipped)
-        reader = csv.reader(file, delimiter=dialect.delimiter)
+        reader = csv.reader(file, delimiter=dialect.delimiter, escapechar=dialect.escape)
         passed = 0
         for i, position in enumerate(positions.tolist()):
             ahead = position + 1 - passed  # counting the header
@@ -188,7 +190,11 @@ def _csv_options(header: list[str], dialect: Dialect, ragged: list[pa.csv.Invali
             encoding="utf8" if dialect.is_utf8 else "cp1252",
         ),
         "parse_options": pa.csv.ParseOptions(
-            delimiter=dialect.delimiter, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=keep
+            delimiter=dialect.delimiter,
+            escape_char=dialect.escape or False,
+            newlines_in_values=True,
+            ignore_empty_lines=False,
+            invalid_row_handler=keep,
         ),
         "convert_options": pa.csv.ConvertOptions(
             column_types={written: pa.string() for name in header for written in (name, f"'{name}")},
@@ -216,8 +222,12 @@ def _no_text(path: Path) -> UserError:
     return UserError(f"{path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
 
 
-def _is_utf8(path: Path) -> bool:
-    """Return whether a CSV file is UTF-8, reading it once; raises UserError if it is not text, or damaged UTF-8."""
+def _scan(path: Path) -> tuple[bool, bool]:
+    """Return whether a CSV file is UTF-8, and whether quotation marks in its cells have backslashes before them.
+
+    Raises UserError if it is not text, or damaged UTF-8.
+    """
+    has_escapes = False
     decoder, line, passed = codecs.getincrementaldecoder("utf-8")(), 1, 0
     damage = ""  # description of the first byte that is not UTF-8
     with opened(path) as file:
@@ -248,13 +258,14 @@ def _is_utf8(path: Path) -> bool:
                 in_line = line + read.count(b"\n", 0, at)
                 number = passed + len(chunk) - len(read) + at + 1
                 damage = f"line {in_line}: the byte 0x{read[at]:02X} (byte {number} of the file)"
+            has_escapes |= b'\\"' in chunk and _ESCAPED.search(chunk) is not None
             line += chunk.count(b"\n")
             passed += len(chunk)
     if damage and (head.startswith(codecs.BOM_UTF8) or _is_mostly_utf8(path)):
         raise UserError(
             f"{path}, {damage} is not UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 again."
         )
-    return not damage
+    return not damage, has_escapes
 
 
 def _is_mostly_utf8(path: Path) -> bool:

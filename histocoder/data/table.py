@@ -64,11 +64,18 @@ class TableFile:
     @property
     def notices(self) -> list[str]:
         """Notices to the user on how the file is read."""
-        if self.source is not None:
-            return list(self.source.notices)
-        if self.dialect is None or self.dialect.is_utf8:
-            return []
-        return [f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."]
+        if self.dialect is None:
+            return [] if self.source is None else list(self.source.notices)
+        notices = []
+        if not self.dialect.is_utf8:
+            notices.append(
+                f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."
+            )
+        if self.dialect.escape:
+            notices.append(
+                f"{self.path}: quotation marks have backslashes before them, as R writes them; it is read so."
+            )
+        return notices
 
     @property
     def schema(self) -> pa.Schema:
@@ -105,10 +112,7 @@ class TableFile:
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
         """Yield all columns (of Parquet: `columns`, if given) in chunks of `chunk_rows` rows, CSV as text.
 
-        Raises
-        ------
-        UserError
-            If the file has no rows, a row of another length than its header, or can't be read as text.
+        Raises UserError if the file has no rows, a row of another length than its header, or can't be read as text.
         """
         if self.dialect is not None:
             batches = csv_batches(self.path, self.header, self.dialect)
@@ -170,10 +174,8 @@ def open_table(
     cp1252. The string "nan" is a word. Blank lines are skipped. Columns in `codes` are read as values where these have
     labels, as in Stata.
 
-    Raises
-    ------
-    UserError
-        If the file or a column is missing, a column is not text, or the file is empty, damaged or not text.
+    Raises UserError if the file or a column is missing, a column is not text, or the file is empty, damaged or not
+    text.
     """
     path = Path(path)
     known = (*columns, *optional)

@@ -130,6 +130,19 @@ def test_lines_are_found_behind_long_cells_and_headers(tmp_path: Path, num_colum
     assert csv.field_size_limit() == limit  # which others that use Python's reader have set
 
 
+def test_backslashes_before_quotation_marks_are_those_of_r(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text('"occ1","h"\n"smith",1\n"the \\"old, or\nlame\\" cook","2"\n"5\\"",3\nx,4\n')
+    file = open_table(path, ["occ1"])
+    table = file.read(["occ1"])
+    assert table.columns["occ1"].to_pylist() == ["smith", 'the "old, or\nlame" cook', '5"', "x"]
+    assert table.lines(table.rows * 0 + range(4)).tolist() == [2, 3, 5, 6]
+    assert "quotation marks have backslashes before them, as R writes them" in file.notices[0]
+    path.write_text('occ1,h\n"C:\\",1\n"a \\""b\\"" c",2\n5\\"x,3\n')
+    file = open_table(path, ["occ1"])
+    assert file.read(["occ1"]).columns["occ1"].to_pylist() == ["C:\\", 'a \\"b\\" c', '5\\"x'] and not file.notices
+
+
 def test_missing_file_names_the_nearest(tmp_path: Path):
     (tmp_path / "census.csv").write_text("occ1\nx\n")
     with pytest.raises(UserError, match=r"File not found: .*sensus.csv. Did you mean .*census.csv"):
@@ -230,8 +243,8 @@ def test_readers_of_files_look_at_them_once_and_by_the_columns_they_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     looked_at: list[Path] = []
-    is_utf8 = dialect._is_utf8
-    monkeypatch.setattr(dialect, "_is_utf8", lambda path: looked_at.append(path) or is_utf8(path))
+    scan = dialect._scan
+    monkeypatch.setattr(dialect, "_scan", lambda path: looked_at.append(path) or scan(path))
 
     examples, key, coded = (tmp_path / name for name in ("examples.csv", "key.csv", "coded.csv"))
     examples.write_text(f"occ1;hisco_1;hisco_2;lang;{NOTE}\nfarmer;61110;77610;en;x\n")
