@@ -108,10 +108,7 @@ def build_cache(
 
     Its name is a hash of what determines its content: the files, how they are read and how they are tokenised.
 
-    Raises
-    ------
-    UserError
-        If the files can't be read as examples, or the cache can't be written; nothing half-built is left.
+    Raises UserError if the files can't be read as examples, or the cache can't be written; nothing half-built is left.
     """
     made_from = _made_from(files, max_len, text_normalization, tokenizer)
     name = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]

@@ -110,10 +110,7 @@ class Corrections:
 def read_corrections(config: PrepareConfig, formatter: Formatter, *, say: Callable[[str], None]) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in.
 
-    Raises
-    ------
-    UserError
-        If a file lacks a column, a checked code does not fit, or nothing is checked.
+    Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
     found = Corrections(config.target_cols, language_code(config.language))
     for path in config.corrections or ():

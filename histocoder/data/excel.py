@@ -41,10 +41,8 @@ def read_workbook(path: Path, sheet: str | None) -> tuple[pa.Table, int, list[st
     Returns the table, in which columns with one type of value keep it and others are text; Excel's number of the first
     row below the header; and notices to the user.
 
-    Raises
-    ------
-    UserError
-        If the file is damaged, too large when unpacked or protected by a password, or several sheets have content.
+    Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets have
+    content.
     """
     _check_archive(path)
     try:

@@ -55,10 +55,7 @@ def read_key(path: str | Path) -> Key:
     optionally one of descriptions (`desc` or `title`). A row without code and index is left out, and codes in `hisco`
     and `occ1950` get their leading zeros back: OccCANINE's own key is such a file.
 
-    Raises
-    ------
-    UserError
-        If a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
+    Raises UserError if a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
     """
     path = Path(path)
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))

@@ -218,10 +218,7 @@ class LabelChecker:
     def finish(self, say: Callable[[str], None]) -> None:
         """Say what was found in all chunks.
 
-        Raises
-        ------
-        UserError
-            If there is no code at all, or one does not fit and no rule covers it; names rows by line.
+        Raises UserError if there is no code at all, or one does not fit and no rule covers it; names rows by line.
         """
         path = self._file.path
         if not self._has_codes:

@@ -72,10 +72,7 @@ def prepare(
     say : callable
         Receives each notice to the user.
 
-    Raises
-    ------
-    UserError
-        If the table or the settings can't be used; no half-prepared files are left.
+    Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
     record = _record(config)
     make_folder(folder)

@@ -81,10 +81,7 @@ def screen(
 ) -> Screened:
     """Check all rows of a table, a chunk at a time, and write them to `path`; with a key, no other codes are allowed.
 
-    Raises
-    ------
-    UserError
-        If the table can't be read, its labels do not fit, or no row can be used.
+    Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
     languages = [config.language_col] if config.language_col else []
     columns = [config.input_col, *config.target_cols, *languages]
