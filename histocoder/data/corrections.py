@@ -138,7 +138,7 @@ def _read(
     columns = {name: checked.columns.get(name, blank) for name in [*needed, *optional]}
     rules = LabelRules(config.zero_pad_codes, config.allow_codes_shorter_than_block_size, config.drop_bad_labels)
     checker = LabelChecker(file, config.target_cols, formatter, rules)
-    labels = checker.check(replace(checked, columns=columns))
+    codes, reasons = checker.check(replace(checked, columns=columns))
     checker.finish(say)
     langs: list[str | None] = [None] * len(checked)
     if config.language_col in file.header:
@@ -147,9 +147,9 @@ def _read(
         say(f"{path} has no column {config.language_col!r}: its codes are for descriptions in every language.")
     num_used = 0
     for row, (text, lang) in enumerate(zip(columns[config.input_col].to_pylist(), langs, strict=True)):
-        codes = labels.codes.iloc[row].tolist()
-        if text is not None and row not in labels.bad and codes[0] not in (None, MISSING):
-            yield text, lang, codes
+        found = codes.iloc[row].tolist()
+        if text is not None and reasons[row] is None and found[0] not in (None, MISSING):
+            yield text, lang, found
             num_used += 1
     parts = [f"{num_used:,} checked rows are used"]
     if num_unchecked := len(table) - len(checked):

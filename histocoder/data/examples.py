@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.key import Key
-from histocoder.data.labels import LabelChecker, LabelRules, Labels
+from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.data.languages import language_code
 from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, shown
@@ -120,21 +120,20 @@ class ExampleFiles:
             say(notice)
         checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key)
         tables = _with_targets(file.tables(wanted), code_columns, self.key if use_index else None)
-        num_blank = num_bad = 0
+        num_blank = 0
         for chunk in checked_chunks(tables, checker, self.input_col, *lang_cols, language=self.language or "unk"):
             num_blank += chunk.table.columns[self.input_col].null_count
-            num_bad += len(chunk.labels.bad)
             texts, langs = (
                 a.filter(chunk.usable).to_pylist() for a in (chunk.table.columns[self.input_col], chunk.langs)
             )
-            codes = chunk.labels.codes[np.asarray(chunk.usable)].reset_index(drop=True)
+            codes = chunk.codes[np.asarray(chunk.usable)].reset_index(drop=True)
             codes = codes.assign(**dict.fromkeys(set(self.target_cols) - set(targets)))
             yield Examples(texts, langs, codes[list(self.target_cols)])
         checker.finish(say)
         if num_blank:
             say(f"{path}: {num_blank:,} rows without a description are left out.")
-        if num_bad:
-            say(f"{path}: {num_bad:,} rows with labels that do not fit are left out.")
+        if checker.num_bad:
+            say(f"{path}: {checker.num_bad:,} rows with labels that do not fit are left out.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
 
@@ -158,7 +157,8 @@ class CheckedChunk(NamedTuple):
     """A chunk of a table, checked."""
 
     table: Table
-    labels: Labels
+    codes: pd.DataFrame
+    """Codes, of shape (n, k); see `LabelChecker.check`."""
     langs: pa.Array
     reasons: pa.Array
     """Why each row can't be used; null if it can."""
@@ -177,10 +177,7 @@ def checked_chunks(
     `language` is that of all rows if there is no column of languages.
     """
     for table in tables:
-        labels = checker.check(table)
-        reasons = np.full(len(table), None, dtype=object)
-        reasons[labels.uncoded] = "no code"
-        reasons[list(labels.bad)] = list(labels.bad.values())
+        codes, reasons = checker.check(table)
         reasons[np.asarray(table.columns[input_col].is_null())] = "no description"
         if language_col is None:
             langs = pa.repeat(pa.scalar(language_code(language)), len(table))
@@ -188,7 +185,7 @@ def checked_chunks(
             coded = table.columns[language_col].fill_null("unk").dictionary_encode()
             languages = [language_code(text) for text in coded.dictionary.to_pylist()]
             langs = pa.array(languages, pa.string()).take(coded.indices)
-        yield CheckedChunk(table, labels, langs, pa.array(reasons, pa.string()))
+        yield CheckedChunk(table, codes, langs, pa.array(reasons, pa.string()))
 
 
 def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:

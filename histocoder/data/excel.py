@@ -186,6 +186,7 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
     num_formulas = num_cut = 0
 
     def cell_of(text: str, *, is_formula: bool) -> Any:
+        """Return a cell of text."""
         nonlocal num_formulas, num_cut
         fit = ILLEGAL_CHARACTERS_RE.sub("", text)[:_MAX_CHARACTERS]
         num_cut += fit != text
@@ -196,6 +197,7 @@ def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *,
         return cell
 
     def column_of(values: pa.ChunkedArray) -> list[Any]:
+        """Return the cells of a column."""
         values = for_sheets(values)
         has_years = pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)
         if has_years and (pc.min(pc.year(values)).as_py() or _FIRST_YEAR) < _FIRST_YEAR:

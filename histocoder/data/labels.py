@@ -56,18 +56,6 @@ def rules_of(config: DataConfig) -> LabelRules:
     )
 
 
-@dataclass
-class Labels:
-    """Codes of n rows, and the rows that can't be used."""
-
-    codes: pd.DataFrame
-    """Codes in order, of shape (n, k): strings, None where there is none."""
-    bad: dict[int, str]
-    """Row -> reason why its labels do not fit."""
-    uncoded: np.ndarray
-    """Rows without any code, which are to be dropped."""
-
-
 class LabelChecker:
     """Cleans the codes of a file chunk by chunk, and gathers those that do not fit.
 
@@ -96,8 +84,16 @@ class LabelChecker:
         self._holds_integers: dict[str, bool] = {}
         self._short, self._bad = _Found(), _Found()
 
-    def check(self, table: Table) -> Labels:
-        """Clean the codes of a chunk; chunks come in the order of the file."""
+    @property
+    def num_bad(self) -> int:
+        """Number of rows with codes that do not fit."""
+        return self._bad.count
+
+    def check(self, table: Table) -> tuple[pd.DataFrame, np.ndarray]:
+        """Return the codes of a chunk's n rows, of shape (n, k), and the reasons why rows can't be used.
+
+        Codes are strings, None where there is none; reasons are None if a row can be used. Chunks come in order.
+        """
         bad: dict[int, str] = {}
         codes: dict[str, np.ndarray] = {}
         reading = np.ones(len(table), dtype=bool)
@@ -112,7 +108,9 @@ class LabelChecker:
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
         self._bad.add(table.rows, bad, len(bad))
         self._num_uncoded += int((~is_filled).sum())
-        return Labels(pd.DataFrame(codes, dtype=object), bad, np.flatnonzero(~is_filled))
+        reasons = np.where(is_filled, None, "no code")
+        reasons[list(bad)] = list(bad.values())
+        return pd.DataFrame(codes, dtype=object), reasons
 
     def _check_column(
         self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]

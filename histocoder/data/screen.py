@@ -114,7 +114,7 @@ def _strings(*names: str) -> pa.Schema:
 def _rows(chunk: CheckedChunk, config: PrepareConfig, schema: pa.Schema) -> pa.RecordBatch:
     """Return all rows of a chunk: kept ones as prepared data have them, dropped ones with their cells unchanged."""
     table, texts = chunk.table, chunk.table.columns[config.input_col]
-    cleaned = [pa.array(chunk.labels.codes[name].to_numpy(), pa.string()) for name in config.target_cols]
+    cleaned = [pa.array(chunk.codes[name].to_numpy(), pa.string()) for name in config.target_cols]
     codes = [
         pc.if_else(chunk.usable, column, table.columns[name])
         for name, column in zip(config.target_cols, cleaned, strict=True)
