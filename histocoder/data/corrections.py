@@ -10,17 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from histocoder.config import PrepareConfig
+from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.examples import LANG_COL, TEXT_COL
 from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import fold
 from histocoder.data.table import open_table
-from histocoder.errors import UserError
+from histocoder.errors import UserError, shown
 from histocoder.formatters import MISSING, Formatter
 
 CHECKED_COL = "checked"
 """The column that a person fills in."""
-_NOT_CHECKED = {"", "0", "no", "n", "false"}
+_YES = {*"x ✓ ✔ 1 1.0 y yes true ok j ja wahr oui vrai s si sí sì sim kyllä tak".split()}
+_NO = {*"- – — ? 0 0.0 n no false nein falsch nej nee nei non faux não nao ei nie".split()}
+_NO |= {"", *map(str.casefold, MISSING_MARKS)}
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20
 """Number of corrections from which some are held out: a fifth of fewer shows nothing."""
@@ -129,7 +132,13 @@ def _read(
         say(notice)
     table = file.read([*needed, *(name for name in optional if name in file.header)])
     marks = [(mark or "").strip().casefold() for mark in table.columns[CHECKED_COL].to_pylist()]
-    checked = table.filter(np.array([mark not in _NOT_CHECKED for mark in marks]))
+    if unclear := [row for row, mark in enumerate(marks) if mark not in _YES | _NO]:
+        line = table.lines(np.array(unclear[:1]))[0]
+        raise UserError(
+            f"{path}, line {line}, {CHECKED_COL}: {shown(marks[unclear[0]])} is neither yes nor no. Write x in each "
+            "row that is right, and leave the column blank in the others."
+        )
+    checked = table.filter(np.array([mark in _YES for mark in marks]))
     if not len(checked):
         raise UserError(
             f"{path}: no row is checked. Write x in the column {CHECKED_COL!r} of each row that is right now."

@@ -9,6 +9,7 @@ import pytest
 from conftest import shared, write_table
 
 from histocoder.config import PrepareConfig
+from histocoder.data.corrections import read_corrections
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
@@ -96,6 +97,18 @@ def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Pa
     checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
     prepare(config(table, **settings, share_val=0.3), tmp_path / "b", say=said.append)
     assert any("no column 'language': its codes are for descriptions in every language" in text for text in said)
+
+
+def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path):
+    checked, said = tmp_path / "review.csv", []
+    marks = ("x", "X ", "Ja", "oui", "TRUE", "1", "✓", "", "nein", "-", "?", "n", "Nej", "não", "FALSE", "0", "NA")
+    checked.write_text("occ1,checked,hisco_1\n" + "".join(f"a{i},{m},61110\n" for i, m in enumerate(marks)), "utf-8")
+    settings = config(checked, language_col=None, corrections=(str(checked),))
+    assert len(read_corrections(settings, formatter_of(settings), say=said.append)) == 7
+    assert "7 checked rows are used; 10 are not checked" in said[-1]
+    checked.write_text("occ1,checked,hisco_1\nbonde,x,61110\nsmed,later,83110\n")
+    with pytest.raises(UserError, match=r"review\.csv, line 3, checked: 'later' is neither yes nor no\. Write x"):
+        read_corrections(settings, formatter_of(settings), say=said.append)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
