@@ -6,6 +6,7 @@ Barrier, https://arxiv.org/abs/2402.13604.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pandas as pd
 
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import folded
-from histocoder.errors import UserError
+from histocoder.errors import Notice, UserError
 from histocoder.evaluation.scores import (
     THRESHOLDS,
     best_thresholds,
@@ -99,8 +100,10 @@ def evaluate(
         raise UserError("There are no descriptions with codes to evaluate on.")
     code = partial(coder.predict, batch_size=batch_size, progress=progress)
     decoded = code(examples.texts, examples.langs, mode=coder.mode)
-    ranked = code(examples.texts, examples.langs, mode="topk", k=k)
-    probable, flat_conf = _probable_classes(coder, examples, code)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # `decoded` has issued the same ones
+        ranked = code(examples.texts, examples.langs, mode="topk", k=k)
+        probable, flat_conf = _probable_classes(coder, examples, code)
 
     langs, conf = pd.Series(examples.langs, dtype=object), decoded["conf"].fillna(0).to_numpy()
     truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))

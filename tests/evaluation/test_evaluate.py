@@ -198,6 +198,11 @@ def test_evaluation_of_a_model():
     assert rows["right"].mean() == metrics["answer"]["overall"]["accuracy"]
 
 
+def test_unknown_languages_are_told_once(recwarn: pytest.WarningsRecorder):
+    evaluate(tiny_coder(languages=("en", "unk")), few_examples(), progress=False)
+    assert [str(one.message).partition(" and")[0] for one in recwarn] == ["The model does not know the language da"]
+
+
 def test_descriptions_that_all_have_no_code():
     evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])), progress=False)
     json.dumps(evaluation.metrics, allow_nan=False)
