@@ -50,6 +50,9 @@ class Options(BaseModel):
     """Of an Excel workbook; by default the only one that holds anything."""
     raw: bool = False
     """Whether texts that a spreadsheet would run as formulas are written as they are."""
+    excel: bool = False
+    """Whether CSV is separated as the file is and marked as UTF-8, as Excel expects it; always where the file is not
+    separated by commas."""
     columns: str = ""
     """What the names of the new columns begin with; `pred_` is added where the file has such columns already."""
 
@@ -189,6 +192,7 @@ class Files:
         with _named(path, record["name"]):
             config = self._config(record, options)
             table = open_table(path, config.input_cols, sheet=options.sheet)
+            options.excel |= table.dialect is not None and table.dialect.delimiter != "," and "tsv" not in path.name
             names = [*self._coding.coder.column_names(config.mode, k=config.k), SOURCE_COL]
             while any(f"{options.columns}{name}" in table.header for name in names):
                 options.columns += "pred_"

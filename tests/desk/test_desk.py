@@ -180,6 +180,17 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
     assert client.delete(f"/api/files/{file}").json() == []
 
 
+@pytest.mark.parametrize(("suffix", "separator", "mark"), [("csv", ";", b"\xef\xbb\xbf"), ("tsv", "\t", b"")])
+def test_files_come_back_with_their_separator(client: TestClient, suffix: str, separator: str, mark: bytes):
+    content = separator.join(("id", "occ1")) + "\n" + separator.join(("1", "væver, smed")) + "\n"
+    file = client.post(f"/api/files?name=a.{suffix}", content=content.encode("cp1252")).json()["id"]
+    client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
+    wait_for(client, file, "done")
+    result = client.get(f"/api/files/{file}/result").content
+    assert result.startswith(mark + separator.join(('"id"', '"occ1"', '"hisco_1"')).encode())
+    assert "væver, smed" in result.decode() and client.post(f"/api/files/{file}/review").json()["cards"] == 1
+
+
 def test_excel_comes_back_as_excel(client: TestClient):
     book, sent = openpyxl.Workbook(), io.BytesIO()
     for sheet in (book.active, book.create_sheet("people")):
