@@ -57,8 +57,8 @@ class Flags(BatchOptions, ModelFlags):
 
 
 def run(config: Flags) -> None:
-    """Evaluate the model; write the report."""
-    from histocoder.evaluation.baselines import RIGHT_COL, Baselines
+    """Evaluate the model, and write the report."""
+    from histocoder.evaluation.baselines import Baselines
     from histocoder.evaluation.report import write_report
 
     device = distributed.start(device=config.device)
@@ -91,7 +91,7 @@ def run(config: Flags) -> None:
         seen = dict(zip(("texts_seen", "codes_seen"), counts, strict=True))
     found = evaluate(coder, examples, batch_size=config.batch_size, **seen)
     if has_train_data:
-        found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
+        found.metrics["baselines"] = baselines.compare(found.rows["right"].to_numpy())
     report = write_report(
         Path(config.output),
         found,

@@ -1,4 +1,4 @@
-"""Accuracy of two simple methods, fitted on the same training rows, beside that of a model.
+"""Compare a model with two simple methods fitted on the same training rows, and with the model that it corrects.
 
 Exact match answers a description with the codes that it has in the training data. The linear model is one linear
 support vector machine for each code over TF-IDF of character 1-5-grams; a description gets the code with the highest
@@ -10,7 +10,7 @@ this on 78.2 %, in a quarter of the time.)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,15 @@ from sklearn.svm import LinearSVC
 from tqdm import tqdm
 
 from histocoder.data.examples import Examples
+from histocoder.evaluation.evaluate import right_rows
 from histocoder.evaluation.scores import code_sets, score_sets
+from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
 
-RIGHT_COL = "right"
-"""The column of `Evaluation.rows` that says where a model is right."""
 MAX_ROWS = 200_000
-"""Training rows that the linear model is fitted on at most."""
+"""Maximum number of training rows that the linear model is fitted on."""
 AFTER_TRAINING = 6_000_000
-"""Training rows × codes at most where nobody asked for the linear model: 20 to 30 seconds on one core."""
+"""Maximum of training rows × codes where nobody asked for the linear model: 20 to 30 seconds on one core."""
 _RESAMPLES = 1000
 _COMMAND = "histocoder evaluate --baselines"
 
@@ -40,9 +40,9 @@ class Baselines:
     Parameters
     ----------
     examples : Examples
-        Of n rows, with their true codes.
+        n rows with their true codes.
     known : Known
-        An empty dictionary, which says what exact match is.
+        Empty dictionary, whose settings say what exact match is.
     max_size : float
         Training rows × codes up to which the linear model is fitted; 0: it is not.
 
@@ -60,7 +60,7 @@ class Baselines:
         self._num_rows = 0
 
     def watch(self, chunks: Iterable[Examples]) -> Iterator[Examples]:
-        """Pass on chunks of training rows, and take them in."""
+        """Yield chunks of training rows as they are, and fit exact match to them."""
         for chunk in chunks:
             self._known.add(chunk, only=self._asked)
             self._num_rows += len(chunk)
@@ -82,25 +82,29 @@ class Baselines:
         -------
         dict
             Plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of `rows` and of
-            distinct `texts` that are exactly right. The methods have their `difference` (model - method) in both, with
-            a 95 % interval, `low` to `high`: the bootstrap's percentiles over distinct descriptions. `exact_match` has
-            the shares of rows that are `answered`, and of these that are right. Where there is no `svc`, `notice` says
-            why.
+            distinct `texts` that are exactly right. The methods have their `difference` (model - method) in both (see
+            `difference_interval`). `exact_match` has the shares of rows that are `answered`, and of these that are
+            right. Where there is no `svc`, `notice` says why.
         """
-        examples, truth = self._examples, code_sets(self._examples.codes)
-        answers = [self._known.find(text, lang) for text, lang in zip(examples.texts, examples.langs, strict=True)]
+        examples, texts = self._examples, self._examples.texts
+        answers = [self._known.find(text, lang) for text, lang in zip(texts, examples.langs, strict=True)]
         answered = np.array([answer is not None for answer in answers])
-        exact = answered & self._is_right(truth, [answer.codes if answer else () for answer in answers])
-        found: dict[str, Any] = {"model": shares(right, self._examples.texts)}
-        found["exact_match"] = {
-            **self._compared(right, exact),
-            "answered": float(answered.mean()),
-            "answered_right": float(exact[answered].mean()) if answered.any() else None,
+        exact = answered & _is_right(examples, [answer.codes if answer else () for answer in answers])
+
+        def compared(method: np.ndarray) -> dict[str, Any]:
+            return {**shares(method, texts), "difference": difference_interval(right, method, texts)}
+
+        found: dict[str, Any] = {
+            "model": shares(right, texts),
+            "exact_match": {
+                **compared(exact),
+                "answered": float(answered.mean()),
+                "answered_right": float(exact[answered].mean()) if answered.any() else None,
+            },
         }
         if notice := self._notice():
             return {**found, "notice": notice}
-        predicted = linear_codes(Examples.join(self._parts), examples)
-        return {**found, "svc": self._compared(right, self._is_right(truth, predicted))}
+        return {**found, "svc": compared(_is_right(examples, linear_codes(Examples.join(self._parts), examples)))}
 
     def _notice(self) -> str | None:
         """Return why there is no linear model."""
@@ -116,33 +120,11 @@ class Baselines:
             )
         return None
 
-    def _is_right(self, truth: pd.DataFrame, predicted: list[tuple[str, ...]]) -> np.ndarray:
-        width = max(map(len, predicted), default=0)
-        codes = np.full((len(predicted), width), None, dtype=object)
-        for row, given in enumerate(predicted):
-            codes[row, : len(given)] = given
-        return score_sets(truth, code_sets(codes), len(predicted))["accuracy"].to_numpy()
 
-    def _compared(self, right: np.ndarray, method: np.ndarray) -> dict[str, Any]:
-        difference = difference_interval(right, method, self._examples.texts)
-        return {**shares(method, self._examples.texts), "difference": difference}
+def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
+    """Fit a linear model on training rows, and return the codes that it gives each of other rows.
 
-
-def linear_codes(train: Examples, asked: Examples, *, progress: bool = True) -> list[tuple[str, ...]]:
-    """Fit a linear model on training rows, and code other rows with it.
-
-    The language stands in front of a description where training rows have several.
-
-    Parameters
-    ----------
-    train, asked : Examples
-        The codes of `asked` are not looked at.
-    progress : bool
-        Whether to show a bar, on a terminal.
-
-    Returns
-    -------
-    list of tuple of str, of shape (n,)
+    The language precedes a description where training rows have several.
     """
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     with_language = len(set(train.langs)) > 1
@@ -152,10 +134,9 @@ def linear_codes(train: Examples, asked: Examples, *, progress: bool = True) -> 
     rows, codes = _codes_of_rows(train)
     index, names = pd.factorize(codes, sort=True)
     values = np.empty((len(distinct), len(names)), dtype=np.float32)
-    bar = tqdm(range(len(names)), desc="linear model", unit="code", disable=None if progress else True, leave=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for i in bar:
+        for i in tqdm(range(len(names)), desc="linear model", unit="code", disable=None, leave=False):
             has_code = np.zeros(len(train), dtype=bool)
             has_code[rows[index == i]] = True
             if has_code.all():
@@ -170,8 +151,16 @@ def linear_codes(train: Examples, asked: Examples, *, progress: bool = True) -> 
     return [sets[row] for row in place]
 
 
+def _is_right(examples: Examples, predicted: Sequence[tuple[str, ...]]) -> np.ndarray:
+    """Return where predicted codes are exactly the true ones, of shape (n,)."""
+    codes = np.full((len(predicted), max(map(len, predicted), default=0)), None, dtype=object)
+    for row, given in enumerate(predicted):
+        codes[row, : len(given)] = given
+    return score_sets(code_sets(examples.codes), code_sets(codes), len(examples))["accuracy"].to_numpy()
+
+
 def _codes_of_rows(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row and code that belong together; a missing code, as formatters mark it, is one of them."""
+    """Return each pair of a row and a code that it has; a missing code, as formatters mark it, is one of them."""
     values = examples.codes.to_numpy(dtype=object)
     present = pd.notna(values)
     return np.nonzero(present)[0], values[present]
@@ -181,6 +170,45 @@ def _inputs(examples: Examples, with_language: bool) -> list[str]:
     if not with_language:
         return examples.texts
     return [f"{lang} {text}" for text, lang in zip(examples.texts, examples.langs, strict=True)]
+
+
+def gain(
+    before: Coder, after: Coder, validation: Examples, held_out: Examples | None, *, right: np.ndarray
+) -> dict[str, Any]:
+    """Compare a model that was trained on corrections with the one that they correct.
+
+    Parameters
+    ----------
+    before, after : Coder
+    validation : Examples
+        Validation data, without any corrected description.
+    held_out : Examples, optional
+        Corrections that `after` has not been trained on.
+    right : ndarray of bool, of shape (n,)
+        Where `after` gives exactly the true codes of `validation`.
+
+    Returns
+    -------
+    dict
+        Plain values, for JSON: `validation` and, where there is one, `held_out`, each with `num_rows`, `before` and
+        `after` (see `shares`), and their `difference` (see `difference_interval`). `before_has_seen` says whether the
+        model before was trained on validation data, so that the comparison favours it.
+    """
+
+    def compared(examples: Examples, right_after: np.ndarray) -> dict[str, Any]:
+        texts, right_before = examples.texts, right_rows(before, examples)
+        return {
+            "num_rows": len(examples),
+            "before": shares(right_before, texts),
+            "after": shares(right_after, texts),
+            "difference": difference_interval(right_after, right_before, texts),
+        }
+
+    found: dict[str, Any] = {"before_has_seen": before.model.config.fitted_to_validation}
+    found["validation"] = compared(validation, right)
+    if held_out is not None:
+        found["held_out"] = compared(held_out, right_rows(after, held_out))
+    return found
 
 
 def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
@@ -196,7 +224,8 @@ def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) 
     ----------
     right, other : ndarray of bool, of shape (n,)
     texts : list of str, of shape (n,)
-        Rows of one text are drawn together: Efron and Tibshirani (1993), An Introduction to the Bootstrap.
+        Descriptions. Rows of one text are drawn together: the intervals are the percentiles of a bootstrap over
+        distinct texts (Efron and Tibshirani 1993, An Introduction to the Bootstrap).
 
     Returns
     -------

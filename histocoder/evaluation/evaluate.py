@@ -1,4 +1,4 @@
-"""How right a model is on descriptions whose codes are known.
+"""Measure how right a model is on descriptions whose codes are known.
 
 Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen and Vedel (2024), Breaking the HISCO
 Barrier, https://arxiv.org/abs/2402.13604.
@@ -42,20 +42,23 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.thresholds import thresholds_of
 
 _MAX_DIGITS = 5
-_FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once
+_TOP = 5
+"""Maximum k of top-k accuracy."""
+_FLAT_ROWS = 2048
+"""Rows whose many probable classes are held as a table at once."""
 
 
 @dataclass
 class Evaluation:
-    """What `evaluate` found."""
+    """Result of `evaluate`."""
 
     metrics: dict[str, Any]
     """Plain values, for JSON. `answer` (in the model's own `mode`) and `flat` (the flat head at its thresholds) hold
-    what `head_metrics` tells; `topk`, `thresholds`, `confusions` and `by_code` are those of the functions in
+    the result of `head_metrics`; `topk`, `thresholds`, `confusions` and `by_code` are those of the functions in
     `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its `true_…` and `predicted_…` columns, whether these are
-    `right`, `conf`, and what the flat head gives, `flat`."""
+    `right`, `conf`, and the flat head's codes, `flat`."""
 
     def thresholds(self) -> dict[str, float]:
         """Return the flat head's best threshold by language, as `ModelConfig.thresholds` takes it."""
@@ -68,62 +71,54 @@ def evaluate(
     *,
     texts_seen: Mapping[str, int] | None = None,
     codes_seen: Mapping[str, int] | None = None,
-    k: int = 5,
     batch_size: int = 256,
-    progress: bool = True,
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 
-    Parameters
-    ----------
-    coder : Coder
-    examples : Examples
-        Of n rows.
-    texts_seen, codes_seen : mapping, optional
-        How often each description (as `folded` makes it) and each code occur in the training data (see `times_seen`);
-        what is missing never occurs there.
-    k, batch_size : int
-        Of top-k accuracy; rows that are coded at a time.
-    progress : bool
-        Whether to show bars.
-
-    Returns
-    -------
-    Evaluation
-
-    Raises
-    ------
-    UserError
-        Where there are no rows.
+    `texts_seen` and `codes_seen` (see `times_seen`) say how often each description, as `folded` makes it, and each code
+    occur in the training data. Raise UserError where there are no rows.
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
-    code = partial(coder.predict, batch_size=batch_size, progress=progress)
-    decoded = code(examples.texts, examples.langs, mode=coder.mode)
+    code = partial(coder.predict, batch_size=batch_size)
+    decoded = code(examples.texts, examples.langs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # `decoded` has issued the same ones
-        ranked = code(examples.texts, examples.langs, mode="topk", k=k)
+        ranked = code(examples.texts, examples.langs, mode="topk", k=_TOP)
         probable, flat_conf = _probable_classes(coder, examples, code)
 
     langs, conf = pd.Series(examples.langs, dtype=object), decoded["conf"].fillna(0).to_numpy()
     truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
     thresholds = thresholds_of(coder.model.config, examples.langs)
     flat = probable[(probable["prob"] > thresholds[probable["row"]]) | is_best(probable)]
+    ranks = first_true_rank(truth, _code_columns(coder, ranked))
     groups = _groups(examples, truth, texts_seen, codes_seen)
     measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)
+    num_true_outside, num_outside = (
+        int(sets.loc[~sets["code"].isin(coder.codes), "row"].nunique()) for sets in (truth, answer)
+    )
     metrics = {
-        **_counts(coder, examples, truth, answer),
+        "num_rows": len(examples),
+        "num_texts": len(set(examples.texts)),
+        "num_true_outside_key": num_true_outside,
+        "num_outside_key": num_outside,
         "mode": coder.mode,
         "answer": measured(answer, conf),
         "flat": measured(flat, flat_conf),
-        "topk": _topk(first_true_rank(truth, _code_columns(coder, ranked)), langs, k),
+        "topk": {
+            "overall": top_k_accuracy(ranks, k=_TOP),
+            "by_language": {lang: top_k_accuracy(ranks[langs == lang], k=_TOP) for lang in sorted(set(langs))},
+        },
         "thresholds": best_thresholds(truth, probable, langs),
         "confusions": confusions(truth, answer, examples.texts),
         "by_code": scores_by_code(truth, answer),
     }
+    rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
+    true_codes = examples.codes.reset_index(drop=True).add_prefix("true_")
+    rows = rows.join([true_codes, decoded.drop(columns="conf").add_prefix("predicted_")])
     right = score_sets(truth, answer, len(examples))["accuracy"]
     joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(range(len(examples)))
-    return Evaluation(metrics, _rows(examples, decoded).assign(right=right, conf=conf, flat=joined))
+    return Evaluation(metrics, rows.assign(right=right, conf=conf, flat=joined))
 
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
@@ -131,23 +126,6 @@ def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, pro
     decoded = coder.predict(examples.texts, examples.langs, mode=mode, progress=progress)
     truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
     return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
-
-
-def _counts(coder: Coder, examples: Examples, truth: pd.DataFrame, answer: pd.DataFrame) -> dict[str, int]:
-    """Return the numbers of rows, of distinct texts, and of rows with codes that are not in the key."""
-    return {
-        "num_rows": len(examples),
-        "num_texts": len(set(examples.texts)),
-        "num_true_outside_key": _num_outside(truth, coder),
-        "num_outside_key": _num_outside(answer, coder),
-    }
-
-
-def _rows(examples: Examples, decoded: pd.DataFrame) -> pd.DataFrame:
-    """Return each row's text, language, true codes and predicted ones."""
-    rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
-    rows = rows.join(examples.codes.reset_index(drop=True).add_prefix("true_"))
-    return rows.join(decoded.drop(columns="conf").add_prefix("predicted_"))
 
 
 def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
@@ -169,22 +147,19 @@ def head_metrics(
     groups: Mapping[str, pd.Series],
     system: CodeSystem,
 ) -> dict[str, Any]:
-    """Compute the metrics of one way of predicting.
+    """Compute the metrics of one way of predicting, from sets of codes (see `code_sets`).
 
     Parameters
     ----------
-    truth, predicted : DataFrame
-        See `code_sets`.
-    conf : ndarray of shape (n,)
     groups : mapping
-        Name -> each row's group.
+        Group of each row, by the name of the grouping.
     system : CodeSystem
-        Of the codes; it says what their digits are.
+        Classification of the codes; it says what their digits are.
 
     Returns
     -------
     dict
-        `overall`, `by_{name}` of each group, and `by_digits`: `n` and the means of `score_sets`; `calibration` and
+        `overall`, `by_{name}` of each grouping, and `by_digits`: `n` and the means of `score_sets`; `calibration` and
         `production`: see the functions `calibration` and `production_curve`.
     """
     scores = score_sets(truth, predicted, len(conf))
@@ -200,16 +175,6 @@ def head_metrics(
         "calibration": calibration(conf, right),
         "production": production_curve(conf, right),
     }
-
-
-def _num_outside(sets: pd.DataFrame, coder: Coder) -> int:
-    """Return the number of rows with a code that the model's key lacks."""
-    return int(sets.loc[~sets["code"].isin(coder.codes), "row"].nunique())
-
-
-def _topk(ranks: np.ndarray, langs: pd.Series, k: int) -> dict[str, Any]:
-    by_language = {lang: top_k_accuracy(ranks[langs == lang], k=k) for lang in sorted(set(langs))}
-    return {"overall": top_k_accuracy(ranks, k=k), "by_language": by_language}
 
 
 def _groups(
@@ -251,6 +216,6 @@ def _probable_classes(
 
 
 def _code_columns(coder: Coder, table: pd.DataFrame) -> np.ndarray:
-    """Predicted codes, an array of shape (n, width)."""
+    """Return predicted codes, an array of shape (n, width)."""
     width = sum(name.startswith("prob_") for name in table.columns)
     return table[[f"{coder.system}_{i + 1}" for i in range(width)]].to_numpy(dtype=object)

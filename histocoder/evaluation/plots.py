@@ -1,4 +1,7 @@
-"""Figures of an evaluation and of a run; colours are Okabe and Ito's, which the colour-blind tell apart too."""
+"""Draw figures of an evaluation and of a run, in Okabe and Ito's colours, which the colour-blind tell apart too.
+
+Results of two ways of predicting come as a mapping from name to result, in the order of `ANSWER`, `FLAT`.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,7 @@ _ACCURACIES = {
 
 
 def training_curves(log: pd.DataFrame) -> Figure:
-    """Losses, on a logarithmic axis, and validation accuracies by step, side by side.
-
-    Parameters
-    ----------
-    log : DataFrame
-        The columns of `logs.csv`; NaN where a number was not measured.
-    """
+    """Draw losses, on a logarithmic axis, and validation accuracies by step, from the columns of `logs.csv`."""
     figure, (left, right) = _figure(height=4.4, columns=2)
     for column, label, colour in (("train_loss", "training", GREY), ("val_loss", "validation", BLUE)):
         _line(left, log, column, label=label, colour=colour, style="-" if column == "val_loss" else "--")
@@ -51,13 +48,7 @@ def training_curves(log: pd.DataFrame) -> Figure:
 
 
 def reliability(calibrations: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Accuracy by confidence above, how many descriptions have it below.
-
-    Parameters
-    ----------
-    calibrations : mapping
-        Name -> see `scores.calibration`; in the order of `ANSWER`, `FLAT`.
-    """
+    """Draw accuracy by confidence, and below how many descriptions have it; see `scores.calibration`."""
     figure, (upper, lower) = _figure(height=5.6, rows=2, height_ratios=(3, 1), sharex=True)
     upper.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
     shift = 100 / len(next(iter(calibrations.values()))["bins"]) * 0.4
@@ -82,13 +73,7 @@ def reliability(calibrations: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def production_curve(curves: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
-    """Accuracy of what is coded automatically, by the share left to a person.
-
-    Parameters
-    ----------
-    curves : mapping
-        Name -> see `scores.production_curve`; in the order of `ANSWER`, `FLAT`.
-    """
+    """Draw accuracy of what is coded automatically, by the share left to a person; see `scores.production_curve`."""
     figure, (axes,) = _figure(height=3.8)
     for (name, curve), colour in zip(curves.items(), (BLUE, ORANGE), strict=False):
         accuracy = np.array(curve["accuracy"], dtype=float)
@@ -104,7 +89,7 @@ def production_curve(curves: Mapping[str, Mapping[str, Sequence[float | None]]])
 
 
 def accuracy_by_language(by_language: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Bars of accuracy, the best language on top; see `scores.mean_scores_by`."""
+    """Draw bars of accuracy, the best language on top; see `scores.mean_scores_by`."""
     ordered = sorted(by_language.items(), key=lambda item: (item[1]["accuracy"], item[1]["n"]))
     figure, (axes,) = _figure(height=1.0 + 0.3 * len(ordered))
     values = [100 * scores["accuracy"] for _, scores in ordered]
@@ -121,16 +106,9 @@ def accuracy_by_language(by_language: Mapping[str, Mapping[str, float]]) -> Figu
 def accuracy_by_group(
     groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, xlabel: str, show_n: bool = True
 ) -> Figure:
-    """Pairs of bars of accuracy for each group, such as numbers of digits.
+    """Draw pairs of bars of accuracy for each group, such as numbers of digits; see `scores.mean_scores_by`.
 
-    Parameters
-    ----------
-    groups : mapping
-        Name -> group -> see `scores.mean_scores`; in the order of `ANSWER`, `FLAT`, with the same groups.
-    xlabel : str
-        What the groups are.
-    show_n : bool
-        Whether to write the rows of each group below it.
+    `xlabel` says what the groups are; `show_n` writes the number of rows below each.
     """
     figure, (axes,) = _figure(height=3.4)
     width = 0.8 / len(groups)
@@ -151,10 +129,9 @@ def accuracy_by_group(
 
 
 def _figure(*, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes, row by row, in the house style."""
+    """Return a figure and its axes, row by row."""
     figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="white")
-    sharex, ratios = grid.get("sharex", False), grid.get("height_ratios")
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=sharex, height_ratios=ratios).ravel().tolist()
+    panels = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(GREY)
@@ -170,7 +147,7 @@ def _figure(*, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> t
 def _line(
     axes: Axes, log: pd.DataFrame, column: str, *, label: str, colour: str, style: str, marker: str = "o"
 ) -> None:
-    """A column of the log by step, where it was measured; few points are marked."""
+    """Draw a column of the log by step, where it was measured; few points are marked."""
     if column in log:
         known = log[["step", column]].dropna()
         width = 3.5 if column == "greedy_seq_acc" else 1.8  # what lies on top of it lets it be seen

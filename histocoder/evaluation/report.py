@@ -1,4 +1,4 @@
-"""The report of an evaluation: what a person looks at after training."""
+"""Write the report of an evaluation: what a person looks at after training."""
 
 from __future__ import annotations
 
@@ -32,38 +32,21 @@ from histocoder.inference.coder import Coder
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _DPI = 170
 _MAX_CODES, _MAX_ERRORS = 100, 30
-"""Rows of tables at most."""
+"""Maximum number of rows of tables."""
 
 
 def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: str, logs: Path | None = None) -> Path:
-    """Write `metrics.json`, figures as `report/*.png`, and `report.html`, a page that holds all it shows.
+    """Write `metrics.json`, figures as `report/*.png`, and `report.html`, which holds all it shows; return its path.
 
-    Parameters
-    ----------
-    folder : Path
-        Made if it is not there.
-    evaluation : Evaluation
-    coder : Coder
-        That was evaluated; it says what codes mean.
-    title : str
-    logs : Path, optional
-        A run's `logs.csv`; without such a file there are no training curves.
-
-    Returns
-    -------
-    Path
-        Of `report.html`.
-
-    Raises
-    ------
-    UserError
-        Where the folder can't be written to.
+    Without a run's `logs`, or where there is no such file, there are no training curves.
     """
     make_folder(folder / FIGURES_FOLDER)
     metrics = evaluation.metrics
     drawings = dict(_figures(metrics, logs))
     figures = {name: _png(drawing) for name, drawing in drawings.items() if drawing is not None}
-    page = _page(
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "count": "{:,}".format}
+    page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         metrics=metrics,
         figures={name: base64.b64encode(png).decode() for name, png in figures.items()},
         errors=_confident_errors(evaluation.rows),
@@ -86,12 +69,6 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         with replacing(folder / name) as temporary:
             temporary.write_bytes(content)
     return folder / REPORT_FILE
-
-
-def _page(**found: Any) -> str:
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "count": "{:,}".format}
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(found)
 
 
 def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure | None]]:

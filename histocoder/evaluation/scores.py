@@ -1,7 +1,6 @@
-"""Scores of predicted codes, as sets, against true ones; over tables, where `metrics` is over tensors.
+"""Score predicted codes, as sets, against true ones; over tables, where `training.metrics` is over tensors.
 
-A table of code sets has the columns `row` and `code`, and a line for each code of a row's set: so rows may have any
-number of codes, and all that follows is joining and counting.
+A table of code sets has the columns `row` and `code`, and a line for each code of a row's set.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from histocoder.config import ALL_LANGUAGES
 from histocoder.formatters import MISSING
 
 THRESHOLDS = np.arange(1, 100) / 100
-"""Of the flat head's probabilities, to choose from."""
+"""Candidates for the threshold of the flat head's probabilities."""
 _NUM_BINS = 10
-"""Of confidence, of equal width."""
+"""Number of bins of confidence, of equal width."""
 SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
@@ -29,7 +28,7 @@ def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
     Parameters
     ----------
     codes : DataFrame or ndarray of str, of shape (n, k)
-        Missing codes are none; a code that a row has twice counts once.
+        A missing code counts as none; a code that a row has twice counts once.
 
     Returns
     -------
@@ -49,7 +48,7 @@ def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
 
 
 def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> pd.DataFrame:
-    """Scores of each row.
+    """Return the scores of each row.
 
     Parameters
     ----------
@@ -78,7 +77,7 @@ def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> p
 
 
 def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.DataFrame:
-    """Sets of codes cut to their first digits; special codes, such as -1, stay whole.
+    """Cut codes to their first digits; special codes, such as -1, stay whole.
 
     Parameters
     ----------
@@ -86,7 +85,7 @@ def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.Dat
         See `code_sets`.
     digits : int
     separator : str
-        What stands between the digits of a code; "" where each character is one.
+        Separator of the digits of a code; "" where each character is one.
     """
 
     def cut(code: str) -> str:
@@ -99,7 +98,7 @@ def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.Dat
 
 
 def seen_groups(times: pd.Series) -> pd.Series:
-    """Numbers of times in groups: 0, 1, 2-5, 6-20, 21-100, >100."""
+    """Group numbers of times: 0, 1, 2-5, 6-20, 21-100, >100."""
     return pd.cut(times, _SEEN_EDGES, labels=SEEN_GROUPS)
 
 
@@ -160,13 +159,13 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
 
 
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
-    """Accuracy of what is coded automatically when the least certain rows are left to a person.
+    """Return the accuracy of what is coded automatically when the least certain rows are left to a person.
 
     Parameters
     ----------
     conf, right : ndarray of shape (n,)
     num_shares : int
-        Shares from 0 to 1.
+        Number of shares, from 0 to 1.
 
     Returns
     -------
@@ -245,7 +244,7 @@ def confusions(
 ) -> list[dict[str, Any]]:
     """Return the pairs of a true and a predicted code that cost most rows.
 
-    Of a row's codes that are missed and those that are wrongly given, the first stands against the first, and so on.
+    The first missed code of a row is paired with its first wrong one, and so on.
 
     Parameters
     ----------
@@ -253,7 +252,7 @@ def confusions(
         See `code_sets`.
     texts : sequence of str, of shape (n,)
     limit : int
-        Pairs at most.
+        Maximum number of pairs.
 
     Returns
     -------
@@ -308,12 +307,12 @@ def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[st
 
 
 def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
-    """Means of `score_sets`, and `n`, the rows."""
+    """Return the means of `score_sets`, and `n`, the number of rows."""
     return {"n": len(scores), **{name: float(mean) for name, mean in scores.mean().items()}}
 
 
 def mean_scores_by(scores: pd.DataFrame, groups: pd.Series) -> dict[str, dict[str, float]]:
-    """`mean_scores` of each group that has rows, in the groups' order."""
+    """Return `mean_scores` of each group that has rows, in the groups' order."""
     found = scores.groupby(groups, observed=True)
     return {str(name): mean_scores(part) for name, part in found}
 
@@ -330,6 +329,6 @@ def _count(sets: pd.DataFrame, num_rows: int) -> np.ndarray:
 
 
 def _f1(hits: np.ndarray, num_true: np.ndarray, num_predicted: np.ndarray) -> np.ndarray:
-    """2pr / (p + r) with p = hits / predicted and r = hits / true is 2 hits / (predicted + true)."""
+    """Return 2pr / (p + r), which with p = hits / predicted and r = hits / true is 2 hits / (predicted + true)."""
     total = num_true + num_predicted
     return np.where(total == 0, 1.0, 2 * hits / np.maximum(total, 1))

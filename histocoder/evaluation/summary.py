@@ -1,4 +1,4 @@
-"""An evaluation in sentences."""
+"""Describe an evaluation in sentences."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 TARGET_ACCURACY = 0.95
-"""Of automatically coded rows; the summary says how many may be coded so."""
-_MIN_ROWS = 30  # of a language that is named as best or worst
+"""Wanted accuracy of automatically coded rows; the summary says how many may be coded so."""
+_MIN_ROWS = 30
+"""Minimum number of rows of a language that is named as best or worst."""
 _NUMBERS = {1: "one code", 2: "two codes", 3: "three codes", 4: "four codes", 5: "five codes", 0: "no code"}
 
 Metrics = Mapping[str, Any]
@@ -31,7 +32,10 @@ def summary(metrics: Metrics) -> list[str]:
     )
     by_codes = answer["by_num_codes"]
     if len(by_codes) > 1:
-        parts = [f"{percent(s['accuracy'])} of those with {_num_codes(number)}" for number, s in by_codes.items()]
+        parts = [
+            f"{percent(s['accuracy'])} of those with {_NUMBERS.get(int(number), f'{number} codes')}"
+            for number, s in by_codes.items()
+        ]
         lines.append(f"Exactly right are {_and(parts)}.")
     large = {lang: s["accuracy"] for lang, s in answer["by_language"].items() if s["n"] >= _MIN_ROWS}
     if len(large) > 1:
@@ -150,14 +154,10 @@ def _target(production: Metrics) -> str:
 
 
 def num_descriptions(metrics: Metrics) -> str:
-    """Return how many there were."""
+    """Return the number of descriptions, in words."""
     rows, texts = metrics["num_rows"], metrics["num_texts"]
     distinct = f" ({texts:,} distinct ones)" if texts < rows else ""
     return f"{rows:,} description{'s' if rows != 1 else ''}{distinct}"
-
-
-def _num_codes(number: str) -> str:
-    return _NUMBERS.get(int(number), f"{number} codes")
 
 
 def percent(share: float | None) -> str:

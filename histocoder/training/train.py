@@ -245,9 +245,8 @@ def corrected_model(config: RunConfig) -> Path | None:
 
 def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, before: Path | None = None) -> None:
     """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0."""
-    from histocoder.evaluation.baselines import AFTER_TRAINING, RIGHT_COL, Baselines
+    from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines, gain
     from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
-    from histocoder.evaluation.gain import gain
     from histocoder.evaluation.report import write_report
     from histocoder.evaluation.summary import comparison, gain_in_words, summary
     from histocoder.inference.coder import Coder
@@ -260,10 +259,10 @@ def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles,
     baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
     texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
-    found.metrics["baselines"] = baselines.compare(found.rows[RIGHT_COL].to_numpy())
+    right = found.rows["right"].to_numpy()
+    found.metrics["baselines"] = baselines.compare(right)
     if before is not None:
         corrections = replace(val_files, paths=paths).read() if (paths := held_out(run.path)) else None
-        right = found.rows[RIGHT_COL].to_numpy(dtype=bool)
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
     for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:

@@ -47,13 +47,13 @@ def test_one_code_a_row_is_scikit_learns_own_classifier():
     train, asked = examples(*rows[:40]), examples(*rows[40:])
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     expected = LinearSVC().fit(vectorizer.fit_transform(train.texts), train.codes["hisco_1"])
-    codes = linear_codes(train, asked, progress=False)
+    codes = linear_codes(train, asked)
     assert codes == [(code,) for code in expected.predict(vectorizer.transform(asked.texts))]
 
 
 def test_one_code_alone_is_every_rows(recwarn: pytest.WarningsRecorder):
     train = examples(("farmer", "61110"), ("old farmer", "61110"))
-    assert linear_codes(train, ASKED, progress=False) == [("61110",)] * 4 and not recwarn.list
+    assert linear_codes(train, ASKED) == [("61110",)] * 4 and not recwarn.list
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_confusions_by_hand():
 def test_evaluation_of_a_model():
     coder, examples = tiny_coder(), few_examples()
     seen = {"texts_seen": {"farmer": 3}, "codes_seen": pd.Series({"61110": 30, "61115": 200, "80110": 1})}
-    evaluation = evaluate(coder, examples, **seen, progress=False)
+    evaluation = evaluate(coder, examples, **seen)
     metrics, rows = evaluation.metrics, evaluation.rows
     json.dumps(metrics, allow_nan=False)
     assert (metrics["num_rows"], metrics["num_texts"]) == (6, 5)
@@ -199,12 +199,12 @@ def test_evaluation_of_a_model():
 
 
 def test_unknown_languages_are_told_once(recwarn: pytest.WarningsRecorder):
-    evaluate(tiny_coder(languages=("en", "unk")), few_examples(), progress=False)
+    evaluate(tiny_coder(languages=("en", "unk")), few_examples())
     assert [str(one.message).partition(" and")[0] for one in recwarn] == ["The model does not know the language da"]
 
 
 def test_descriptions_that_all_have_no_code():
-    evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])), progress=False)
+    evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])))
     json.dumps(evaluation.metrics, allow_nan=False)
     right = [evaluation.metrics[head]["overall"]["accuracy"] for head in ("answer", "flat")]
     assert right[0] == evaluation.rows["right"].mean() and evaluation.metrics["num_rows"] == 2
@@ -219,11 +219,11 @@ def test_times_seen_in_training_data():
 
 def test_the_flat_head_is_held_to_the_models_own_thresholds():
     examples = few_examples()
-    low = evaluate(tiny_coder(thresholds={"*": 0.01, "da": 0.99}), examples, progress=False)
+    low = evaluate(tiny_coder(thresholds={"*": 0.01, "da": 0.99}), examples)
     counts = low.rows["flat"].str.split("&").str.len()
     assert counts.tolist() == [1 if lang == "da" else 2 for lang in examples.langs]
 
 
 def test_nothing_to_evaluate_on_is_said():
     with pytest.raises(UserError, match="no descriptions"):
-        evaluate(tiny_coder(), Examples([], [], pd.DataFrame({"hisco_1": []})), progress=False)
+        evaluate(tiny_coder(), Examples([], [], pd.DataFrame({"hisco_1": []})))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from models import few_examples, tiny_coder
 
+from histocoder.evaluation.baselines import gain
 from histocoder.evaluation.evaluate import evaluate
-from histocoder.evaluation.gain import gain
 from histocoder.evaluation.report import write_report
 from histocoder.evaluation.summary import gain_in_words
 
@@ -22,7 +22,7 @@ def test_the_corrected_model_is_compared_on_the_same_rows(tmp_path: Path):
     words = gain_in_words({"corrections": found})
     assert words[0].startswith("Of the same 6 rows of validation data, 66.7\u00a0% were exactly right before")
     assert words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%") and "looks better" in words[2]
-    evaluation = evaluate(after, examples, progress=False)
+    evaluation = evaluate(after, examples)
     evaluation.metrics["corrections"] = found
     page = write_report(tmp_path, evaluation, after, title="t").read_text(encoding="utf-8")
     assert "What corrections have brought" in page and "+33.3 (" in page and words[2] in page

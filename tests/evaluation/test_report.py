@@ -54,7 +54,7 @@ def parsed(path: Path) -> Balance:
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
-    return evaluate(tiny_coder(), few_examples(), texts_seen={"farmer": 3}, codes_seen={"61110": 3}, progress=False)
+    return evaluate(tiny_coder(), few_examples(), texts_seen={"farmer": 3}, codes_seen={"61110": 3})
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_report_without_what_is_not_known(tmp_path: Path):
     coder = tiny_coder()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "training.png").write_bytes(b"an earlier report's")
-    path = write_report(tmp_path, evaluate(coder, examples, progress=False), coder, title="t", logs=tmp_path / "no.csv")
+    path = write_report(tmp_path, evaluate(coder, examples), coder, title="t", logs=tmp_path / "no.csv")
     assert {p.stem for p in (tmp_path / "report").iterdir()} == {"production", "calibration", "digits"}
     page = parsed(path)
     assert "Languages" not in page.text and "Times seen" not in page.text and "Training" not in page.text
