@@ -54,4 +54,4 @@ def run(config: Flags) -> None:
         raw=config.raw,
         say=say,
     )
-    say(next_step(config.model, Path(config.output), run, settings))
+    say(next_step(config.model, Path(config.output), run))

@@ -1,10 +1,11 @@
-"""The desk as an application: its page, its routes, and how errors are answered."""
+"""Make the desk an application: its page, its routes, and answers to errors."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from histocoder import __version__
-from histocoder.desk.routes import Desk, add_coding, add_files, add_improve, add_review
+from histocoder.desk.desk import Desk
+from histocoder.desk.routes import add_coding, add_files, add_improve, add_review
 from histocoder.desk.security import Guard
 from histocoder.desk.store import Conflict
 from histocoder.desk.turns import Busy
@@ -23,26 +25,23 @@ _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascrip
 
 
 def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000) -> FastAPI:
-    """Return the ASGI application of a desk.
-
-    Parameters
-    ----------
-    desk : Desk
-    token, host, port
-        See `Guard`.
-    """
+    """Return the ASGI application of a desk; see `Guard` for `token`, `host` and `port`."""
     stop = threading.Event()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         """Work in the background while the server runs."""
         desk.files.start()
-        reading = threading.Thread(target=_encode_neighbours, args=(desk, stop), daemon=True)
-        reading.start()
+        coding, encoding = desk.coding, None
+        if coding.neighbours is not None:
+            encode = partial(coding.neighbours.encode, coding.coder, coding.turns, stop)
+            encoding = threading.Thread(target=encode, daemon=True)
+            encoding.start()
         yield
         stop.set()
         await run_in_threadpool(desk.files.stop)
-        await run_in_threadpool(reading.join, 30)
+        if encoding is not None:
+            await run_in_threadpool(encoding.join, 30)
         await run_in_threadpool(desk.improve.stop)
         desk.store.close()
 
@@ -64,24 +63,18 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     return app
 
 
-def _encode_neighbours(desk: Desk, stop: threading.Event) -> None:
-    if desk.coding.neighbours is not None:
-        desk.coding.neighbours.encode(desk.coding.coder, desk.coding.turns, stop)
-
-
 def _add_errors(app: FastAPI) -> None:
     """Answer errors with a sentence."""
 
-    def answer(status: int, text: Callable[[Exception], str]) -> Callable[[Request, Exception], JSONResponse]:
-        """Return a handler that answers with a status and a text."""
-        return lambda _request, error: JSONResponse({"detail": text(error)}, status)
+    def answer(status: int, text: str | None = None) -> Callable[[Request, Exception], JSONResponse]:
+        """Return a handler that answers with a status and a text, by default the error's own."""
+        return lambda _request, error: JSONResponse({"detail": text or str(error)}, status)
 
-    app.add_exception_handler(UserError, answer(422, str))
-    app.add_exception_handler(KeyError, answer(404, lambda _: "There is no such thing here."))
-    app.add_exception_handler(Busy, answer(429, lambda _: "The model is busy. Try again in a moment."))
+    app.add_exception_handler(UserError, answer(422))
+    app.add_exception_handler(KeyError, answer(404, "There is no such thing here."))
+    app.add_exception_handler(Busy, answer(429, "The model is busy. Try again in a moment."))
     app.add_exception_handler(
-        Conflict,
-        lambda _, error: JSONResponse({"detail": str(error), "card": error.card.model_dump()}, 409),
+        Conflict, lambda _, error: JSONResponse({"detail": str(error), "card": error.card.model_dump()}, 409)
     )
 
 

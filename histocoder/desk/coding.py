@@ -1,4 +1,4 @@
-"""Codes a few descriptions with all that helps to judge them: alternatives, known answers, nearest neighbours."""
+"""Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest neighbours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from histocoder.data.languages import NAMES, iso_code, same_language
 from histocoder.data.normalize import fold
 from histocoder.data.prepare import held_out
 from histocoder.data.table import fingerprint
-from histocoder.desk.neighbours import Neighbours
+from histocoder.desk.neighbours import Neighbours, TrainedRow
 from histocoder.desk.turns import Turns
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING
@@ -23,12 +23,12 @@ from histocoder.inference.known import Known, coded
 from histocoder.inference.ranked import predict_ranked
 
 NO_OCCUPATION = "-1"
-"""HISCO's code."""
+"""HISCO's code for no occupation."""
 _ALTERNATIVES = 9
 
 
 class Code(BaseModel):
-    """A code, and what it means."""
+    """A code, and its meaning."""
 
     code: str
     title: str | None = None
@@ -42,11 +42,11 @@ class Neighbour(BaseModel):
     lang: str
     codes: list[Code]
     similarity: float
-    """Cosine between the encodings."""
+    """Cosine of the encodings."""
 
 
 class Answer(BaseModel):
-    """What there is to say of a description."""
+    """Codes of a description, and what helps to judge them."""
 
     text: str
     lang: str
@@ -70,18 +70,9 @@ class Language(BaseModel):
 
 
 class CodingDesk:
-    """A model, its training data as evidence, and the turns at it.
+    """A model, and its training data as evidence.
 
-    Parameters
-    ----------
-    coder : Coder
-    turns : Turns
-    training_data : Path, optional
-        The run's `data_train.csv`.
-    cache : Path
-        File for the encodings of the training data.
-    model_id : str
-        Tells this model from others.
+    `training_data` is the run's `data_train.csv`, `cache` the file for its encodings; `model_id` identifies the model.
     """
 
     def __init__(self, coder: Coder, turns: Turns, *, training_data: Path | None, cache: Path, model_id: str) -> None:
@@ -103,14 +94,14 @@ class CodingDesk:
 
     @property
     def languages(self) -> list[Language]:
-        """Those that the model knows; where it does not say, all."""
+        """Languages that the model knows; all of them where it does not say."""
         codes = sorted(set(self.coder.model.config.languages) - {"unk"}) or list(NAMES)
         named = [Language(code=code, name=NAMES.get(iso_code(code), code)) for code in codes]
         return [Language(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
 
     @property
     def no_occupation(self) -> str | None:
-        """The code for "no occupation"; None where the classification has none."""
+        """Code for "no occupation"; None where the classification has none."""
         return NO_OCCUPATION if NO_OCCUPATION in self.coder.codes else None
 
     def code(self, text: str, probability: float | None = None) -> Code:
@@ -118,31 +109,19 @@ class CodingDesk:
         return Code(code=text, title=self._titles.get(text), probability=probability)
 
     def check_codes(self, codes: Sequence[str]) -> list[str]:
-        """Return codes that a person gave, without blanks and repetitions.
-
-        Raises
-        ------
-        UserError
-            Where one does not fit the classification, or there are too many.
-        """
+        """Return codes that a person gave, without blanks and repetitions; raise UserError where they do not fit."""
+        formatter = self.coder.formatter
         found = list(dict.fromkeys(filter(None, (code.strip() for code in codes))))
         for code in found:
-            problem = "is not a code" if code == MISSING else self.coder.formatter.system.problem(code)
-            if problem is None and self._is_short(code):
-                problem = f"is shorter than {self.coder.formatter.block_size} characters; write leading zeros, too"
+            problem = "is not a code" if code == MISSING else formatter.system.problem(code)
+            is_own = code in self.coder.codes or code.startswith("-")
+            if problem is None and not is_own and formatter.system.length(code) < formatter.block_size:
+                problem = f"is shorter than {formatter.block_size} characters; write leading zeros, too"
             if problem:
                 raise UserError(f"{code!r} {problem}.")
-        if len(found) > self.coder.formatter.num_blocks:
-            raise UserError(
-                f"There are {len(found)} codes; a description has {self.coder.formatter.num_blocks} at most."
-            )
+        if len(found) > formatter.num_blocks:
+            raise UserError(f"There are {len(found)} codes; a description has {formatter.num_blocks} at most.")
         return found
-
-    def _is_short(self, code: str) -> bool:
-        """Return whether training would refuse a code as one that has lost its zeros."""
-        formatter = self.coder.formatter
-        is_own = code in self.coder.codes or code.startswith("-")
-        return not is_own and formatter.system.length(code) < formatter.block_size
 
     def search(self, query: str, *, limit: int) -> list[Code]:
         """Return the codes whose number begins with the query, then those whose title has all its words."""
@@ -154,12 +133,12 @@ class CodingDesk:
         return [self.code(code) for code in list(dict.fromkeys([*by_number, *by_title]))[:limit]]
 
     def answer(self, texts: Sequence[str], langs: Sequence[str], *, evidence: bool = True) -> list[Answer]:
-        """Code descriptions; raises `Busy` where too many wait for the model."""
+        """Code descriptions; raise `Busy` where too many requests wait for the model."""
         known_langs = (*self.coder.model.config.languages, "unk")
         langs = [same_language(lang, known_langs) or "unk" for lang in langs]
         with self.turns.one():
             coded, ranked, encodings = predict_ranked(self.coder, texts, langs)
-            near = None
+            near: list[list[tuple[TrainedRow, float]]] = [[] for _ in texts]
             if evidence and self.neighbours is not None and self.neighbours.is_ready:
                 near = self.neighbours.find(encodings)
         answers = []
@@ -177,22 +156,17 @@ class CodingDesk:
                     known=[self.code(code) for code in given.codes] if given else None,
                     known_share=given.share if given else None,
                     alternatives=others[:_ALTERNATIVES],
-                    neighbours=self._near(near[row]) if near is not None else [],
+                    neighbours=[self._neighbour(*found) for found in near[row]],
                 )
             )
         return answers
+
+    def _neighbour(self, row: TrainedRow, similarity: float) -> Neighbour:
+        text, lang, codes = row
+        return Neighbour(text=text, lang=lang, codes=[self.code(code) for code in codes], similarity=similarity)
 
     def _codes(self, row: pd.Series) -> list[Code]:
         """Return the codes of a row of `Coder.predict`."""
         names = [name for name in row.index if name.startswith(f"{self.coder.system}_")]
         pairs = [(row[name], row[f"prob_{name.rpartition('_')[2]}"]) for name in names]
         return [self.code(code, float(prob)) for code, prob in pairs if not pd.isna(code)]
-
-    def _near(self, found: list[tuple[int, float]]) -> list[Neighbour]:
-        assert self.neighbours is not None
-        neighbours = []
-        for place, similarity in found:
-            text, lang, codes = self.neighbours.rows[place]
-            own = [self.code(code) for code in codes]
-            neighbours.append(Neighbour(text=text, lang=lang, codes=own, similarity=similarity))
-        return neighbours

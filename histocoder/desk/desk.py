@@ -1,24 +1,37 @@
-"""Puts a desk together."""
+"""Put a desk together."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import METRICS_FILE
 from histocoder.data.prepare import TRAIN_FILE
-from histocoder.desk.cards import add_cards
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.files import Files
 from histocoder.desk.improve import Improve
-from histocoder.desk.routes import Desk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import Turns
+from histocoder.evaluation.review import Columns
 from histocoder.files import make_folder, sha256
 from histocoder.inference.coder import Coder
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Parts of a desk."""
+
+    model: str
+    coding: CodingDesk
+    store: Store
+    files: Files
+    improve: Improve
+    source: int | None
+    """Source of the cards that the server was started with."""
 
 
 def open_desk(
@@ -34,30 +47,20 @@ def open_desk(
     language_col: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Desk:
-    """Open a desk, with what was kept in its folder.
+    """Open a desk, with the decisions and files that its folder holds.
 
     Parameters
     ----------
-    coder : Coder
-    folder : Path
-        The desk's own.
     model : str
-        As the user named it.
+        Name of the model as the user gave it.
     model_folder, run : Path
-        Of the model's files, and of the run that it comes from.
+        Folders of the model's files, and of the run that it comes from.
     may_train : bool
-        See `Improve`.
+        Whether the server may start a training.
     data : Path, optional
-        A coded file to review.
-    input_col, language_col : str, optional
-        Its columns of descriptions and languages.
+        Coded file to review, with the columns `input_col` and `language_col`.
     say : callable
         Receives each notice to the user.
-
-    Raises
-    ------
-    UserError
-        If the coded file can't be used.
     """
     make_folder(folder / "files")
     model_id = f"{sha256(model_folder / WEIGHTS_FILE)} {sha256(model_folder / CONFIG_FILE)} {coder.precision}"
@@ -72,14 +75,12 @@ def open_desk(
     files = Files(folder / "files", store, coding, input_col=text_col, language_col=lang_col)
     source = None
     if data is not None:
-        source = add_cards(
-            data, data.name, store, coding, input_col=text_col or "occ1", language_col=language_col, say=say
-        )
+        source = store.add_source(data, data.name, Columns(text_col or "occ1", language_col, target_cols), say=say)
     return Desk(model, coding, store, files, improve, source)
 
 
 def _calibration(run: Path) -> list[dict[str, Any]]:
-    """Return what a run's report says of confidence and accuracy; nothing where there is no report."""
+    """Return the bins of calibration of a run's report; none where there is no report."""
     try:
         return json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["answer"]["calibration"]["bins"]
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Files that are sent in and coded, one after the other, in the background."""
+"""Code the files that are sent in, one after the other, in the background."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tqdm import tqdm
 
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.table import count_rows, open_table, strings
-from histocoder.desk.cards import add_cards
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
 from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
+from histocoder.evaluation.review import Columns
 from histocoder.inference.predict_file import predict_file
 
 SUFFIXES = (
@@ -32,13 +32,13 @@ SUFFIXES = (
 State = Literal["new", "queued", "running", "done", "failed", "cancelled"]
 _PREVIEW_ROWS = 8
 _CELL = 120
-"""Characters of a cell in the preview."""
+"""Maximum number of characters of a cell in the preview."""
 _DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "profession", "yrke", "beroep")
-"""Of columns that are likely to hold descriptions."""
+"""Names of columns that are likely to hold descriptions."""
 
 
 class Options(BaseModel):
-    """How a file is coded."""
+    """Options of coding a file."""
 
     input_col: str
     language: str = "unk"
@@ -47,14 +47,14 @@ class Options(BaseModel):
     """Whether descriptions of the training data get their own codes."""
     min_confidence: float = 0.0
     sheet: str | None = None
-    """Of an Excel workbook; by default the only one that holds anything."""
+    """Sheet of an Excel workbook; by default the only one that holds anything."""
     raw: bool = False
     """Whether texts that a spreadsheet would run as formulas are written as they are."""
     excel: bool = False
     """Whether CSV is separated as the file is and marked as UTF-8, as Excel expects it; always where the file is not
     separated by commas."""
     columns: str = ""
-    """What the names of the new columns begin with; `pred_` is added where the file has such columns already."""
+    """Prefix of the names of the new columns; `pred_` is added where the file has such columns already."""
 
 
 class Preview(BaseModel):
@@ -69,7 +69,7 @@ class Preview(BaseModel):
 
 
 class File(BaseModel):
-    """A file, and how far it is."""
+    """A file, and the state of its coding."""
 
     id: str
     name: str
@@ -83,16 +83,7 @@ class File(BaseModel):
 
 
 class Files:
-    """The files of a desk.
-
-    Parameters
-    ----------
-    folder : Path
-    store : Store
-    coding : CodingDesk
-    input_col, language_col : str, optional
-        What the model's own data call their columns.
-    """
+    """The files of a desk, in its folder; `input_col` and `language_col` are the columns of the model's own data."""
 
     def __init__(
         self, folder: Path, store: Store, coding: CodingDesk, *, input_col: str | None, language_col: str | None
@@ -103,13 +94,13 @@ class Files:
         self._stop = False
         self._cancelled: set[str] = set()
         self._bar: tuple[str, tqdm] | None = None  # of the file that is being coded
-        for file in store.files():  # what a server that ended has left goes on
+        for file in store.files():  # a file that an earlier server did not finish is coded to its end
             if file["state"] == "running":
                 store.put_file(file["id"], state="queued")
         self._worker: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to code what waits."""
+        """Start to code the files in the queue."""
         self._worker = threading.Thread(target=self._work, name="files", daemon=True)
         self._worker.start()
 
@@ -122,41 +113,28 @@ class Files:
             self._worker.join(timeout=30)
 
     def new(self, name: str, sheet: str | None = None) -> tuple[str, Path]:
-        """Return the number of a file to come, and the path to write it to.
-
-        Raises
-        ------
-        UserError
-            Where the suffix is none of a table's.
-        """
+        """Return the id of a new file, and the path to write it to."""
+        name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable())
         suffix = next((suffix for suffix in reversed(SUFFIXES) if name.lower().endswith(suffix)), None)
         if suffix is None:
-            raise UserError(
-                f"{_bare(name)} is no table that can be read; send a file that ends in {', '.join(SUFFIXES)}."
-            )
+            raise UserError(f"{name} is no table that can be read; send a file that ends in {', '.join(SUFFIXES)}.")
         file = secrets.token_hex(8)
         path = self._folder / file / f"input{suffix}"
         path.parent.mkdir(parents=True)
         options = Options(input_col="", sheet=sheet).model_dump_json() if sheet else None
-        self._store.put_file(file, name=_bare(name), suffix=suffix, state="new", message="", options=options)
+        self._store.put_file(file, name=name, suffix=suffix, state="new", message="", options=options)
         return file, path
 
     def all(self) -> list[File]:
-        """Return all files, the last one first."""
+        """List the files, the last one first."""
         return [self._described(record) for record in self._store.files()]
 
     def get(self, file: str) -> File:
-        """Return a file; raises KeyError where there is none of that number."""
+        """Return a file and the state of its coding."""
         return self._described(self._store.file(file))
 
     def preview(self, file: str) -> Preview:
-        """Return the first rows.
-
-        Raises
-        ------
-        UserError
-            As the command line does, with the user's name of the file.
-        """
+        """Return the first rows of a file."""
         record = self._store.file(file)
         path = self._path(record)
         input_col, language_col = self._columns
@@ -178,13 +156,7 @@ class Files:
         )
 
     def code(self, file: str, options: Options) -> File:
-        """Put a file into the queue.
-
-        Raises
-        ------
-        UserError
-            Where the options do not fit the file.
-        """
+        """Put a file into the queue, to be coded as `histocoder predict` does."""
         record = self._store.file(file)
         if record["state"] in ("queued", "running"):
             raise UserError(f"{record['name']} is being coded already.")
@@ -205,7 +177,7 @@ class Files:
         return self.get(file)
 
     def cancel(self, file: str) -> File:
-        """Stop coding a file; what is coded stays for when it is started again."""
+        """Stop coding a file; coded rows are kept for when it is coded again."""
         record = self._store.file(file)
         with self._changed:
             if record["state"] in ("queued", "running"):
@@ -214,49 +186,45 @@ class Files:
                 self._store.put_file(file, state="cancelled")
         return self.get(file)
 
-    def remove(self, file: str) -> None:
-        """Delete a file and its codes."""
+    def remove(self, file: str) -> list[File]:
+        """Delete a file and its codes; return the other files."""
         record = self._store.file(file)
         if record["state"] in ("queued", "running"):
             raise UserError(f"{record['name']} is being coded; cancel that first.")
         shutil.rmtree(self._folder / record["id"], ignore_errors=True)
         self._store.drop_file(record["id"])
+        return self.all()
 
     def result(self, file: str) -> tuple[Path, str]:
-        """Return the coded file, and what to call it."""
+        """Return the coded file, and its name for the user."""
         record = self._store.file(file)
         if record["state"] != "done":
             raise UserError(f"{record['name']} is not coded yet.")
         stem = record["name"][: -len(record["suffix"])]
-        return self._output(record), f"{stem}_coded{record['suffix']}"
+        return self._path(record, "coded"), f"{stem}_coded{record['suffix']}"
 
     def to_review(self, file: str) -> int:
         """Make cards of a coded file; return their source."""
         path, name = self.result(file)
-        options = Options(**json.loads(self._store.file(file)["options"]))
+        options = Options.model_validate_json(self._store.file(file)["options"])
+        columns = Columns(options.input_col, options.language_col, self._coding.coder.model.config.target_cols)
         with _named(path, name):
-            return add_cards(
-                path, name, self._store, self._coding, input_col=options.input_col, language_col=options.language_col
-            )
+            return self._store.add_source(path, name, columns)
 
-    def _path(self, record: dict[str, Any]) -> Path:
-        return self._folder / record["id"] / f"input{record['suffix']}"
-
-    def _output(self, record: dict[str, Any]) -> Path:
-        return self._folder / record["id"] / f"coded{record['suffix']}"
+    def _path(self, record: dict[str, Any], stem: str = "input") -> Path:
+        return self._folder / record["id"] / f"{stem}{record['suffix']}"
 
     def _config(self, record: dict[str, Any], options: Options) -> PredictConfig:
         return PredictConfig(
             input=str(self._path(record)),
-            output=str(self._output(record)),
+            output=str(self._path(record, "coded")),
             mode=self._coding.coder.mode,
             **options.model_dump(exclude={"known"}),
         )
 
     def _described(self, record: dict[str, Any]) -> File:
-        options = Options(**json.loads(record["options"])) if record["options"] else None
-        values = {name: record[name] for name in ("id", "name", "state", "num_rows", "message")}
-        file = File(**values, options=options)
+        options = Options.model_validate_json(record["options"]) if record["options"] else None
+        file = File(**{**record, "options": options})
         bar = self._bar
         if file.state == "done":
             file.rows_done = file.num_rows or 0
@@ -268,7 +236,7 @@ class Files:
         return file
 
     def _work(self) -> None:
-        """Code what is in the queue, until the desk closes."""
+        """Code the files in the queue, until the desk closes."""
         while True:
             with self._changed:
                 waiting = [record for record in self._store.files() if record["state"] == "queued"]
@@ -289,7 +257,7 @@ class Files:
             self._store.put_file(record["id"], state=state, message=message)
 
     def _code(self, record: dict[str, Any]) -> tuple[State, str]:
-        """Code a file; return how that ended."""
+        """Code a file; return its state afterwards, and a message."""
         path, said = self._path(record), list[str]()
 
         def check() -> None:
@@ -297,7 +265,7 @@ class Files:
                 raise KeyboardInterrupt  # upon which `predict_file` keeps what is coded
 
         try:
-            options = Options(**json.loads(record["options"]))
+            options = Options.model_validate_json(record["options"])
             coder = CoderInTurns(self._coding.coder, self._coding.turns, check)
             with (
                 _named(path, record["name"]),
@@ -325,16 +293,11 @@ class Files:
 
 @contextmanager
 def _named(path: Path, name: str) -> Iterator[None]:
-    """Have messages name a file as the user does."""
+    """Put the user's name of a file into messages about its path."""
     try:
         yield
     except UserError as error:
         raise UserError(str(error).replace(str(path), name)) from error
-
-
-def _bare(name: str) -> str:
-    """Return the last part of a name, as far as it can be printed."""
-    return "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable())
 
 
 def _shown(cell: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The training data's descriptions that are nearest to one by the model's own encodings."""
+"""Find the training data's descriptions that are nearest to one by the model's own encodings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from histocoder.desk.turns import Turns
 from histocoder.files import replacing
 from histocoder.inference.coder import Coder
 
+TrainedRow = tuple[str, str, tuple[str, ...]]
+"""Text, language and codes of a distinct description of the training data."""
 _MOST_EXACT = 200_000
-"""Distinct descriptions that are compared one by one: 200 MB of the n-gram encoder's, read in 0.1 s."""
+"""Maximum number of distinct descriptions that are searched exactly: 200 MB of the n-gram encoder's encodings, read in
+0.1 s."""
 _MOST = 1_000_000
 _NEIGHBOURS = 5
 _EMBEDDED_AT_ONCE = 256
 _LINKS, _WALK = 32, 256
-"""Of the graph: with these 98 % of 250,000 encodings' neighbours were the exact ones, found in 2 ms; building it took
-five minutes on one core."""
+"""Links of each node of the graph, and nodes that a search visits. With these, 98 % of the neighbours found among
+250,000 encodings were the exact ones, in 2 ms; building the graph took five minutes on one core."""
 
 
 class Neighbours:
@@ -32,37 +35,28 @@ class Neighbours:
     Up to 200,000 are searched exactly. More, up to the million most frequent, are searched by faiss's graph (Malkov and
     Yashunin 2018, hierarchical navigable small worlds); where it is not installed, the 200,000 most frequent exactly.
 
-    Parameters
-    ----------
-    examples : Examples
-    cache : Path
-        File that the encodings are kept in, so that they are computed once.
-    source : str
-        Tells data and model from others.
+    The encodings are computed once and kept in the file `cache`; `source` identifies data and model.
     """
 
     def __init__(self, examples: Examples, *, cache: Path, source: str) -> None:
         codes = [tuple(code for code in row if code is not None) for row in examples.codes.to_numpy(dtype=object)]
-        written = {
-            (fold(text), lang, own): text for text, lang, own in zip(examples.texts, examples.langs, codes, strict=True)
-        }
-        times = Counter(zip(map(fold, examples.texts), examples.langs, codes, strict=True))
+        keys = list(zip(map(fold, examples.texts), examples.langs, codes, strict=True))
+        times, written = Counter(keys), dict(zip(keys, examples.texts, strict=True))
         self._has_graph = len(times) > _MOST_EXACT and importlib.util.find_spec("faiss") is not None
         self._total = len(times)
-        self.rows = [
-            (written[key], *key[1:]) for key, _ in times.most_common(_MOST if self._has_graph else _MOST_EXACT)
-        ]
+        most = times.most_common(_MOST if self._has_graph else _MOST_EXACT)
+        self.rows: list[TrainedRow] = [(written[key], *key[1:]) for key, _ in most]
         self._cache, self._source = cache, f"{source} {self._has_graph}"
         self._index: _Exact | _Graph | None = None
         self._num_done = 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether all are encoded."""
+        """Whether all descriptions are encoded."""
         return self._index is not None
 
     def describe(self) -> str:
-        """Say what is searched, and how."""
+        """Describe what is searched, and how."""
         number = f"{len(self.rows):,}"
         if len(self.rows) < self._total:
             number += f" of {self._total:,}, the most frequent,"
@@ -72,7 +66,7 @@ class Neighbours:
         return f"{how} among {number} descriptions of the training data{more}{state}"
 
     def encode(self, coder: Coder, turns: Turns, stop: threading.Event) -> None:
-        """Encode the descriptions, a batch in each turn, or read them from the cache."""
+        """Encode the descriptions, a batch in each turn, or read the encodings from the cache."""
         index = _Graph() if self._has_graph else _Exact()
         if self._cache.is_file():
             with np.load(self._cache) as kept:
@@ -91,52 +85,46 @@ class Neighbours:
             np.savez(file, source=np.array(self._source), number=np.array(len(self.rows)), index=index.state())
         self._index = index
 
-    def find(self, encodings: np.ndarray) -> list[list[tuple[int, float]]]:
-        """Return place and similarity of the nearest descriptions of each encoding; NaN has none.
-
-        Parameters
-        ----------
-        encodings : ndarray of shape (n, hidden)
-        """
+    def find(self, encodings: np.ndarray) -> list[list[tuple[TrainedRow, float]]]:
+        """Return the nearest descriptions of encodings of shape (n, hidden), with similarities; none for NaN."""
         assert self._index is not None
         is_real = ~np.isnan(encodings).any(1)
-        found: list[list[tuple[int, float]]] = [[] for _ in encodings]
-        number = min(_NEIGHBOURS, len(self.rows))
-        similar, places = self._index.search(_unit(encodings[is_real]), number)
+        found: list[list[tuple[TrainedRow, float]]] = [[] for _ in encodings]
+        similar, places = self._index.search(_unit(encodings[is_real]), min(_NEIGHBOURS, len(self.rows)))
         for row, own, near in zip(np.flatnonzero(is_real), similar, places, strict=True):
-            found[row] = [(int(place), float(one)) for place, one in zip(near, own, strict=True) if place >= 0]
+            found[row] = [(self.rows[place], float(one)) for place, one in zip(near, own, strict=True) if place >= 0]
         return found
 
 
 class _Exact:
-    """Encodings of length 1, each of which is compared."""
+    """Encodings of length 1, all of which are compared."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []
 
     def add(self, encodings: np.ndarray) -> None:
-        """Take encodings in, of shape (n, hidden)."""
+        """Add encodings of shape (n, hidden)."""
         self._parts.append(encodings)
 
     def search(self, encodings: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosines of the nearest and their places, the nearest first, each of shape (n, number)."""
+        """Return cosines and places of the nearest encodings, the nearest first, both of shape (n, number)."""
         similar = encodings @ self.state().T
         places = np.argsort(-similar, axis=1, kind="stable")[:, :number]
         return np.take_along_axis(similar, places, axis=1), places
 
     def state(self) -> np.ndarray:
-        """Return what `restore` takes."""
+        """Return the encodings as one array."""
         if len(self._parts) > 1:
             self._parts = [np.concatenate(self._parts)]
         return self._parts[0]
 
     def restore(self, state: np.ndarray) -> None:
-        """Become what another was."""
+        """Take over the state of another index."""
         self._parts = [state]
 
 
 class _Graph:
-    """The same, compared along links between near ones towards nearer ones."""
+    """The same interface over faiss's graph of links between near encodings."""
 
     def __init__(self) -> None:
         self._index: Any = None
@@ -164,5 +152,5 @@ class _Graph:
 
 
 def _unit(encodings: np.ndarray) -> np.ndarray:
-    """Return encodings of length 1."""
+    """Scale encodings to length 1."""
     return encodings / np.maximum(np.linalg.norm(encodings, axis=1, keepdims=True), 1e-12)

@@ -1,43 +1,81 @@
-"""The routes of the desk's HTTP interface, by the tabs of its page."""
+"""Answer requests to the desk's HTTP interface, by the tabs of its page."""
 
 from __future__ import annotations
 
 import errno
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from histocoder import __version__
-from histocoder.desk.coding import Answer, Code, CodingDesk
-from histocoder.desk.files import File, Files, Options, Preview
-from histocoder.desk.improve import Improve, Improvement
-from histocoder.desk.messages import About, Changes, Decision, Descriptions, Evidence, Reviewer, Who
+from histocoder.desk.coding import Answer, Code, CodingDesk, Language
+from histocoder.desk.desk import Desk
+from histocoder.desk.files import File
 from histocoder.desk.security import UPLOAD_BYTES
-from histocoder.desk.store import Card, Source, Store
-from histocoder.desk.trust import Trust
+from histocoder.desk.store import Card, Source
 from histocoder.errors import UserError
 
 _BLOCK_BYTES = 1 << 20
-_AS_FILE = {"Content-Disposition": 'attachment; filename="corrections.csv"'}
+
+Who = Annotated[str, Field(min_length=1, max_length=60)]
 
 
-@dataclass(frozen=True)
-class Desk:
-    """All that the routes need."""
+class Descriptions(BaseModel):
+    """Descriptions to code."""
 
+    texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(min_length=1, max_length=1000)]
+    lang: str = "unk"
+    evidence: bool = True
+    """Whether to search the nearest descriptions of the training data."""
+
+
+class Decision(BaseModel):
+    """A reviewer's decision on a card."""
+
+    who: Who
+    version: int
+    """Version of the card that the reviewer saw."""
+    action: Literal["settle", "no occupation", "unsure"] = "settle"
+    codes: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=20)] = []
+
+
+class Reviewer(BaseModel):
+    """The person who asks."""
+
+    who: Who
+
+
+class Evidence(BaseModel):
+    """A card, and what helps to judge it."""
+
+    card: Card
+    answer: Answer
+    predicted: list[Code]
+    """Codes of the file, with titles."""
+
+
+class About(BaseModel):
+    """The model, and what this server does."""
+
+    version: str
     model: str
-    coding: CodingDesk
-    store: Store
-    files: Files
-    improve: Improve
-    source: int | None = None
-    """Of the file to review that the server was started with."""
+    system: str
+    num_codes: int
+    most_codes: int
+    """Maximum number of codes of a description."""
+    no_occupation: Code | None
+    languages: list[Language]
+    has_known: bool
+    neighbours: str
+    """State of the search for the nearest descriptions."""
+    may_train: bool
+    upload_bytes: int
+    """Maximum size of a file."""
 
 
 def add_coding(app: FastAPI, desk: Desk) -> None:
@@ -46,7 +84,7 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/api/about", tags=["code"])
     def about() -> About:
-        """Say what the model is."""
+        """Describe the model and this server."""
         none, near = coding.no_occupation, coding.neighbours
         return About(
             version=__version__,
@@ -87,40 +125,17 @@ def add_files(app: FastAPI, desk: Desk) -> None:
         except BaseException as error:
             await run_in_threadpool(files.remove, file)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise HTTPException(507, f"The disk is full: {_free(path)} are free.") from error
+                free = shutil.disk_usage(path.parent).free / 1e9
+                raise HTTPException(507, f"The disk is full: {free:.1f} GB are free.") from error
             raise
         return files.get(file)
 
-    @app.get("/api/files", tags=["files"])
-    def all_files() -> list[File]:
-        """List the files."""
-        return files.all()
-
-    @app.get("/api/files/{file}", tags=["files"])
-    def one_file(file: str) -> File:
-        """Say how far a file is."""
-        return files.get(file)
-
-    @app.get("/api/files/{file}/preview", tags=["files"])
-    def preview(file: str) -> Preview:
-        """Show the first rows."""
-        return files.preview(file)
-
-    @app.post("/api/files/{file}/code", tags=["files"])
-    def code_file(file: str, options: Options) -> File:
-        """Code the file, as `histocoder predict` does, after those that wait already."""
-        return files.code(file, options)
-
-    @app.post("/api/files/{file}/cancel", tags=["files"])
-    def cancel(file: str) -> File:
-        """Stop; what is coded is kept for when the file is coded again."""
-        return files.cancel(file)
-
-    @app.delete("/api/files/{file}", tags=["files"])
-    def remove(file: str) -> list[File]:
-        """Delete the file and its codes; return the other files."""
-        files.remove(file)
-        return files.all()
+    app.get("/api/files", tags=["files"])(files.all)
+    app.get("/api/files/{file}", tags=["files"])(files.get)
+    app.get("/api/files/{file}/preview", tags=["files"])(files.preview)
+    app.post("/api/files/{file}/code", tags=["files"])(files.code)
+    app.post("/api/files/{file}/cancel", tags=["files"])(files.cancel)
+    app.delete("/api/files/{file}", tags=["files"])(files.remove)
 
     @app.get("/api/files/{file}/result", response_class=FileResponse, tags=["files"])
     def result(file: str) -> FileResponse:
@@ -147,22 +162,18 @@ async def _save_body(request: Request, path: Path) -> None:
         await run_in_threadpool(written.write, bytes(block))
 
 
-def _free(path: Path) -> str:
-    return f"{shutil.disk_usage(path.parent).free / 1e9:.1f} GB"
-
-
 def add_review(app: FastAPI, desk: Desk) -> None:
     """Add the routes of the review."""
     store, coding = desk.store, desk.coding
 
     @app.get("/api/review", tags=["review"])
     def sources() -> list[Source]:
-        """List the coded files that are under review, the one to go on with first."""
+        """List the coded files that are under review, the one to continue with first."""
         return sorted(store.sources(), key=lambda one: one.id != desk.source)
 
     @app.get("/api/review/{source}/cards", tags=["review"])
     def cards(source: int, who: Who, after: int = -1, count: Annotated[int, Field(ge=1, le=20)] = 5) -> list[Evidence]:
-        """Return the next open descriptions, the most worth checking first; they are this reviewer's for a while."""
+        """Return the next open descriptions, the most worth checking first; others do not get them for a while."""
         return _with_evidence(store.next_cards(source, who, after=after, count=count))
 
     @app.get("/api/review/cards/{card}", tags=["review"])
@@ -172,33 +183,26 @@ def add_review(app: FastAPI, desk: Desk) -> None:
 
     @app.post("/api/review/cards/{card}", tags=["review"])
     def decide(card: int, decision: Decision) -> Card:
-        """Decide on a card. Status 409: somebody else has in the meantime; `card` is how it is now."""
+        """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
         codes = _decided_codes(decision, coding)
         return store.decide(card, version=decision.version, who=decision.who, codes=codes)
 
     @app.post("/api/review/{source}/undo", tags=["review"])
     def undo(source: int, reviewer: Reviewer) -> Evidence:
-        """Take back this reviewer's last decision."""
+        """Undo this reviewer's last decision."""
         card = store.undo(source, reviewer.who)
         if card is None:
             raise UserError("There is nothing to undo.")
         return _with_evidence([card])[0]
 
-    @app.get("/api/review/{source}/changes", tags=["review"])
-    def changes(source: int, after: int = 0) -> Changes:
-        """Return the cards that were decided on since decision number `after`."""
-        last, found = store.changes(source, after=after)
-        return Changes(last=last, cards=found)
-
-    @app.get("/api/review/{source}/trust", tags=["review"])
-    def trust(source: int) -> Trust:
-        """Say how far the file can be trusted by now, and what an hour more brings."""
-        return store.trust(source)
+    app.get("/api/review/{source}/changes", tags=["review"])(store.changes)
+    app.get("/api/review/{source}/trust", tags=["review"])(store.trust)
 
     @app.get("/api/corrections.csv", response_class=Response, tags=["review"])
     def corrections(raw: bool = False) -> Response:
-        """Return what is settled, as CSV that `finetune.py --corrections` takes; `raw` leaves formulas as they are."""
-        return Response(desk.improve.corrections(raw=raw), media_type="text/csv; charset=utf-8", headers=_AS_FILE)
+        """Return settled descriptions, as CSV for `finetune.py --corrections`; `raw` leaves formulas as they are."""
+        headers = {"Content-Disposition": 'attachment; filename="corrections.csv"'}
+        return Response(desk.improve.corrections(raw=raw), media_type="text/csv; charset=utf-8", headers=headers)
 
     def _with_evidence(found: list[Card]) -> list[Evidence]:
         if not found:
@@ -226,26 +230,8 @@ def _decided_codes(decision: Decision, coding: CodingDesk) -> list[str] | None:
 
 def add_improve(app: FastAPI, desk: Desk) -> None:
     """Add the routes that train on corrections."""
-
-    @app.get("/api/improve", tags=["improve"])
-    def state() -> Improvement:
-        """Return the command that trains on the corrections, and how far that is."""
-        return desk.improve.state()
-
-    @app.post("/api/improve/keep", tags=["improve"])
-    def keep() -> Improvement:
-        """Write the corrections where the command has them."""
-        desk.improve.keep()
-        return desk.improve.state()
-
-    @app.post("/api/improve/train", tags=["improve"])
-    def train() -> Improvement:
-        """Train on the corrections, where the server was started with --allow-training."""
-        desk.improve.train()
-        return desk.improve.state()
-
-    @app.post("/api/improve/stop", tags=["improve"])
-    def stop() -> Improvement:
-        """Stop the training."""
-        desk.improve.stop()
-        return desk.improve.state()
+    improve = desk.improve
+    app.get("/api/improve", tags=["improve"])(improve.state)
+    app.post("/api/improve/keep", tags=["improve"])(improve.keep)
+    app.post("/api/improve/train", tags=["improve"])(improve.train)
+    app.post("/api/improve/stop", tags=["improve"])(improve.stop)

@@ -1,25 +1,25 @@
-"""Who may ask the desk for anything: a token, the right Host and Origin, and bodies of a limited size."""
+"""Guard the desk: requests need a token, the right Host and Origin, and a body of limited size."""
 
 from __future__ import annotations
 
 import ipaddress
 import secrets
 import socket
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import anyio
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES = 1 << 20
-"""Of a request at most, but for uploads."""
+"""Maximum size of a request other than an upload."""
 UPLOAD_BYTES = 2 << 30
-UPLOAD_PATH = "/api/files"
+_UPLOAD_PATH = "/api/files"
 _SECONDS = 30.0
-"""Without a byte of a body, after which a request is refused."""
+"""Time without a byte of a body, after which a request is refused."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -42,7 +42,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware that lets through what comes from the desk's own page, or from a program with the token.
+    """ASGI middleware that accepts requests from the desk's own page and from programs with the token.
 
     The token is in a cookie that scripts can't read and that other sites' pages don't send, or in the header
     `Authorization: Bearer …`. The address with `?token=…` sets the cookie. A request under a foreign name (DNS
@@ -53,10 +53,10 @@ class Guard:
     app : ASGI application
     token : str
     host : str
-        Address that the server listens at; unless it is this machine's own, every IP address and the machine's name
+        Address that the server listens at; unless it is a loopback address, every IP address and the machine's name
         are names of the server, too.
     port : int
-        In the cookie's name, since cookies are shared by all ports.
+        Part of the cookie's name, since cookies are shared by all ports.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, host: str, port: int) -> None:
@@ -72,23 +72,23 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # there are no web sockets
-        headers = Headers(scope=scope)
-        in_address = self._is_token(parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0])
+        request = HTTPConnection(scope)
+        opens_page = scope["path"] == "/" and self._is_token(request.query_params.get("token", ""))
 
         async def answer(message: Message) -> None:
-            """Send an answer with the headers of all."""
+            """Send an answer with the headers that all have."""
             if message["type"] == "http.response.start":
                 sent = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
-                if in_address and scope["path"] == "/" and message["status"] == 200:
+                if opens_page and message["status"] == 200:
                     token = self._token.decode()
                     sent.append("Set-Cookie", f"{self._cookie}={token}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
-        most = UPLOAD_BYTES if scope["method"] == "POST" and scope["path"] == UPLOAD_PATH else BODY_BYTES
-        refusal = self._refusal(scope, headers, in_address=in_address and scope["path"] == "/")
-        length = headers.get("content-length", "0")
+        most = UPLOAD_BYTES if scope["method"] == "POST" and scope["path"] == _UPLOAD_PATH else BODY_BYTES
+        refusal = self._refusal(request, opens_page=opens_page)
+        length = request.headers.get("content-length", "0")
         if refusal is None and (not length.isdecimal() or int(length) > most):
             refusal = 413, _too_large(most)
         if refusal is None:
@@ -99,8 +99,9 @@ class Guard:
         response = HTMLResponse(_NO_TOKEN, status) if wants_page else JSONResponse({"detail": reason}, status)
         await response(scope, receive, answer)
 
-    def _refusal(self, scope: Scope, headers: Headers, *, in_address: bool) -> tuple[int, str] | None:
+    def _refusal(self, request: HTTPConnection, *, opens_page: bool) -> tuple[int, str] | None:
         """Return status and reason where a request is refused."""
+        headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_own(host):
             return 421, "This server does not answer under that name."
@@ -108,9 +109,9 @@ class Guard:
             return 403, "Requests from other sites are refused."
         if self._is_token(headers.get("authorization", "").removeprefix("Bearer ")):
             return None
-        if not in_address and not self._is_token(_cookies(headers).get(self._cookie, "")):
+        if not opens_page and not self._is_token(request.cookies.get(self._cookie, "")):
             return 401, "The token is missing or wrong; histocoder serve prints it."
-        if scope["method"] not in ("GET", "HEAD") and origin is None:
+        if request.scope["method"] not in ("GET", "HEAD") and origin is None:
             return 403, "The request does not say which site it comes from."
         return None
 
@@ -129,15 +130,8 @@ class Guard:
         return self._any_address
 
 
-def _cookies(headers: Headers) -> dict[str, str]:
-    try:
-        return {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
-    except CookieError:
-        return {}
-
-
 def _limited(receive: Receive, most: int) -> Receive:
-    """Receive a body, up to so many bytes."""
+    """Return a function that receives a body of at most `most` bytes."""
     received, is_whole = 0, False
 
     async def next_part() -> Message:

@@ -1,4 +1,4 @@
-"""What the desk keeps, in SQLite: cards to review, each decision, and the files that were sent in."""
+"""Keep in SQLite the cards to review, each decision, and the files that were sent in."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
+from histocoder.data.corrections import CHECKED_COL
 from histocoder.desk.trust import Trust, estimate
+from histocoder.evaluation.review import Columns, in_order_of_worth
+from histocoder.files import sha256
 
 Status = Literal["open", "settled", "unsure"]
 _CLAIM_SECONDS = 180.0
-"""For which a card that one reviewer was given is not given to another."""
+"""Time for which a card that one reviewer was given is not given to another."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
 CREATE TABLE IF NOT EXISTS cards (
@@ -37,23 +40,23 @@ CREATE TABLE IF NOT EXISTS files (
 
 
 class Card(BaseModel):
-    """A distinct description of a coded file, and what reviewers made of it."""
+    """A distinct description of a coded file, and the reviewers' decision on it."""
 
     id: int
     source: int
     place: int
-    """In the queue, from 0."""
+    """Position in the queue, from 0."""
     text: str
     lang: str
     times: int
-    """Rows it stands for."""
+    """Number of rows with this description."""
     confidence: float
     predicted: list[str]
     version: int
     """Number of changes so far; a decision names the one that it saw."""
     status: Status
     codes: list[str] | None
-    """As decided; None where nothing is."""
+    """Codes that were decided on; None where none were."""
     who: str | None
     at: float | None
 
@@ -67,29 +70,26 @@ class Source(BaseModel):
     settled: int
 
 
+class Changes(BaseModel):
+    """Cards that reviewers have decided on."""
+
+    last: int
+    """Number of the last decision, from which to ask next time."""
+    cards: list[Card]
+
+
 class Conflict(Exception):
-    """Somebody else has decided a card in the meantime."""
+    """Another reviewer has decided on a card in the meantime."""
 
     def __init__(self, card: Card) -> None:
         super().__init__(f"{card.who} has decided on this description in the meantime.")
         self.card = card
 
 
-class _Queue(NamedTuple):
-    """What does not change of a source's cards, in their order."""
-
-    conf: np.ndarray
-    times: np.ndarray
-
-
 class Store:
-    """The desk's database, in a folder of its own; each change is on disk before its method returns.
+    """The desk's database; each change is on disk before its method returns.
 
-    Parameters
-    ----------
-    path : Path
-    calibration : sequence of mapping
-        The bins of `scores.calibration` that the model's run has measured.
+    `calibration` holds the bins of `scores.calibration` that the model's run has measured.
     """
 
     def __init__(self, path: Path, *, calibration: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -101,7 +101,7 @@ class Store:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_TABLES)
         self._claims: dict[int, tuple[str, float]] = {}  # card -> reviewer, and when
-        self._queues: dict[int, _Queue] = {}
+        self._queues: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # source -> conf and times, in the order of review
 
     def close(self) -> None:
         """Close the database."""
@@ -126,32 +126,29 @@ class Store:
 
     # Cards
 
-    def source_of(self, sha256: str) -> int | None:
-        """Return the source that was made of a file."""
-        found = self._rows("SELECT id FROM sources WHERE sha256 = ?", sha256)
-        return found[0]["id"] if found else None
+    def add_source(
+        self, path: Path, name: str, columns: Columns, *, say: Callable[[str], None] = lambda text: None
+    ) -> int:
+        """Make cards of what `histocoder predict` wrote, in the order of `histocoder review`; return their source.
 
-    def add_source(self, name: str, sha256: str, cards: pd.DataFrame) -> int:
-        """Take in a coded file.
-
-        Parameters
-        ----------
-        name, sha256 : str
-            Of the file.
-        cards : DataFrame
-            `text`, `lang`, `predicted` (lists of codes), `conf` and `times`, in the order of review.
+        A file with the content of an earlier one has that one's source.
         """
-        rows = zip(*(cards[name] for name in ("text", "lang", "predicted", "conf", "times")), strict=True)
+        digest = sha256(path)
+        if found := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
+            return found[0]["id"]
+        cards = in_order_of_worth(path, columns, say=say)
+        lang_col = cards.columns[1]
+        langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else itertools.repeat("unk")
+        codes = cards[list(columns.target_cols)].to_numpy(dtype=object)
+        predicted = (json.dumps([code for code in row if not pd.isna(code) and code]) for row in codes)
+        values = (cards[columns.input_col].fillna("").astype(str), langs, predicted, cards["conf"], cards["times"])
         with self._changing() as db:
-            values = (name, sha256, time.time())
-            source = db.execute("INSERT INTO sources (name, sha256, at) VALUES (?, ?, ?)", values).lastrowid
+            insert = "INSERT INTO sources (name, sha256, at) VALUES (?, ?, ?)"
+            source = db.execute(insert, (name, digest, time.time())).lastrowid
             assert source is not None
             db.executemany(
                 "INSERT INTO cards (source, place, text, lang, predicted, conf, times) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (source, place, text, lang, json.dumps(predicted), float(conf), int(times))
-                    for place, (text, lang, predicted, conf, times) in enumerate(rows)
-                ),
+                ((source, place, *card) for place, card in enumerate(zip(*values, strict=False))),
             )
         return source
 
@@ -162,14 +159,14 @@ class Store:
         return [Source(**dict(row)) for row in self._rows(query)]
 
     def card(self, card: int) -> Card:
-        """Return a card; raises KeyError where there is none of that number."""
+        """Return a card; raise KeyError where there is none of that number."""
         found = self._rows("SELECT * FROM cards WHERE id = ?", card)
         if not found:
             raise KeyError(card)
         return _card(found[0])
 
     def next_cards(self, source: int, who: str, *, after: int = -1, count: int = 5) -> list[Card]:
-        """Return the next open cards behind a place of the queue, but for those that another reviewer looks at."""
+        """Return the next open cards after a place of the queue, without those that another reviewer looks at."""
         query = "SELECT * FROM cards WHERE source = ? AND status = 'open' AND place > ? ORDER BY place LIMIT ?"
         now = time.monotonic()
         with self._lock:
@@ -179,30 +176,25 @@ class Store:
             self._claims.update({row["id"]: (who, now) for row in rows[:count]})
         return [_card(row) for row in rows[:count]]
 
-    def decide(self, card: int, *, version: int, who: str, codes: Sequence[str] | None) -> Card:
+    def decide(self, card: int, *, version: int, who: str, codes: list[str] | None) -> Card:
         """Settle a card with codes, or leave it unsure (None).
 
-        Raises
-        ------
-        KeyError
-            Where there is no such card.
-        Conflict
-            Where it has changed since the version that the reviewer saw.
+        Raise KeyError where there is no such card, and Conflict where it has changed since the version that the
+        reviewer saw.
         """
         with self._changing() as db:
-            before = self._seen(card, version)
+            before = self.card(card)
+            if before.version != version:
+                raise Conflict(before)
             status = "unsure" if codes is None else "settled"
             action = status if codes is None else "accepted" if set(codes) == set(before.predicted) else "changed"
             self._write(db, before, who=who, status=status, codes=codes, action=action)
-        return self._seen(card)
+        return self.card(card)
 
     def undo(self, source: int, who: str) -> Card | None:
-        """Take back a reviewer's last decision; None where there is none.
+        """Take back a reviewer's last decision, and return its card; None where there is none.
 
-        Raises
-        ------
-        Conflict
-            Where somebody else has decided on that card since.
+        Raise Conflict where another reviewer has decided on that card since.
         """
         last = """SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card
                   WHERE c.source = ? AND d.who = ? AND d.undone = 0 AND d.action != 'undone'
@@ -212,50 +204,48 @@ class Store:
             found = self._rows(last, source, who)
             if not found:
                 return None
-            decision, card = found[0], self._seen(found[0]["card"])
+            decision, card = found[0], self.card(found[0]["card"])
             if self._rows(later, card.id, decision["id"], who):
                 raise Conflict(card)
             before = json.loads(decision["before"])
             self._write(db, card, who=who, status=before["status"], codes=before["codes"], action="undone")
             db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (decision["id"],))
-        return self._seen(card.id)
+        return self.card(card.id)
 
-    def changes(self, source: int, *, after: int) -> tuple[int, list[Card]]:
-        """Return the number of the last decision, and the cards that were decided on after another."""
+    def changes(self, source: int, after: int = 0) -> Changes:
+        """Return the cards that were decided on since decision number `after`."""
         with self._lock:
             last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
             query = """SELECT * FROM cards WHERE source = ? AND id IN (SELECT card FROM decisions WHERE id > ?)
                        LIMIT 500"""
-            return last, [_card(row) for row in self._rows(query, source, after)]
-
-    def _seen(self, card: int, version: int | None = None) -> Card:
-        found = self.card(card)
-        if version is not None and found.version != version:
-            raise Conflict(found)
-        return found
+            return Changes(last=last, cards=[_card(row) for row in self._rows(query, source, after)])
 
     def _write(
-        self, db: sqlite3.Connection, card: Card, *, who: str, status: str, codes: Sequence[str] | None, action: str
+        self, db: sqlite3.Connection, card: Card, *, who: str, status: str, codes: list[str] | None, action: str
     ) -> None:
-        now, kept = time.time(), None if codes is None else json.dumps(list(codes))
-        is_open = status == "open"
+        now, is_open = time.time(), status == "open"
+        kept = None if codes is None else json.dumps(codes)
         db.execute(
             "UPDATE cards SET version = version + 1, status = ?, codes = ?, who = ?, at = ? WHERE id = ?",
             (status, kept, None if is_open else who, None if is_open else now, card.id),
         )
-        before, after = (json.dumps(state) for state in (_state(card.status, card.codes), _state(status, codes)))
+        states = ((card.status, card.codes), (status, codes))
+        before, after = (json.dumps(dict(zip(("status", "codes"), state, strict=True))) for state in states)
         db.execute(
             "INSERT INTO decisions (card, who, at, action, before, after) VALUES (?, ?, ?, ?, ?, ?)",
             (card.id, who, now, action, before, after),
         )
 
     def trust(self, source: int) -> Trust:
-        """Return how far the source can be trusted by now."""
+        """Return how far the codes of a file can be trusted, and what another hour of review brings."""
         with self._lock:
             if source not in self._queues:
                 rows = self._rows("SELECT conf, times FROM cards WHERE source = ? ORDER BY place", source)
-                conf, times = ([row[name] for row in rows] for name in ("conf", "times"))
-                self._queues[source] = _Queue(np.array(conf, dtype=float), np.array(times, dtype=np.int64))
+                self._queues[source] = (
+                    np.array([row["conf"] for row in rows], dtype=float),
+                    np.array([row["times"] for row in rows], dtype=np.int64),
+                )
+            conf, times = self._queues[source]
             decided = self._rows(
                 "SELECT place, status, predicted, codes FROM cards WHERE source = ? AND status != 'open'", source
             )
@@ -264,15 +254,13 @@ class Store:
                    WHERE c.source = ? AND d.action != 'undone' ORDER BY d.who, d.at""",
                 source,
             )
-        queue = self._queues[source]
-        settled, right = np.zeros((2, len(queue.conf)), dtype=bool)
+        settled, right = np.zeros((2, len(conf)), dtype=bool)
         for row in decided:
             settled[row["place"]] = row["status"] == "settled"
             right[row["place"]] = set(json.loads(row["codes"] or "[]")) == set(json.loads(row["predicted"]))
         gaps = [b["at"] - a["at"] for a, b in itertools.pairwise(moments) if a["who"] == b["who"]]
         num_unsure = sum(row["status"] == "unsure" for row in decided)
-        found = {"gaps": gaps, "unsure": num_unsure, "calibration": self._calibration}
-        return estimate(queue.conf, queue.times, settled, right, **found)
+        return estimate(conf, times, settled, right, gaps=gaps, unsure=num_unsure, calibration=self._calibration)
 
     def settled(self) -> list[Card]:
         """Return the settled cards of all sources, the last decision first."""
@@ -281,31 +269,27 @@ class Store:
     # Files
 
     def put_file(self, file: str, **values: Any) -> None:
-        """Keep what is said of a file."""
+        """Store values of a file."""
         with self._changing() as db:
             db.execute("INSERT OR IGNORE INTO files (id, at) VALUES (?, ?)", (file, time.time()))
             for name, value in values.items():
                 db.execute(f"UPDATE files SET {name} = ? WHERE id = ?", (value, file))
 
     def file(self, file: str) -> dict[str, Any]:
-        """Return what is kept of a file; raises KeyError where there is none of that number."""
+        """Return the stored values of a file; raise KeyError where there is none of that number."""
         found = self._rows("SELECT * FROM files WHERE id = ?", file)
         if not found:
             raise KeyError(file)
         return dict(found[0])
 
     def files(self) -> list[dict[str, Any]]:
-        """Return what is kept of all files, the last one first."""
+        """Return the stored values of all files, the last one first."""
         return [dict(row) for row in self._rows("SELECT * FROM files ORDER BY at DESC")]
 
     def drop_file(self, file: str) -> None:
-        """Forget a file."""
+        """Delete the values of a file."""
         with self._changing() as db:
             db.execute("DELETE FROM files WHERE id = ?", (file,))
-
-
-def _state(status: str, codes: Sequence[str] | None) -> dict[str, Any]:
-    return {"status": status, "codes": None if codes is None else list(codes)}
 
 
 def _card(row: sqlite3.Row) -> Card:

@@ -1,4 +1,4 @@
-"""How far the codes of a file can be trusted, and what more checking brings."""
+"""Estimate how far the codes of a file can be trusted, and what more checking brings."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 from pydantic import BaseModel
 
 _PRIOR_MEAN, _PRIOR_SD = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.5, 0.5])
-"""Of shift, slope and frequency: before anything is checked, confidence means what it says, give or take this much."""
+"""Prior of shift, slope and weight of frequency: before anything is checked, confidence is taken as calibrated, with
+these standard deviations."""
 _VALIDATION_WEIGHT = 100
-"""Checked descriptions that the validation data counts as at most: it may differ from what is reviewed."""
+"""Maximum number of checked descriptions that the validation data counts as: it may differ from the reviewed file."""
 _DRAWS = 1000
 _WIDTH = 0.1
-"""To whose multiples confidence and frequency, as logarithms, are rounded in sums."""
+"""Width of the cells in which logarithms of confidence and frequency are summed."""
 _PAUSE = 120.0
 """Seconds between two decisions, beyond which the reviewer was away."""
 _FEWEST = 5
-"""Decisions from which a pace is told."""
+"""Minimum number of decisions to state a pace."""
 
 
 class Estimate(BaseModel):
@@ -30,7 +31,7 @@ class Estimate(BaseModel):
 
 
 class Trust(BaseModel):
-    """The state of a file."""
+    """State of a file under review."""
 
     rows: int
     rows_settled: int
@@ -40,14 +41,14 @@ class Trust(BaseModel):
     right: int
     """Checked descriptions whose codes were right as predicted."""
     rest: Estimate | None = None
-    """Accuracy of the rows that are not settled; None where there are none."""
+    """Accuracy of the rows that are not settled; None without such rows."""
     whole: Estimate | None = None
-    """Accuracy of all rows, where settled ones are right."""
+    """Accuracy of all rows; settled ones count as right."""
     seconds_per_card: float | None = None
-    """Median of the reviewers' own; None before there are some decisions."""
+    """Median of the seconds between decisions; None before there are some decisions."""
     hour_cards: int | None = None
     hour_rows: int | None = None
-    """What an hour more settles at this pace."""
+    """Cards and rows that another hour settles at this pace."""
     hour_whole: float | None = None
     """Accuracy of all rows after it."""
 
@@ -75,32 +76,35 @@ def estimate(
     ----------
     conf, times : ndarray of shape (n,)
         Confidence of each distinct description, in the order of the queue, and the number of its rows.
-    settled : ndarray of bool, of shape (n,)
-    right : ndarray of bool, of shape (n,)
-        Of settled ones, whether the predicted codes stayed.
+    settled, right : ndarray of bool, of shape (n,)
+        Descriptions that are settled, and settled ones whose predicted codes stayed.
     gaps : sequence of float
         Seconds between decisions of one reviewer.
     unsure : int
-        Descriptions that reviewers left open.
+        Number of descriptions that reviewers left open.
     calibration : sequence of mapping
-        The bins of `scores.calibration` on the run's validation data.
+        Bins of `scores.calibration` on the run's validation data.
     """
     total, num_settled = int(times.sum()), int(times[settled].sum())
     log_times = np.log(times)
     log_times -= times @ log_times / max(total, 1)  # validation data counts rows, so that its mean is near this one
     features = _features(conf, log_times)
     mean, covariance = _fit_to_found(features[settled], right[settled], calibration)
-    rest = whole = None
+    trust = Trust(
+        rows=total,
+        rows_settled=num_settled,
+        cards=len(conf),
+        cards_settled=int(settled.sum()),
+        cards_unsure=unsure,
+        right=int((right & settled).sum()),
+    )
     if num_settled < total:
         draws = np.random.default_rng(0).multivariate_normal(mean, covariance, _DRAWS)
-        rest = _share(features[~settled], times[~settled], mean, draws)
-        whole = Estimate(
-            **{name: (num_settled + share * (total - num_settled)) / total for name, share in rest.model_dump().items()}
-        )
+        trust.rest = _share(features[~settled], times[~settled], mean, draws)
+        whole = {name: (num_settled + share * (total - num_settled)) / total for name, share in trust.rest}
+        trust.whole = Estimate(**whole)
     elif total:
-        whole = Estimate(mean=1, low=1, high=1)
-    counts = {"rows": total, "rows_settled": num_settled, "cards": len(conf), "cards_settled": int(settled.sum())}
-    trust = Trust(**counts, cards_unsure=unsure, right=int((right & settled).sum()), rest=rest, whole=whole)
+        trust.whole = Estimate(mean=1, low=1, high=1)
     pace = [gap for gap in gaps if 0 < gap < _PAUSE]
     if len(pace) >= _FEWEST:
         wrong = times[~settled] * (1 - _sigmoid(features[~settled] @ mean))
@@ -109,7 +113,7 @@ def estimate(
 
 
 def _tell_hour(trust: Trust, seconds_per_card: float, times: np.ndarray, wrong: np.ndarray) -> None:
-    """Say what an hour more brings, of descriptions in the order of the queue, with the rows likely wrong of each."""
+    """Add what another hour brings; `times` and rows likely `wrong` are those of descriptions in the queue's order."""
     more = slice(int(3600 / max(seconds_per_card, 1.0)))
     trust.seconds_per_card = seconds_per_card
     trust.hour_cards, trust.hour_rows = len(times[more]), int(times[more].sum())
@@ -120,7 +124,7 @@ def _tell_hour(trust: Trust, seconds_per_card: float, times: np.ndarray, wrong: 
 def _fit_to_found(
     features: np.ndarray, right: np.ndarray, calibration: Sequence[Mapping[str, Any]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fit to settled descriptions and to the bins of validation; see `_fit`."""
+    """Fit the model of `estimate` to settled descriptions and to the bins of validation; see `_fit`."""
     bins = [one for one in calibration if one["count"]]
     counts, confs, accuracies = (np.array([one[name] for one in bins]) for name in ("count", "conf", "accuracy"))
     weights = counts * min(1.0, _VALIDATION_WEIGHT / max(counts.sum(), 1))
@@ -132,7 +136,7 @@ def _fit_to_found(
 
 
 def _share(features: np.ndarray, times: np.ndarray, mean: np.ndarray, draws: np.ndarray) -> Estimate:
-    """Return the share of rows that is right; descriptions of like confidence and frequency are taken together."""
+    """Estimate the share of rows that is right; descriptions of similar confidence and frequency are summed."""
     lowest = features.min(0)
     cells = np.rint((features - lowest) / _WIDTH).astype(int)
     shape = tuple(cells.max(0) + 1)
@@ -151,7 +155,7 @@ def _share(features: np.ndarray, times: np.ndarray, mean: np.ndarray, draws: np.
 
 
 def _fit(features: np.ndarray, right: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and covariance of what features are multiplied by, by Newton's method."""
+    """Return mean and covariance of the weights of features, by Newton's method."""
     precision = np.diag(_PRIOR_SD**-2)
     found = _PRIOR_MEAN
     for _ in range(25):

@@ -1,4 +1,4 @@
-"""One model call at a time: whoever needs the model waits for a turn, in the order of asking."""
+"""Share the model: each call waits for its turn, in the order of asking."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ from histocoder.inference.coder import Coder
 
 
 class Busy(Exception):
-    """Too many wait for the model already, or the wait took too long."""
+    """Too many requests wait for the model, or the wait took too long."""
 
 
 class Turns:
-    """A queue at the model.
-
-    Parameters
-    ----------
-    most_waiting : int
-        Requests that may wait; further ones are refused.
-    seconds : float
-        How long a request may wait.
-    """
+    """A queue for the model: at most `most_waiting` requests wait, and for at most `seconds`; others are refused."""
 
     def __init__(self, *, most_waiting: int = 8, seconds: float = 60.0) -> None:
         self._most, self._seconds = most_waiting, seconds
@@ -35,7 +27,7 @@ class Turns:
 
     @contextmanager
     def one(self, *, may_refuse: bool = True) -> Iterator[None]:
-        """Hold the model for one request; raises `Busy` where too many wait."""
+        """Hold the model for one request; raise `Busy` where too many wait."""
         ticket = self.enter(may_refuse=may_refuse)
         try:
             yield
@@ -66,12 +58,7 @@ class Turns:
 class CoderInTurns(Coder):
     """A coder for long work: it takes a turn for each batch, so that requests are answered in between.
 
-    Parameters
-    ----------
-    coder : Coder
-    turns : Turns
-    check : callable
-        Called after each batch; what it raises ends the work.
+    `check` is called after each batch, and may raise an exception to end the work.
     """
 
     def __init__(self, coder: Coder, turns: Turns, check: Callable[[], object]) -> None:
@@ -83,7 +70,7 @@ class CoderInTurns(Coder):
         ticket = self._turns.enter()
 
         def after_batch(count: int) -> None:
-            """Let others have a turn."""
+            """Let others have the model between two batches."""
             nonlocal ticket
             self._turns.leave(ticket)
             try:

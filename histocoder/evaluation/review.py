@@ -1,11 +1,11 @@
-"""Chooses what a person should check first in a coded file."""
+"""Choose what a person should check first in a coded file."""
 
 from __future__ import annotations
 
 import itertools
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import yaml
 
+from histocoder.checkpoints.run_folder import ARGS_FILE
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.output import Output
 from histocoder.data.table import open_table
@@ -25,18 +27,18 @@ _CHUNK_ROWS = 200_000
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a coded file are called, and what those of the file to correct are to be called."""
+    """Names of the columns of a coded file and of the file to correct."""
 
     input_col: str = "occ1"
-    """Of descriptions."""
+    """Column of descriptions."""
     language_col: str | None = None
-    """Of languages, if there is one; by default that which `predict --language` added."""
+    """Column of languages; by default the one that `predict --language` added, if any."""
     target_cols: Sequence[str] = ()
-    """Of codes, those that are not predicted being blank; by default as predicted."""
+    """Columns of codes to write, blank where nothing is predicted; by default as predicted."""
     run_input_col: str | None = None
-    """Of descriptions, as the model's run calls it; by default as in the coded file."""
+    """Column of descriptions to write; by default as in the coded file."""
     run_language_col: str | None = None
-    """The same of languages; by default "lang" for a column that `predict` added."""
+    """Column of languages to write; by default "lang" for a column that `predict` added."""
 
 
 def review(
@@ -58,38 +60,35 @@ def review(
     Parameters
     ----------
     predictions : Path
-        What `histocoder predict` wrote, in a mode that gives `conf`.
+        Output of `histocoder predict`, in a mode that gives `conf`; `sheet` is that of an Excel workbook.
     output : Path
-        Gets columns of descriptions, languages, `checked` (blank), codes as predicted, what these mean and alternatives
-        where the predictions have them, `conf`, and `times`.
+        File to write: columns of descriptions, languages, `checked` (blank), codes as predicted, their meanings and
+        alternatives where the predictions have them, `conf`, and `times`. `raw` leaves texts that a spreadsheet would
+        run as formulas as they are.
     budget : int
         Maximum number of descriptions.
-    columns : Columns
-    overwrite : bool
-        Replace an existing output.
-    sheet : str, optional
-        Of an Excel workbook with several.
-    raw : bool
-        Whether texts that a spreadsheet would run as formulas are written as they are.
-    say : callable
-        Receives each notice to the user.
 
     Returns
     -------
     DataFrame
-        What was written.
+        The rows that were written.
 
     Raises
     ------
     UserError
-        Where a column is missing, or the output exists already.
+        Where a column is missing, or the output exists and `overwrite` is not set.
     """
-    Output(output).check(budget)
+    form = Output(output, raw=raw)
+    form.check(budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
     table = in_order_of_worth(predictions, columns, sheet=sheet, say=say)
     chosen = table.iloc[:budget]
-    _write(chosen, Output(output, raw=raw), say)
+    written = pa.Table.from_pandas(chosen, preserve_index=False)
+    with replacing(output) as temporary:
+        notices = form.write(temporary, written.schema, [written])
+    for notice in notices:
+        say(notice)
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     say(
@@ -104,21 +103,6 @@ def in_order_of_worth(
     predictions: Path, columns: Columns, *, sheet: str | None = None, say: Callable[[str], None] = print
 ) -> pd.DataFrame:
     """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
-    table = _read(predictions, columns, sheet=sheet, say=say)
-    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
-    return table.loc[worth.index].reset_index(drop=True)
-
-
-def _write(chosen: pd.DataFrame, output: Output, say: Callable[[str], None]) -> None:
-    table = pa.Table.from_pandas(chosen, preserve_index=False)
-    with replacing(output.path) as temporary:
-        notices = output.write(temporary, table.schema, [table])
-    for notice in notices:
-        say(notice)
-
-
-def _read(predictions: Path, columns: Columns, *, sheet: str | None, say: Callable[[str], None]) -> pd.DataFrame:
-    """Return the distinct descriptions of a coded file, in the columns that `review` writes."""
     file = open_table(
         predictions,
         [c for c in (columns.input_col, columns.language_col) if c],
@@ -155,7 +139,9 @@ def _read(predictions: Path, columns: Columns, *, sheet: str | None, say: Callab
     own = [name for name in predicted.values() if not name.startswith("alt_")]
     blank = [name for name in columns.target_cols if name not in own]
     order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
-    return table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
+    table = table.assign(**dict.fromkeys([CHECKED_COL, *blank], ""))[order]
+    worth = (table["times"] * (1 - table["conf"])).sort_values(ascending=False, kind="stable")
+    return table.loc[worth.index].reset_index(drop=True)
 
 
 def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -165,7 +151,7 @@ def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _prefix(header: list[str]) -> str:
-    """Return what the names of the last coding's columns begin with."""
+    """Return the prefix of the names of the last coding's columns."""
     found = [name.removesuffix("conf") for name in header if name.endswith("conf")]
     return next((prefix for prefix in reversed(found) if f"{prefix}prob_1" in header), "")
 
@@ -178,9 +164,9 @@ def _language_col(header: list[str], prefix: str, predicted: Iterable[str], of_r
 
 
 def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
-    """Return what a coding's columns of codes, of what they mean, and of alternatives are to be called.
+    """Return the new name of each of a coding's columns of codes, of their meanings, and of alternatives.
 
-    A column of codes stands before a `prob_…` of the same number.
+    A column of codes precedes a `prob_…` of the same number.
     """
     names: dict[str, str] = {}
     targets = iter(target_cols)
@@ -194,20 +180,15 @@ def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str
     return {**names, **{name: name.removeprefix(prefix) for name in alternatives}}
 
 
-def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, Any]) -> str:
-    """Return what there is to do with what has been corrected: where the model's run is known, a command as it is.
+def run_settings(run: Path) -> dict[str, Any]:
+    """Return the content of a run's `args.yaml`; an empty dict where there is none."""
+    path = run / ARGS_FILE
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
-    Parameters
-    ----------
-    model : str
-        That coded the file.
-    corrections : Path
-        What `review` wrote.
-    run : Path
-        The folder of the model's run.
-    settings : mapping
-        What the run's `args.yaml` holds; nothing where there is none.
-    """
+
+def next_step(model: str, corrections: Path, run: Path) -> str:
+    """Return what to do with corrections: the command that trains on them where the settings of the run are known."""
+    settings = run_settings(run)
     if not settings.get("dataset"):
         return (
             f"Then train on, beside the data that the model was trained on: finetune.py --initial-checkpoint {model} "
@@ -215,7 +196,7 @@ def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, A
         )
     number = next(n for n in itertools.count(2) if not run.with_name(f"{run.name}-{n}").exists())
     flags: dict[str, list[str | Path]] = {
-        "--config": [run / "args.yaml"],
+        "--config": [run / ARGS_FILE],
         "--initial-checkpoint": [model],
         "--corrections": [*(settings.get("corrections") or []), corrections],
         "--save-path": [run.with_name(f"{run.name}-{number}")],
@@ -228,6 +209,6 @@ def next_step(model: str, corrections: Path, run: Path, settings: Mapping[str, A
 
 
 def _from_here(path: str | Path) -> str:
-    """Return a path as it is shortest: within the current folder without that."""
+    """Return an absolute path, or a relative one within the current folder."""
     absolute = Path(path).absolute()
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)
