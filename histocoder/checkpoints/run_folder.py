@@ -50,6 +50,20 @@ _FOLDERS = (CHECKPOINTS_FOLDER, BEST_FOLDER, TOKENIZER_FOLDER, FIGURES_FOLDER, T
 """Folders that a new run deletes; prepared data and `cache/` stay."""
 
 
+def run_of(model: Path) -> Path:
+    """Return the folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
+    model = model.resolve()
+    if model.parent.name == CHECKPOINTS_FOLDER:
+        return model.parents[1]
+    return model.parent if model.name == BEST_FOLDER else model
+
+
+def run_settings(run: Path) -> dict[str, Any]:
+    """Return the content of a run's `args.yaml`; an empty dict where there is none."""
+    path = run / ARGS_FILE
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 class RunFolder:
     """A folder that a run writes to, with the paths of what the run keeps there."""
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from histocoder import distributed
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import change_config
-from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE
+from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of
 from histocoder.checkpoints.training_state import is_checkpoint
-from histocoder.cli.model_flags import ModelFlags, run_of, training_files
+from histocoder.cli.model_flags import ModelFlags, training_files
 from histocoder.config.prediction import SHEET_HELP, TABLE_HELP, BatchOptions
 from histocoder.config.settings import free
 from histocoder.data.examples import ExampleFiles, Examples

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from histocoder.checkpoints.hub import local_folder
-from histocoder.cli.model_flags import run_of, training_files
+from histocoder.checkpoints.run_folder import run_of
+from histocoder.cli.model_flags import training_files
 from histocoder.config import Settings
 from histocoder.config.prediction import TABLE_HELP
 from histocoder.config.settings import free

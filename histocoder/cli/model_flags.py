@@ -1,15 +1,10 @@
-"""Flags of commands that open a model, the run that a model belongs to, and files of training data."""
+"""Flags of commands that open a model, and files of training data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from histocoder.checkpoints.run_folder import ARGS_FILE
-from histocoder.checkpoints.training_state import BEST_FOLDER, CHECKPOINTS_FOLDER
 from histocoder.config import PRECISIONS, Settings
 from histocoder.config.settings import free
 from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles
@@ -60,17 +55,3 @@ def training_files(
         sheet=sheet,
     )
     return files, lang_col is not None
-
-
-def run_of(folder: Path) -> Path:
-    """Return the folder of the run that a model belongs to: the model's own, or above best/ and checkpoints/step-…/."""
-    folder = folder.resolve()
-    if folder.parent.name == CHECKPOINTS_FOLDER:
-        return folder.parents[1]
-    return folder.parent if folder.name == BEST_FOLDER else folder
-
-
-def settings_of_run(run: Path) -> dict[str, Any]:
-    """Return the settings in a run's args.yaml; none where there is no such file."""
-    path = run / ARGS_FILE
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}

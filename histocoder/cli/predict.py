@@ -17,8 +17,9 @@ import pandas as pd
 from histocoder import distributed
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
+from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.arguments import config_of
-from histocoder.cli.model_flags import ModelFlags, run_of, settings_of_run, training_files
+from histocoder.cli.model_flags import ModelFlags, training_files
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.config.prediction import SHEET_HELP
 from histocoder.config.settings import free, require
@@ -187,7 +188,7 @@ def _language_of_run(config: Flags, run: Path) -> str | None:
     """Return the run's --language, with --known auto and without a language for the descriptions."""
     if config.known != "auto" or config.language != "unk" or config.language_col:
         return None
-    language = settings_of_run(run).get("language", "unk")
+    language = run_settings(run).get("language", "unk")
     return None if language == "unk" else language
 
 

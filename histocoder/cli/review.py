@@ -7,7 +7,7 @@ from pathlib import Path
 
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import read_model_config
-from histocoder.cli.model_flags import run_of, settings_of_run
+from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.config import Settings
 from histocoder.config.prediction import RAW_HELP, SHEET_HELP
 from histocoder.config.settings import free
@@ -36,7 +36,7 @@ def run(config: Flags) -> None:
     """Write the rows to check, and say what to do with them."""
     folder = local_folder(config.model)
     run = run_of(folder)
-    settings = settings_of_run(run)
+    settings = run_settings(run)
     columns = Columns(
         config.input_col,
         config.language_col,

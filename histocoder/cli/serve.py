@@ -14,7 +14,8 @@ from pathlib import Path
 from histocoder import distributed
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.lock import holding
-from histocoder.cli.model_flags import ModelFlags, run_of
+from histocoder.checkpoints.run_folder import run_of
+from histocoder.cli.model_flags import ModelFlags
 from histocoder.config.settings import free
 from histocoder.errors import UserError
 from histocoder.files import make_folder

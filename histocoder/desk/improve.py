@@ -12,7 +12,7 @@ from typing import Literal
 import pandas as pd
 from pydantic import BaseModel
 
-from histocoder.checkpoints.run_folder import METRICS_FILE
+from histocoder.checkpoints.run_folder import METRICS_FILE, run_settings
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.languages import language_code
@@ -20,7 +20,7 @@ from histocoder.data.normalize import fold
 from histocoder.data.sheets import harmless
 from histocoder.desk.store import Card, Store
 from histocoder.errors import UserError
-from histocoder.evaluation.review import next_step, run_settings
+from histocoder.evaluation.review import next_step
 from histocoder.files import write_text
 
 _LOG_LINES = 12

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import yaml
 
-from histocoder.checkpoints.run_folder import ARGS_FILE
+from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.output import Output
 from histocoder.data.table import open_table
@@ -178,12 +176,6 @@ def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str
                 names[meaning] = meaning.removeprefix(prefix)
     alternatives = (name for name in header if name.startswith(f"{prefix}alt_"))
     return {**names, **{name: name.removeprefix(prefix) for name in alternatives}}
-
-
-def run_settings(run: Path) -> dict[str, Any]:
-    """Return the content of a run's `args.yaml`; an empty dict where there is none."""
-    path = run / ARGS_FILE
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def next_step(model: str, corrections: Path, run: Path) -> str:
