@@ -132,10 +132,10 @@ def test_lines_are_found_behind_long_cells_and_headers(tmp_path: Path, num_colum
 
 def test_backslashes_before_quotation_marks_are_those_of_r(tmp_path: Path):
     path = tmp_path / "t.csv"
-    path.write_text('"occ1","h"\n"smith",1\n"the \\"old, or\nlame\\" cook","2"\n"5\\"",3\nx,4\n')
+    path.write_text('"occ1","h"\n"smith",1\n"the \\"old, weak, or\nlame\\" cook","2"\n"5\\"",3\nx,4\n')
     file = open_table(path, ["occ1"])
     table = file.read(["occ1"])
-    assert table.columns["occ1"].to_pylist() == ["smith", 'the "old, or\nlame" cook', '5"', "x"]
+    assert table.columns["occ1"].to_pylist() == ["smith", 'the "old, weak, or\nlame" cook', '5"', "x"]
     assert table.lines(table.rows * 0 + range(4)).tolist() == [2, 3, 5, 6]
     assert "quotation marks have backslashes before them, as R writes them" in file.notices[0]
     path.write_text('occ1,h\n"C:\\",1\n"a \\""b\\"" c",2\n5\\"x,3\n')
