@@ -70,7 +70,6 @@ def run(config: Flags) -> None:
 
 
 def _put_together(path: Path, output: Path) -> None:
-
     if not (path / SHARDS_FOLDER).is_dir() or not is_checkpoint(path):
         raise UserError(f"{path} is not a sharded checkpoint; name a folder checkpoints/step-….")
     verify_checkpoint(path)

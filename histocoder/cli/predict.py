@@ -114,7 +114,6 @@ def run(config: Flags) -> None:
 
 
 def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, say: Callable[[str], None]) -> None:
-
     join = None
     if config.join:
         with _naming_sheets("--join-sheet"):
