@@ -112,6 +112,7 @@ def test_codes_come_with_all_evidence(client: TestClient):
         ({"Cookie": f"histocoder_8000={TOKEN}"}, 403),
         ({**HEADERS, "Origin": "http://evil.example"}, 403),
         ({**HEADERS, "Origin": "null"}, 403),
+        ({**HEADERS, "Origin": "http://["}, 403),
         ({**HEADERS, "Host": "evil.example:8000"}, 421),
         ({**HEADERS, "Host": "192.168.1.7:8000"}, 421),
         ({**HEADERS, "Host": "localhost:9000"}, 200),
