@@ -125,7 +125,7 @@ def add_files(app: FastAPI, desk: Desk) -> None:
         except BaseException as error:
             await run_in_threadpool(files.remove, file)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                free = shutil.disk_usage(path.parent).free / 1e9
+                free = shutil.disk_usage(path.parents[1]).free / 1e9
                 raise HTTPException(507, f"The disk is full: {free:.1f} GB are free.") from error
             raise
         return files.get(file)

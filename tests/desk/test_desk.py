@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import shutil
@@ -141,6 +142,16 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch,
     assert client.post("/api/files?name=a.csv", content=(b"0" * 65536 for _ in range(20))).status_code == 413
     assert client.get("/api/files").json() == [] and not any((tmp_path / "desk" / "files").iterdir())
     assert client.post("/api/code", json={"texts": ["x" * 5000]}).status_code == 422
+
+
+def test_a_full_disk_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    async def fill(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("histocoder.desk.routes._save_body", fill)
+    refused = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n")
+    assert refused.status_code == 507 and refused.json()["detail"].startswith("The disk is full: ")
+    assert client.get("/api/files").json() == []
 
 
 @pytest.mark.parametrize("path", ["static/..%2f..%2fapp.py", "static/app.py", "api/files/..%2f..%2ftoken/result"])
