@@ -32,8 +32,10 @@ from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, formatter_of, prepare
 from histocoder.data.samplers import BucketSampler
+from histocoder.distributed import log
 from histocoder.training.data import some_descriptions
 
+log.setLevel("WARNING")
 TITLES = Path(__file__).parents[1] / "data" / "titles.csv"
 GENERATED_AT_ONCE = 200_000
 BATCH_SIZE, NUM_BATCHES, MAX_LEN = 128, 500, 128
@@ -130,16 +132,14 @@ def training_files(folder: Path) -> ExampleFiles:
 def open_training_arrays(folder: Path) -> ExampleArrays:
     """Open the tokenized training rows, and build them if they do not exist."""
     cache_dir = folder / "cache"
-    built = build_cache(
-        training_files(folder), cache_dir, max_len=MAX_LEN, text_normalization="none", say=lambda _: None
-    )
+    built = build_cache(training_files(folder), cache_dir, max_len=MAX_LEN, text_normalization="none")
     return open_cache(built)
 
 
 def prepare_table(folder: Path) -> dict[str, float]:
     """Prepare the table."""
     started = now()
-    record = prepare(config(folder), folder / "out", say=lambda _: None)
+    record = prepare(config(folder), folder / "out")
     return rate(sum(record["rows"].values()), started)
 
 
@@ -154,7 +154,7 @@ def tokenise(folder: Path) -> dict[str, float]:
 def start_again(folder: Path) -> dict[str, float]:
     """Do what a second run does before its first batch: find and check the prepared data and the arrays."""
     started = time.perf_counter()
-    prepare(config(folder), folder / "out", say=lambda _: None)
+    prepare(config(folder), folder / "out")
     data = dataset(folder, augment=True)
     share = next(iter(sampler(data)))
     data[share]

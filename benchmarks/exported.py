@@ -59,7 +59,7 @@ def main() -> None:
     texts = list(dict.fromkeys(examples.texts))
     with tempfile.TemporaryDirectory() as folder:
         plain, small = Path(folder, "fp32"), Path(folder, "int8")
-        export(coder, plain, examples, say=lambda _: None)
+        export(coder, plain, examples)
         shutil.copytree(plain, small)
         quantize(small)
         sizes = {

@@ -46,6 +46,7 @@ from histocoder.data.key import read_key
 from histocoder.data.prepare import TRAIN_FILE, formatter_of, prepare
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import tokenize
+from histocoder.distributed import log
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import device_name
 from histocoder.model.layers import has_mkldnn_linear
@@ -54,6 +55,7 @@ from histocoder.ops.memory import peak_gpu_memory
 from histocoder.training.losses import mixed_loss
 from histocoder.training.trainer import Trainer
 
+log.setLevel("WARNING")
 ROOT = Path(__file__).parents[1]
 ENGLISH = ROOT.parent / "shared" / "data" / "english_occupations.csv"
 
@@ -70,7 +72,7 @@ class Data:
     def __init__(self, folder: Path, num_rows: int | None = None) -> None:
         source = ENGLISH if ENGLISH.exists() else ROOT / "data" / "train.csv"
         config = PrepareConfig(str(source), ("hisco_1",), language="en", zero_pad_codes=True)
-        prepare(config, folder, say=lambda _: None)
+        prepare(config, folder)
         self.formatter, self.key = formatter_of(config), read_key(folder / "key.csv")
         files = ExampleFiles((folder / TRAIN_FILE,), config.target_cols, self.formatter, key=self.key)
         arrays = open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # before torch and transformers are imported, here and in what is forked
@@ -16,6 +18,8 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # tests share proces
 import pytest
 from forked import run_forked
 from hypothesis import settings
+
+from histocoder.distributed import log
 
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tests")
@@ -46,6 +50,26 @@ def shared(path: str) -> Path:
     if not found.exists():
         pytest.skip(f"no {path} beside the project")
     return found
+
+
+@contextmanager
+def lines_logged() -> Iterator[list[str]]:
+    """Give the lines that the logger receives."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """Lines that the logger receives."""
+    with lines_logged() as lines:
+        yield lines
 
 
 def write_table(path: Path, *, two_codes: bool = False, copies: int = 1) -> Path:

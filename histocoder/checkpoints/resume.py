@@ -35,7 +35,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
             verify_checkpoint(checkpoint)
         except DamagedError as error:
             damage = damage or str(error)
-            distributed.say(f"Warning: {error} Looking for an older checkpoint.")
+            distributed.log.info(f"Warning: {error} Looking for an older checkpoint.")
         else:
             return checkpoint
     if damage:

@@ -10,10 +10,10 @@ from histocoder.checkpoints.model_files import SHARDS_FOLDER
 from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
 from histocoder.config import Settings
 from histocoder.config.settings import free, require
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.inference.occcanine import load_occcanine, save_occcanine
-from histocoder.training.console import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def run(config: Flags) -> None:
         )
         make_folder(output)
         coder.save_pretrained(output)
-    say(f"Wrote {output}.")
+    log.info(f"Wrote {output}.")
 
 
 def _put_together(path: Path, output: Path) -> None:

@@ -23,13 +23,13 @@ import torch
 from histocoder import distributed
 from histocoder.config import Settings
 from histocoder.config.settings import free
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.model.devices import check_compiler, device_name, has_bf16
 from histocoder.model.encoder import hub_answers
 from histocoder.ops import kernels
 from histocoder.ops.memory import total_bytes
-from histocoder.training.console import say
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 """Marks of findings: with a note something works less well, or not at all, that training can do without."""
@@ -68,7 +68,7 @@ class Finding(NamedTuple):
 
 def run(config: Flags) -> None:
     """Examine the machine; exit code 1 where something is missing."""
-    if not print_findings(_examine(Path(config.folder)), say):
+    if not print_findings(_examine(Path(config.folder)), log.info):
         raise SystemExit(1)
 
 

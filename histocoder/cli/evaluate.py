@@ -20,12 +20,12 @@ from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.normalize import folded
 from histocoder.data.prepare import TRAIN_FILE, VAL_FILE
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.evaluation.evaluate import evaluate, times_seen
 from histocoder.evaluation.summary import summary
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, coded
-from histocoder.training.console import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +100,11 @@ def run(config: Flags) -> None:
         logs=run / LOG_FILE,
     )
     for line in summary(found.metrics):
-        say(line)
+        log.info(line)
     if config.save_thresholds:
         change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
-        say(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
-    say(f"The report is {report}.")
+        log.info(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
+    log.info(f"The report is {report}.")
 
 
 def _coded_rows(config: Flags, coder: Coder, rules: LabelRules) -> Examples:
@@ -120,10 +120,10 @@ def _coded_rows(config: Flags, coder: Coder, rules: LabelRules) -> Examples:
         rules=rules,
         sheet=config.sheet,
     )
-    rows = files.read(say=say)
+    rows = files.read(say=log.info)
     examples = coded(rows)
     if num_uncoded := len(rows) - len(examples):
-        say(f"{config.data}: {num_uncoded:,} rows without any code are left out.")
+        log.info(f"{config.data}: {num_uncoded:,} rows without any code are left out.")
     return examples
 
 
@@ -132,7 +132,7 @@ def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iter
     validation = files.read()
     num_seen = sum(map(set(folded(validation.texts)).__contains__, folded(examples.texts)))
     if num_seen:
-        say(
+        log.info(
             f"Notice: {num_seen:,} of these {len(examples):,} descriptions are among the run's validation data, to "
             f"which the model was fitted after they were measured. Accuracy on them is in {run / REPORT_FILE}."
         )

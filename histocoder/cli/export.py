@@ -16,11 +16,11 @@ from histocoder.config.settings import free
 from histocoder.data.examples import Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import VAL_FILE
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import coded
 from histocoder.inference.onnx_export import check_installed, export
-from histocoder.training.console import say
 
 _MOST_ROWS = 10_000
 """Largest number of rows on which an export is checked."""
@@ -55,9 +55,9 @@ def run(config: Flags) -> None:
     folder = local_folder(config.model)
     coder = Coder.from_pretrained(folder, "cpu")
     examples = _examples(config, coder, folder)
-    export(coder, output, examples, max_loss=config.max_loss if config.int8 else None, say=say)
+    export(coder, output, examples, max_loss=config.max_loss if config.int8 else None)
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    say(f"Wrote {output}, {size / 1e6:,.0f} MB.")
+    log.info(f"Wrote {output}, {size / 1e6:,.0f} MB.")
 
 
 def _examples(config: Flags, coder: Coder, folder: Path) -> Examples:
@@ -67,9 +67,9 @@ def _examples(config: Flags, coder: Coder, folder: Path) -> Examples:
         raise UserError(f"The graphs are checked on validation data, and there is no {path}. Add --data FILE.")
     rules = LabelRules(allow_short=True, is_training=False)
     files, _ = training_files(path, coder, rules, input_col=config.input_col, language_col=config.language_col)
-    examples = coded(files.read(say=say))
+    examples = coded(files.read(say=log.info))
     if len(examples) == 0:
         raise UserError(f"{path} has no description with a code; the graphs can't be checked on it.")
     if not config.data and config.int8 and coder.model.config.fitted_to_validation:
-        say(f"Notice: the model has learned from {path.name} as well. Check on other rows with --data.")
+        log.info(f"Notice: the model has learned from {path.name} as well. Check on other rows with --data.")
     return examples.take(np.random.default_rng(0).permutation(len(examples))[:_MOST_ROWS])

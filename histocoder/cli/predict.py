@@ -26,6 +26,7 @@ from histocoder.config.settings import free, require
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.table import check_output, fingerprint, is_parquet
+from histocoder.distributed import log
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
@@ -34,7 +35,6 @@ from histocoder.inference.known import Known, coded
 from histocoder.inference.parts import check_free
 from histocoder.inference.predict_file import predict_file, predict_file_by
 from histocoder.ray import check_ray, code_file
-from histocoder.training.console import say
 
 _KNOWN_FLAGS = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
 _NEEDED = {"join_sheet": "join", "address": "engine ray", **dict.fromkeys(_KNOWN_FLAGS, "known")}
@@ -204,7 +204,7 @@ def _naming_sheets(flag: str) -> Iterator[None]:
 def _standard_streams(config: Flags) -> Iterator[tuple[Flags, Callable[[str], None]]]:
     """Yield the flags with files in place of `-`, standard input or output; and the function that tells the user."""
     if "-" not in (config.input, config.output):
-        yield config, say
+        yield config, log.info
         return
     if distributed.world_size() > 1:
         raise UserError("Standard input and output are those of one process; name files, or start one process.")

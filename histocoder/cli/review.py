@@ -11,8 +11,8 @@ from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.config import Settings
 from histocoder.config.prediction import RAW_HELP, SHEET_HELP
 from histocoder.config.settings import free
+from histocoder.distributed import log
 from histocoder.evaluation.review import Columns, next_step, review
-from histocoder.training.console import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,5 @@ def run(config: Flags) -> None:
         overwrite=config.overwrite,
         sheet=config.sheet,
         raw=config.raw,
-        say=say,
     )
-    say(next_step(config.model, Path(config.output), run))
+    log.info(next_step(config.model, Path(config.output), run))

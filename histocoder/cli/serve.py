@@ -17,10 +17,10 @@ from histocoder.checkpoints.lock import holding
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.model_flags import ModelFlags
 from histocoder.config.settings import free
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.inference.coder import Coder
-from histocoder.training.console import say
 
 _FEWEST_CHARACTERS = 16
 
@@ -75,13 +75,12 @@ def run(config: Flags) -> None:
             data=Path(config.data) if config.data else None,
             input_col=config.input_col,
             language_col=config.language_col,
-            say=say,
         )
         token = config.token or _kept_token(folder / "token")
         app = create_app(desk, token=token, host=config.host, port=port)
         name = f"[{config.host}]" if ":" in config.host else config.host
         address = f"http://{name}:{port}/?token={token}"
-        say(f"Open {address}\nCtrl-C ends the server; decisions and files stay in {folder}.")
+        log.info(f"Open {address}\nCtrl-C ends the server; decisions and files stay in {folder}.")
         if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [address]).start()
         server = uvicorn.Config(

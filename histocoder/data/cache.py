@@ -20,6 +20,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
 from histocoder.data.tokens import join_language, ragged, tokenize
+from histocoder.distributed import log
 from histocoder.files import make_folder, replacing_folder
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
@@ -102,7 +103,6 @@ def build_cache(
     max_len: int,
     text_normalization: str,
     tokenizer: Tokenizer = CHARACTERS,
-    say: Callable[[str], None] = print,
 ) -> Path:
     """Return the folder of some files' cache, for `open_cache`; it is built if it is missing or damaged.
 
@@ -121,7 +121,7 @@ def build_cache(
         record = {"made_from": made_from, **arrays}
         (temporary / CACHE_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")
     num_bytes = sum(form["bytes"] for form in record["arrays"].values())
-    say(f"Tokenised {', '.join(p.name for p in files.paths)} into {folder} ({num_bytes / 1e6:,.1f} MB).")
+    log.info(f"Tokenised {', '.join(p.name for p in files.paths)} into {folder} ({num_bytes / 1e6:,.1f} MB).")
     return folder
 
 

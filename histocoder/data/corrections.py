@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import fold
 from histocoder.data.table import open_table
+from histocoder.distributed import log
 from histocoder.errors import UserError, shown
 from histocoder.formatters import MISSING, Formatter
 
@@ -110,26 +111,24 @@ class Corrections:
         return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
-def read_corrections(config: PrepareConfig, formatter: Formatter, *, say: Callable[[str], None]) -> Corrections:
+def read_corrections(config: PrepareConfig, formatter: Formatter) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
     found = Corrections(config.target_cols, language_code(config.language))
     for path in config.corrections or ():
-        for correction in _read(path, config, formatter, say):
+        for correction in _read(path, config, formatter):
             found.add(*correction)
     return found
 
 
-def _read(
-    path: str, config: PrepareConfig, formatter: Formatter, say: Callable[[str], None]
-) -> Iterator[tuple[str, str | None, list[str | None]]]:
+def _read(path: str, config: PrepareConfig, formatter: Formatter) -> Iterator[tuple[str, str | None, list[str | None]]]:
     needed = [config.input_col, CHECKED_COL, config.target_cols[0]]
     optional = [*config.target_cols[1:], *([config.language_col] if config.language_col else [])]
     file = open_table(path, needed, optional=optional, codes=config.target_cols)
     for notice in file.notices:
-        say(notice)
+        log.info(notice)
     table = file.read([*needed, *(name for name in optional if name in file.header)])
     marks = [(mark or "").strip().casefold() for mark in table.columns[CHECKED_COL].to_pylist()]
     if unclear := [row for row, mark in enumerate(marks) if mark not in _YES | _NO]:
@@ -148,12 +147,12 @@ def _read(
     rules = LabelRules(config.zero_pad_codes, config.allow_codes_shorter_than_block_size, config.drop_bad_labels)
     checker = LabelChecker(file, config.target_cols, formatter, rules)
     codes, reasons = checker.check(replace(checked, columns=columns))
-    checker.finish(say)
+    checker.finish(log.info)
     langs: list[str | None] = [None] * len(checked)
     if config.language_col in file.header:
         langs = [None if lang is None else language_code(lang) for lang in columns[config.language_col].to_pylist()]
     elif config.language_col:
-        say(f"{path} has no column {config.language_col!r}: its codes are for descriptions in every language.")
+        log.info(f"{path} has no column {config.language_col!r}: its codes are for descriptions in every language.")
     num_used = 0
     for row, (text, lang) in enumerate(zip(columns[config.input_col].to_pylist(), langs, strict=True)):
         found = codes.iloc[row].tolist()
@@ -165,4 +164,4 @@ def _read(
         parts.append(f"{num_unchecked:,} are not checked and not used")
     if num_unused := len(checked) - num_used:
         parts.append(f"{num_unused:,} are checked, but have no description or no code that fits, and are not used")
-    say(f"{path}: {'; '.join(parts)}.")
+    log.info(f"{path}: {'; '.join(parts)}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.screen import Screened, screen
 from histocoder.data.table import csv_writer, fingerprint
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
 from histocoder.formatters import Formatter, build_formatter
@@ -53,7 +53,6 @@ def prepare(
     *,
     known: Key | None = None,
     overwrite: bool = False,
-    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 
@@ -69,8 +68,6 @@ def prepare(
         Codes of the model that is trained further, which come first in the key, whether or not they occur.
     overwrite : bool
         Whether to replace other data that were prepared in the folder before.
-    say : callable
-        Receives each notice to the user.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
@@ -79,35 +76,33 @@ def prepare(
     existing = None if overwrite else _read_record(folder / PREPARED_FILE)
     if existing is not None:
         _refuse_other(existing, record, folder)
-        say(f"Using the data prepared in {folder}: {_describe(existing)}")
+        log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
         return existing
-    _prepare(config, folder, record, known, say)
+    _prepare(config, folder, record, known)
     _write_record(folder, record)
     if rejected := record["rows"]["rejected"]:
-        say(f"{rejected:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
-    say(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
+        log.info(f"{rejected:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
+    log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
     return record
 
 
-def _prepare(
-    config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None, say: Callable[[str], None]
-) -> None:
+def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None) -> None:
     """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
     _refuse_to_replace(config, folder)
     key = read_key(config.key) if config.key else None
-    corrections = read_corrections(config, formatter_of(config), say=say) if config.corrections else None
+    corrections = read_corrections(config, formatter_of(config)) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
-        found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE, say=say)
+        found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE)
         if len(found.codes) < 2:
             raise UserError(
                 f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
-        key = _whole_key(key or Key.from_codes(found.codes), known, found.codes, corrections, say)
-        record["rows"] = {**_write_split(scratch, found, config, corrections, say), "rejected": found.num_dropped}
+        key = _whole_key(key or Key.from_codes(found.codes), known, found.codes, corrections)
+        record["rows"] = {**_write_split(scratch, found, config, corrections), "rejected": found.num_dropped}
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
-        found.write_rejected(scratch / REJECTED_FILE, say=say)
+        found.write_rejected(scratch / REJECTED_FILE)
         _write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
         for name in PREPARED_TABLES:
             if (scratch / name).exists():
@@ -122,15 +117,13 @@ def held_out(folder: Path) -> tuple[Path, ...]:
     return (path,) if path.is_file() else ()
 
 
-def _whole_key(
-    given: Key, known: Key | None, codes: set[str], corrections: Corrections | None, say: Callable[[str], None]
-) -> Key:
+def _whole_key(given: Key, known: Key | None, codes: set[str], corrections: Corrections | None) -> Key:
     """Return a key of the known codes, those of the user's key, and those that occur."""
     first = known or given
     corrected = corrections.codes if corrections else set()
     key = first.extended([*given.codes, *(codes | corrected)], given.descriptions)
     if corrections and (new := key.codes[len(first.codes) :]):
-        say(f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,}).")
+        log.info(f"New codes: {', '.join(new[:10])}{', …' if len(new) > 10 else ''} ({len(new):,}).")
     return key
 
 
@@ -199,7 +192,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _write_split(
-    folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None, say: Callable[[str], None]
+    folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None
 ) -> dict[str, int]:
     """Write the data to train on, which include all corrections, and to validate on; return their numbers of rows.
 
@@ -228,14 +221,14 @@ def _write_split(
             train.write_batch(others)
             num_train += len(others)
             added = f"{len(others):,} descriptions are added"
-            say(f"{num_corrected:,} rows have corrected codes, {added}, all to train on.")
+            log.info(f"{num_corrected:,} rows have corrected codes, {added}, all to train on.")
     if num_val == 0:
         raise UserError("All that is set aside to validate on is corrected; set aside more with --share-val.")
     if not (corrections and num_held_out):
         return {"train": num_train, "val": num_val}
     with csv_writer(folder / HELD_OUT_FILE, found.schema) as file:
         file.write_batch(corrections.held_out(found.schema))
-    say(
+    log.info(
         f"{num_held_out:,} of {len(corrections):,} corrections are held out, chosen at random, to compare the model on "
         f"with the one before ({HELD_OUT_FILE}); {num_passed:,} rows of these descriptions are not trained on."
     )

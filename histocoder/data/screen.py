@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from histocoder.data.labels import LabelChecker, rules_of
 from histocoder.data.normalize import folded
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile, open_table
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING, Formatter
 
@@ -58,7 +59,7 @@ class Screened:
                 batch = reader.get_batch(i)
                 yield batch.filter(batch[_REASON].is_null() if kept else batch[_REASON].is_valid())
 
-    def write_rejected(self, path: Path, *, say: Callable[[str], None]) -> None:
+    def write_rejected(self, path: Path) -> None:
         """Write the dropped rows with their lines in the table and the reasons."""
         lines = self.file.lines(np.concatenate([batch[_POSITION].to_numpy() for batch in self._batches(kept=False)]))
         cells = _strings(_REASON, self.config.input_col, *self.config.target_cols)
@@ -73,12 +74,10 @@ class Screened:
                 written += len(batch)
 
         for notice in Output(Path(path.name)).write(path, schema, tables()):
-            say(notice)
+            log.info(notice)
 
 
-def screen(
-    config: PrepareConfig, formatter: Formatter, key: Key | None, path: Path, *, say: Callable[[str], None]
-) -> Screened:
+def screen(config: PrepareConfig, formatter: Formatter, key: Key | None, path: Path) -> Screened:
     """Check all rows of a table, a chunk at a time, and write them to `path`; with a key, no other codes are allowed.
 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
@@ -87,7 +86,7 @@ def screen(
     columns = [config.input_col, *config.target_cols, *languages]
     file = open_table(config.dataset, columns, sheet=config.sheet, codes=config.target_cols)
     for notice in file.notices:
-        say(notice)
+        log.info(notice)
     checker = LabelChecker(file, config.target_cols, formatter, rules_of(config), key=key)
     found = Screened(file, config, path)
     numbers = pa.schema([(_POSITION, pa.int64()), (_UNIT, pa.uint64())])
@@ -100,7 +99,7 @@ def screen(
             found.num_kept += (num_kept := chunk.reasons.null_count)
             found.num_dropped += len(batch) - num_kept
             found.codes.update(*(batch[name].filter(chunk.usable).unique().to_pylist() for name in config.target_cols))
-    checker.finish(say)
+    checker.finish(log.info)
     if found.num_kept == 0:
         raise UserError(f"{config.dataset} has no row with a description and labels that fit.")
     found.codes -= {None, MISSING}

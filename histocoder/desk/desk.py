@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,6 @@ def open_desk(
     data: Path | None = None,
     input_col: str | None = None,
     language_col: str | None = None,
-    say: Callable[[str], None] = print,
 ) -> Desk:
     """Open a desk, with the decisions and files that its folder holds.
 
@@ -59,8 +57,6 @@ def open_desk(
         Whether the server may start a training.
     data : Path, optional
         Coded file to review, with the columns `input_col` and `language_col`.
-    say : callable
-        Receives each notice to the user.
     """
     make_folder(folder / "files")
     model_id = f"{sha256(model_folder / WEIGHTS_FILE)} {sha256(model_folder / CONFIG_FILE)} {coder.precision}"
@@ -75,7 +71,7 @@ def open_desk(
     files = Files(folder / "files", store, coding, input_col=text_col, language_col=lang_col)
     source = None
     if data is not None:
-        source = store.add_source(data, data.name, Columns(text_col or "occ1", language_col, target_cols), say=say)
+        source = store.add_source(data, data.name, Columns(text_col or "occ1", language_col, target_cols))
     return Desk(model, coding, store, files, improve, source)
 
 

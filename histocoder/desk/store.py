@@ -7,7 +7,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -126,9 +126,7 @@ class Store:
 
     # Cards
 
-    def add_source(
-        self, path: Path, name: str, columns: Columns, *, say: Callable[[str], None] = lambda text: None
-    ) -> int:
+    def add_source(self, path: Path, name: str, columns: Columns) -> int:
         """Make cards of what `histocoder predict` wrote, in the order of `histocoder review`; return their source.
 
         A file with the content of an earlier one has that one's source.
@@ -136,7 +134,7 @@ class Store:
         digest = sha256(path)
         if found := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
             return found[0]["id"]
-        cards = in_order_of_worth(path, columns, say=say)
+        cards = in_order_of_worth(path, columns)
         lang_col = cards.columns[1]
         langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else itertools.repeat("unk")
         codes = cards[list(columns.target_cols)].to_numpy(dtype=object)

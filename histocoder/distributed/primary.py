@@ -1,4 +1,4 @@
-"""Work and messages of rank 0. The others wait for it outside any collective, so that no collective times out."""
+"""Work of rank 0 alone. The others wait for it outside any collective, so that no collective times out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
-from tqdm import tqdm
 
 from histocoder.distributed.process_group import is_primary, rank, shared_group, world_size
 from histocoder.errors import Interrupted, UserError
@@ -18,13 +17,6 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 30.0
 _GRACE_SECONDS = 8.0
-
-
-def say(text: str, *, file: TextIO | None = None) -> None:
-    """Print a line on rank 0, above progress bars; by default on standard output."""
-    if is_primary():
-        tqdm.write(text, file=file or sys.stdout)
-        (file or sys.stdout).flush()
 
 
 def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
 from histocoder.data.corrections import CHECKED_COL
 from histocoder.data.output import Output
 from histocoder.data.table import open_table
+from histocoder.distributed import log
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
 
@@ -48,7 +49,6 @@ def review(
     overwrite: bool = False,
     sheet: str | None = None,
     raw: bool = False,
-    say: Callable[[str], None] = print,
 ) -> pd.DataFrame:
     """Write the descriptions whose check is worth most, as a CSV to correct.
 
@@ -80,16 +80,16 @@ def review(
     form.check(budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
-    table = in_order_of_worth(predictions, columns, sheet=sheet, say=say)
+    table = in_order_of_worth(predictions, columns, sheet=sheet)
     chosen = table.iloc[:budget]
     written = pa.Table.from_pandas(chosen, preserve_index=False)
     with replacing(output) as temporary:
         notices = form.write(temporary, written.schema, [written])
     for notice in notices:
-        say(notice)
+        log.info(notice)
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
-    say(
+    log.info(
         f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
         f"{wrong:,.0f} are likely wrong. Correct the codes, and write x in the column {CHECKED_COL!r} of each row that "
         "is right now."
@@ -97,9 +97,7 @@ def review(
     return chosen
 
 
-def in_order_of_worth(
-    predictions: Path, columns: Columns, *, sheet: str | None = None, say: Callable[[str], None] = print
-) -> pd.DataFrame:
+def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None = None) -> pd.DataFrame:
     """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
     file = open_table(
         predictions,
@@ -108,7 +106,7 @@ def in_order_of_worth(
         sheet=sheet,
     )
     for notice in file.notices:
-        say(notice)
+        log.info(notice)
     prefix = _prefix(file.header)
     predicted = _predicted_columns(file.header, prefix, columns.target_cols)
     language_col = columns.language_col or _language_col(file.header, prefix, predicted, columns.run_language_col)

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from histocoder.checkpoints.hub import write_card
 from histocoder.checkpoints.model_files import save_config
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import join_language, lower_characters, tokenize
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder
 from histocoder.inference.coder import Coder
@@ -54,9 +55,7 @@ def check_installed() -> None:
         )
 
 
-def export(
-    coder: Coder, folder: Path, examples: Examples, *, max_loss: float | None = None, say: Callable[[str], None]
-) -> None:
+def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | None = None) -> None:
     """Write a model as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
 
     Parameters
@@ -77,13 +76,13 @@ def export(
         coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
         write_card(temporary, coder.card)
         exported = OnnxCoder(temporary)
-        say(_comparison(coder, exported, examples.take(np.arange(min(_NUM_COMPARED, len(examples))))))
+        log.info(_comparison(coder, exported, examples.take(np.arange(min(_NUM_COMPARED, len(examples))))))
         if max_loss is not None:
             before = _accuracy(exported, examples)
             quantize(temporary)
             after = _accuracy(OnnxCoder(temporary), examples)
             said = f"{before:.1f} % in fp32, {after:.1f} % in int8"
-            say(f"Exactly right in the mode {_mode(coder)}, of {len(examples):,} rows: {said}.")
+            log.info(f"Exactly right in the mode {_mode(coder)}, of {len(examples):,} rows: {said}.")
             if before - after > max_loss:
                 raise UserError(
                     f"In int8 the model loses {before - after:.1f} points of accuracy, more than --max-loss "

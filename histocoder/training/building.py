@@ -19,6 +19,7 @@ from histocoder.config import ModelConfig, RunConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
+from histocoder.distributed import log
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import formatter_from_config
 from histocoder.model import (
@@ -33,7 +34,6 @@ from histocoder.model import (
     load_encoder,
     load_tokenizer,
 )
-from histocoder.training.console import say
 from histocoder.training.optimizer import is_table
 
 
@@ -82,7 +82,7 @@ def _freeze_unused(model: MixerModel) -> None:
     for name in unused:
         trained[name].requires_grad_(False)
     if unused:
-        say(
+        log.info(
             f"Notice: {len(unused)} weights of the encoder, such as {unused[0]}, are not trained: no output needs them."
         )
 

@@ -7,7 +7,7 @@ import time
 
 from tqdm import tqdm
 
-from histocoder.distributed import say
+from histocoder.distributed import log
 
 ESTIMATE_AFTER = 20
 """Steps after which a run estimates how long it will take."""
@@ -46,14 +46,14 @@ class Progress:
     def _say_estimate(self) -> None:
         seconds = (time.monotonic() - self._counted_since) / (ESTIMATE_AFTER - _FIRST_STEPS)
         steps = self._total - self._start
-        say(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
+        log.info(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
 
     def line(self, step: int, values: dict[str, float]) -> None:
         """Print a line with the step, some numbers, and the time left."""
         done = step - self._start
         left = (time.monotonic() - self._started) / done * (self._total - step) if done else 0
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        say(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
+        log.info(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
 
     def close(self) -> None:
         """Close the bar."""

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import queue
 import re
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -185,5 +184,4 @@ class InBackground(Tracker):
     def _give_up(self, why: str) -> None:
         if not self._given_up:
             self._given_up = True
-            text = f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}."
-            distributed.say(text, file=sys.stderr)
+            distributed.log.warning(f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}.")

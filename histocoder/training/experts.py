@@ -18,12 +18,12 @@ from histocoder.checkpoints.model_files import WEIGHTS_FILE, load_model, read_mo
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.distributed import log
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
-from histocoder.training.console import say
 from histocoder.training.linear_expert import fit_linear_expert
 from histocoder.training.trainer import Trainer
 
@@ -117,7 +117,7 @@ def fit_experts(trainer: Trainer, val_files: ExampleFiles) -> None:
         _fit_to([run.path], trainer, expert, examples)
     if not is_done:
         said = _fit_to([run.best, run.path] if is_last else [run.best], trainer, expert, examples)
-        say(f"{BEST_FOLDER}/: {said}")
+        log.info(f"{BEST_FOLDER}/: {said}")
 
 
 def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, examples: Examples) -> str:

@@ -24,9 +24,9 @@ from histocoder.data.encodings import (
     write_encodings,
 )
 from histocoder.data.tokens import tokenize
+from histocoder.distributed import log
 from histocoder.distributed.nodes import on_each_node
 from histocoder.model import MixerModel, NgramEncoder
-from histocoder.training.console import say
 
 _VERSION = 1
 _SHARE_OF_DISK = 0.8
@@ -79,12 +79,12 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     free = shutil.disk_usage(path.parent).free
     what = f"The frozen encoder's outputs of {len(distinct.rows):,} distinct descriptions"
     if num_bytes > _SHARE_OF_DISK * free:
-        say(
+        log.info(
             f"warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
             "They are computed again each time; set --cache-dir to a folder with more room."
         )
         return None
-    say(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.")
+    log.info(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.")
     write_encodings(path, distinct, _encode(model, data, distinct))
     return path
 

@@ -12,8 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocoder import distributed
+from histocoder.distributed import log
 from histocoder.files import replacing_folder
-from histocoder.training.console import say
 
 SKIPPED_STEPS = 5
 """Steps before those that are profiled, which start workers, compile, and choose kernels."""
@@ -46,7 +46,7 @@ def profiling(
         with replacing_folder(path) as temporary:
             done.export_chrome_trace(str(temporary / "trace.json.gz"))
             (temporary / "table.txt").write_text(table, encoding="utf-8")
-        say(f"{table}\nThe profile of {recorded} step{'s' * (recorded > 1)} is in {path}.")
+        log.info(f"{table}\nThe profile of {recorded} step{'s' * (recorded > 1)} is in {path}.")
         on_pause(started)
 
     gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
@@ -55,4 +55,4 @@ def profiling(
     with profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps, on_trace_ready=write) as running:
         yield running.step
     if recorded <= 0:
-        say(f"--profile: no step was profiled; the first {SKIPPED_STEPS} never are.")
+        log.info(f"--profile: no step was profiled; the first {SKIPPED_STEPS} never are.")

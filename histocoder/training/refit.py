@@ -16,8 +16,9 @@ from histocoder.config import FinetuneConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.prepare import held_out
+from histocoder.distributed import log
 from histocoder.distributed.launch import node_name
-from histocoder.training.console import Progress, say
+from histocoder.training.console import Progress
 from histocoder.training.data import augmenter_of, open_data
 from histocoder.training.frozen import use_encodings
 from histocoder.training.trainer import Trainer
@@ -43,7 +44,7 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
     run = trainer.run
     corrections = held_out(run.path)
     files = replace(train_files, paths=train_files.paths + val_files.paths + corrections)
-    say(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
+    log.info(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
     arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
     data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
     weights, _ = initial_weights(run.best)
@@ -60,7 +61,7 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
 
     distributed.run_on_primary(save, doing="saving the model")
     measured = f"the {len(trainer.val_data):,} of validation{' and the held-out corrections' if corrections else ''}"
-    say(
+    log.info(
         f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including {measured}; the model in {run.path} "
         "itself has not seen those."
     )

@@ -14,9 +14,9 @@ from histocoder.data.cache import ExampleArrays
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
+from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.model.devices import check_compiler, computing_dtype
-from histocoder.training.console import say
 from histocoder.training.strategies import check_strategy
 
 
@@ -24,13 +24,15 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
     """Raise a UserError if the settings ask for what this machine does not have; print what has no effect on it."""
     check_strategy(config, device, computing_dtype(config.precision, device, use_amp=config.use_amp))
     if config.world_size is not None:
-        say(f"Notice: --world-size has no effect; by its launcher the run has {distributed.world_size()} process(es).")
+        log.info(
+            f"Notice: --world-size has no effect; by its launcher the run has {distributed.world_size()} process(es)."
+        )
     if config.auto_batch_size and device.type != "cuda":
         raise UserError("--auto-batch-size needs a GPU; on this device set --batch-size.")
     if config.compile:
         check_compiler(device)
     if distributed.world_size() == 1 and config.ddp_comm_hook != "none":
-        say(f"Notice: --ddp-comm-hook {config.ddp_comm_hook} has no effect with one process.")
+        log.info(f"Notice: --ddp-comm-hook {config.ddp_comm_hook} has no effect with one process.")
 
 
 def check_batch_size(config: TrainConfig, num_rows: int) -> None:
@@ -38,7 +40,7 @@ def check_batch_size(config: TrainConfig, num_rows: int) -> None:
     num_parts = config.num_parts(distributed.world_size())
     if config.tokens_per_batch is None and config.step_size(distributed.world_size()) > num_rows:
         times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
-        say(
+        log.info(
             f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
             "an epoch is one small step. A smaller --batch-size takes more of them."
         )

@@ -23,6 +23,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import is_language
 from histocoder.data.prepare import KEY_FILE, held_out
+from histocoder.distributed import log
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, formatter_from_config
@@ -32,7 +33,6 @@ from histocoder.model.devices import compute_deterministically
 from histocoder.training.banner import banner
 from histocoder.training.batch_size import find_batch_size
 from histocoder.training.building import choose_tokenizer, seeded_model
-from histocoder.training.console import say
 from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
@@ -112,7 +112,7 @@ def fit(
     tokenizer = choose_tokenizer(config, checkpoint)
     train_arrays, val_arrays = open_data(config, [train_files, val_files], run, tokenizer)
     for notice in train_arrays.notices + val_arrays.notices:
-        say(notice)
+        log.info(notice)
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     languages, model_config = _languages_of(train_arrays), None if checkpoint is None else checkpoint.model_config
     build = partial(seeded_model, config, train_files, model_config, tokenizer=tokenizer, key=key, languages=languages)
@@ -143,7 +143,7 @@ def fit(
     if checkpoint is not None:
         _say_resumed(config, checkpoint)
     for line in banner(trainer, encoder=config.encoder):
-        say(line)
+        log.info(line)
     tracker = open_trackers(config, run, start_step=start_step, system=model.config.system)
     try:
         with explaining():
@@ -171,25 +171,27 @@ def _finish(
     """Fit the experts of a trained model, and report on it."""
     folder = trainer.run.path
     if not config.no_experts:
-        say("Training is done. Fitting the linear expert, and choosing the mode to predict in.")
+        log.info("Training is done. Fitting the linear expert, and choosing the mode to predict in.")
         from histocoder.training.experts import fit_experts  # here, since it takes a second to import
 
         distributed.run_on_primary(lambda: fit_experts(trainer, val_files), doing="fitting the experts")
     if not config.no_report:
-        say("Writing the report: coding the validation data, and comparing with a linear model.")
+        log.info("Writing the report: coding the validation data, and comparing with a linear model.")
         before = corrected_model(config)
         distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
     if isinstance(config, FinetuneConfig) and refits(config, trainer):
         with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
             refit(config, trainer, train_files, val_files)
-    say(f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation).")
+    log.info(
+        f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation)."
+    )
 
 
 def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
     """Return the languages of the data and "unk"; print a notice on those that histocoder does not know."""
     languages = tuple(sorted({*arrays.languages, "unk"}))
     if strange := [lang for lang in languages if not is_language(lang)]:
-        say(not_in_table(strange))
+        log.info(not_in_table(strange))
     return languages
 
 
@@ -213,10 +215,12 @@ def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Che
 
 
 def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
-    say(f"Resuming from step {checkpoint.state.step} ({checkpoint.path}).")
+    log.info(f"Resuming from step {checkpoint.state.step} ({checkpoint.path}).")
     if config.initial_checkpoint is not None:
         flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
-        say(f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights.")
+        log.info(
+            f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights."
+        )
 
 
 def _fitting_batch_size(
@@ -232,7 +236,7 @@ def _fitting_batch_size(
         return max(rows // config.num_parts(distributed.world_size()), 1)
     with explaining_out_of_memory(config, device, max_len=config.max_len):
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
-    say(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the memory available.")
+    log.info(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the memory available.")
     return size
 
 
@@ -266,15 +270,15 @@ def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles,
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
     for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
-        say(line)
-    say(f"The report is {path}.")
+        log.info(line)
+    log.info(f"The report is {path}.")
 
 
 def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
     """Warn if there is no room for two checkpoints: the last one, and the one that is being written."""
     needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
     if free < needed:
-        say(
+        log.info(
             f"Warning: two checkpoints take {needed / 1e9:,.1f} GB, and {folder} has room for {free / 1e9:,.1f} GB. "
             "Saving may fail."
         )

@@ -28,11 +28,12 @@ from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
+from histocoder.distributed import log
 from histocoder.distributed.signals import StopSignals
 from histocoder.errors import Interrupted, UserError
 from histocoder.model import MixerModel
 from histocoder.ops.memory import peak_gpu_memory
-from histocoder.training.console import Progress, say
+from histocoder.training.console import Progress
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
 from histocoder.training.meter import Meter
@@ -192,7 +193,7 @@ class Trainer:
             )
         self.state.results = results
         self.tracker.log(self.state.step, results)
-        say(
+        log.info(
             f"validation at step {self.state.step}: loss {results['val_loss']:.4g}; accuracy in %: "
             f"decoded {_by_codes(results, 'greedy_seq_acc')}, flat {_by_codes(results, 'flat_acc')}, "
             f"teacher-forced {results['seq_acc']:.1f} (tokens {results['token_acc']:.1f})"

@@ -323,17 +323,16 @@ def test_a_model_with_new_thresholds_is_whole(model: Path, tmp_path: Path, capsy
     main(["predict", "--model", str(own), "--no-verify", "farmer"])
 
 
-def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path):
+def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path, logged: list[str]):
     rows = (
         [("sure", "11111", 0.99)] * 30 + [("often", "22222", 0.9)] * 20 + [("rare", "33333", 0.1), (None, None, None)]
     )
     frame = pd.DataFrame(rows, columns=["occ1", "hisco_1", "conf"])
     frame.insert(2, "prob_1", frame["conf"])
     frame.to_csv(tmp_path / "out.csv", index=False)
-    heard: list[str] = []
-    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2, say=heard.append)
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
     assert chosen["occ1"].tolist() == ["often", "rare"]  # 2.0 and 0.9 rows likely wrong; 0.3 of the sure one's
-    assert chosen["times"].tolist() == [20, 1] and "21 of 51 rows" in heard[0]
+    assert chosen["times"].tolist() == [20, 1] and "21 of 51 rows" in logged[0]
     written = pd.read_csv(tmp_path / "review.csv", dtype=str)
     assert list(written.columns) == ["occ1", "checked", "hisco_1", "conf", "times"] and written["hisco_1"].tolist() == [
         "22222",
@@ -382,7 +381,7 @@ def test_review_names_languages_as_the_run_does(
 ):
     (tmp_path / "out.csv").write_text(f"{header}\nsmed,da,xx,83110,0.9,0.9\n")
     columns = Columns(target_cols=("hisco_1",), run_language_col=run_language_col)
-    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, columns=columns, say=lambda _: None)
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, columns=columns)
     assert [chosen.columns[1], chosen.iloc[0, 1]] == expected
 
 
@@ -406,7 +405,7 @@ def test_review_takes_codes_of_one_row(tmp_path: Path, monkeypatch: pytest.Monke
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "coded.parquet")
     monkeypatch.setattr(reviewing, "_CHUNK_ROWS", 1)
     by_text, by_both = (
-        review(tmp_path / "coded.parquet", tmp_path / f"{i}.csv", budget=5, columns=columns, say=lambda _: None)
+        review(tmp_path / "coded.parquet", tmp_path / f"{i}.csv", budget=5, columns=columns)
         for i, columns in enumerate((Columns(), Columns(language_col="tongue")))
     )
     assert by_text[["hisco_1", "hisco_2", "conf", "times"]].fillna("").to_numpy().tolist() == [["83110", "", 0.5, 4]]

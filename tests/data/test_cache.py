@@ -28,7 +28,7 @@ def example_files(*paths: Path, **options) -> ExampleFiles:
 
 
 def build(files: ExampleFiles, folder: Path, **options) -> Path:
-    settings = {"max_len": 32, "text_normalization": "none", "say": lambda _: None, **options}
+    settings = {"max_len": 32, "text_normalization": "none", **options}
     return cache.build_cache(files, folder, **settings)
 
 
@@ -70,9 +70,9 @@ def test_the_size_of_chunks_changes_no_prepared_file(
         allow_codes_shorter_than_block_size=True,
         split_by=split_by,
     )
-    prepare(config, tmp_path / "whole", say=lambda _: None)
+    prepare(config, tmp_path / "whole")
     monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
-    prepare(config, tmp_path / "chunks", say=lambda _: None)
+    prepare(config, tmp_path / "chunks")
     assert contents(tmp_path / "whole") == contents(tmp_path / "chunks")
     record = json.loads((tmp_path / "whole" / "prepared.json").read_text())
     assert record["rows"]["rejected"] == 2  # no description, no code
@@ -110,13 +110,12 @@ def test_arrays_hold_what_the_file_says(mixed: Path, tmp_path: Path):
     assert arrays.lengths.dtype == arrays.codes.dtype == np.uint8
 
 
-def test_each_row_is_tokenised_once_for_all_runs(mixed: Path, tmp_path: Path, counted: list[int]):
+def test_each_row_is_tokenised_once_for_all_runs(mixed: Path, tmp_path: Path, counted: list[int], logged: list[str]):
     files = example_files(mixed, rules=LabelRules(drop_bad=True))
-    said: list[str] = []
-    first = build(files, tmp_path / "cache", say=said.append)
-    assert sum(counted) == 66 and "MB" in said[0]
-    assert build(files, tmp_path / "cache", say=said.append) == first
-    assert sum(counted) == 66 and len(said) == 1
+    first = build(files, tmp_path / "cache")
+    assert sum(counted) == 66 and "MB" in logged[0]
+    assert build(files, tmp_path / "cache") == first
+    assert sum(counted) == 66 and len(logged) == 1
     mixed.rename(tmp_path / "renamed.csv")
     moved = example_files(tmp_path / "renamed.csv", rules=LabelRules(drop_bad=True))
     assert build(moved, tmp_path / "cache") == first

@@ -40,7 +40,7 @@ def test_a_key_has_no_marks_of_missing_codes(tmp_path: Path):
     (tmp_path / "t.csv").write_text("occ1,h\n" + "".join(f"NA {i},{c}\n" for i, c in enumerate(["2000", "NA"] * 5)))
     (tmp_path / "t.csv").open("a").write("None,61110\n")
     config = PrepareConfig(str(tmp_path / "t.csv"), ("h",), zero_pad_codes=True)
-    prepare(config, tmp_path / "out", say=lambda _: None)
+    prepare(config, tmp_path / "out")
     assert pd.read_csv(tmp_path / "out" / "key.csv", dtype=str)["system_code"].tolist() == ["02000", "61110"]
     parts = [pd.read_csv(tmp_path / "out" / f"data_{part}.csv", na_filter=False) for part in ("train", "val")]
     assert "None" in set(pd.concat(parts)["occ1"])  # among descriptions it is a word

@@ -28,8 +28,8 @@ def test_what_is_neutralised_is_read_as_it_was(texts: list[str]):
     assert num_changed == sum(a != b for a, b in zip(cells, [*texts, *RUN, *SHOWN], strict=True))
 
 
-def test_the_loop_closes_over_formulas(tmp_path: Path):
-    model, said = save_tiny_model(tmp_path / "model"), []
+def test_the_loop_closes_over_formulas(tmp_path: Path, logged: list[str]):
+    model = save_tiny_model(tmp_path / "model")
     rows = "".join(f'"{text}",en,61110\n' for text in ("=farmer", "-baker", "'tis", "x"))
     (tmp_path / "in.csv").write_text("occ1,lang,'=n\n" + rows)
     code(model, tmp_path / "in.csv", tmp_path / "out.csv")
@@ -38,8 +38,8 @@ def test_the_loop_closes_over_formulas(tmp_path: Path):
     assert read(tmp_path / "raw.csv")["occ1"].tolist() == ["=farmer", "-baker", "'tis", "x"]
     table = read_table(tmp_path / "out.csv", ["occ1", "=n"])
     assert table.columns["occ1"].to_pylist() == ["=farmer", "-baker", "'tis", "x"]
-    review(tmp_path / "out.csv", tmp_path / "review.csv", budget=4, say=said.append)
-    assert "2 cells begin like formulas and were written with an apostrophe" in said[0]
+    review(tmp_path / "out.csv", tmp_path / "review.csv", budget=4)
+    assert "2 cells begin like formulas and were written with an apostrophe" in logged[0]
     checked = read(tmp_path / "review.csv").assign(checked="x", hisco_1=["61110", "77610", "80110", "61110"])
     checked.to_csv(tmp_path / "review.csv", index=False)
     settings = {"dataset": str(tmp_path / "in.csv"), "target_cols": ("hisco_1",), "language_col": "lang"}
@@ -47,8 +47,8 @@ def test_the_loop_closes_over_formulas(tmp_path: Path):
         "occ1,lang,hisco_1\n=farmer,en,77610\n=,en,\n=a,en,\nb,en,77610\nc,en,61110\nd,en,61110\n"
     )
     config = FinetuneConfig(**settings, corrections=(str(tmp_path / "review.csv"),), initial_checkpoint="m")
-    prepare(config, tmp_path / "out", say=said.append)
-    assert "1 rows have corrected codes, 3 descriptions are added, all to train on." in said
+    prepare(config, tmp_path / "out")
+    assert "1 rows have corrected codes, 3 descriptions are added, all to train on." in logged
     assert read(tmp_path / "out" / "data_train.csv")["occ1"].tolist().count("=farmer") == 1
     assert read(tmp_path / "out" / "rejected.csv")["occ1"].tolist() == ["=", "'=a"]
-    assert any(text.startswith("rejected.csv: 1 cell begins like a formula and was") for text in said)
+    assert any(text.startswith("rejected.csv: 1 cell begins like a formula and was") for text in logged)

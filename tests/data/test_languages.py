@@ -58,7 +58,7 @@ def test_tables_have_one_code_for_each_language(tmp_path: Path):
     expected = ["se"] * len(SWEDISH) + ["unk", "ge"]
     assert ExampleFiles((path,), ("h",), build_formatter("hisco", num_blocks=1)).read().langs == expected
     for name, changes in (("a", {"language_col": "lang"}), ("b", {"language": "Swedish"})):
-        prepare(PrepareConfig(str(path), ("h",), **changes), tmp_path / name, say=lambda _: None)
+        prepare(PrepareConfig(str(path), ("h",), **changes), tmp_path / name)
         frames = [pd.read_csv(tmp_path / name / f"data_{part}.csv") for part in ("train", "val")]
         langs = pd.concat(frames)["lang"]
         assert sorted(langs) == (sorted(expected) if name == "a" else ["se"] * len(lines))

@@ -23,7 +23,7 @@ def config(table: Path, **changes) -> PrepareConfig:
 
 
 def prepared(table: Path, folder: Path, **changes) -> dict[str, pd.DataFrame]:
-    prepare(config(table, **changes), folder, say=lambda _: None)
+    prepare(config(table, **changes), folder)
     names = ("data_train", "data_val", "key", "rejected")
     return {name: pd.read_csv(folder / f"{name}.csv", dtype=str, keep_default_na=False) for name in names}
 
@@ -81,12 +81,12 @@ def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
     few, some, more, many = held_out(0, 19), held_out(0, 60), held_out(0, 90), held_out(50, 2000)
     assert not few and 6 <= len(some) <= 20 and some <= more and len(many) == 200
     assert more - some <= {f"title {i}" for i in range(60, 90)}  # what was trained on is not held out later
-    prepare(config(table), tmp_path / "60", overwrite=True, say=lambda _: None)
+    prepare(config(table), tmp_path / "60", overwrite=True)
     assert not (tmp_path / "60" / "data_held_out.csv").exists()
 
 
-def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Path):
-    table, checked, said = tmp_path / "t.csv", tmp_path / "review.csv", []
+def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Path, logged: list[str]):
+    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
     rows = "".join(f"smed {i},sv,83110\n" for i in range(20))
     table.write_text(f"occ1,language,hisco_1\n{rows}bonde,sv,61110\nbonde,Swedish,61110\nbonde,da,61115\n")
     checked.write_text("occ1,language,checked,hisco_1\nBonde,sv,x,62105\nråd,Danish,x,20110\n")
@@ -95,25 +95,25 @@ def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Pa
     found = frame[frame["occ1"].isin(["bonde", "råd"])].value_counts(["occ1", "lang", "hisco_1"]).to_dict()
     assert found == {("bonde", "se", "62105"): 2, ("bonde", "da", "61115"): 1, ("råd", "da", "20110"): 1}
     checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
-    prepare(config(table, **settings, share_val=0.3), tmp_path / "b", say=said.append)
-    assert any("no column 'language': its codes are for descriptions in every language" in text for text in said)
+    prepare(config(table, **settings, share_val=0.3), tmp_path / "b")
+    assert any("no column 'language': its codes are for descriptions in every language" in text for text in logged)
 
 
-def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path):
-    checked, said = tmp_path / "review.csv", []
+def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path, logged: list[str]):
+    checked = tmp_path / "review.csv"
     marks = ("x", "X ", "Ja", "oui", "TRUE", "1", "✓", "", "nein", "-", "?", "n", "Nej", "não", "FALSE", "0", "NA")
     checked.write_text("occ1,checked,hisco_1\n" + "".join(f"a{i},{m},61110\n" for i, m in enumerate(marks)), "utf-8")
     settings = config(checked, language_col=None, corrections=(str(checked),))
-    assert len(read_corrections(settings, formatter_of(settings), say=said.append)) == 7
-    assert "7 checked rows are used; 10 are not checked" in said[-1]
+    assert len(read_corrections(settings, formatter_of(settings))) == 7
+    assert "7 checked rows are used; 10 are not checked" in logged[-1]
     checked.write_text("occ1,checked,hisco_1\nbonde,x,61110\nsmed,later,83110\n")
     with pytest.raises(UserError, match=r"review\.csv, line 3, checked: 'later' is neither yes nor no\. Write x"):
-        read_corrections(settings, formatter_of(settings), say=said.append)
+        read_corrections(settings, formatter_of(settings))
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
-def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str):
+def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str, logged: list[str]):
     table = tmp_path / "t.csv"
     rows = [
         ("husmand og væver", "61220"),
@@ -124,13 +124,12 @@ def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str)
     ]
     lines = [f'"{text.replace(chr(34), chr(34) * 2)}"{separator}{code}' for text, code in rows]
     table.write_bytes(("\r\n".join([f"occ1{separator}hisco_1", *lines]) + "\r\n").encode(encoding))
-    heard: list[str] = []
-    prepare(config(table, share_val=0.2), tmp_path / "out", say=heard.append)
+    prepare(config(table, share_val=0.2), tmp_path / "out")
     written = pd.concat(
         pd.read_csv(tmp_path / "out" / f"data_{part}.csv", dtype=str, na_filter=False) for part in ("train", "val")
     )
     assert sorted(written["occ1"]) == sorted(text for text, _ in rows)
-    assert any("cp1252" in line for line in heard) == (encoding == "cp1252")
+    assert any("cp1252" in line for line in logged) == (encoding == "cp1252")
 
 
 def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
@@ -157,11 +156,11 @@ def test_blank_cells_are_missing_and_no_class(tmp_path: Path):
     assert files["key"]["system_code"].tolist() == ["11111", "22222", "44444", "55555"]
 
 
-def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path):
-    table, heard = tmp_path / "t.csv", []
+def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path, logged: list[str]):
+    table = tmp_path / "t.csv"
     table.write_text("occ1,a,b,c\nx,11111,,\ny,,22222,\nz,?,,\nw, ,,\n,?,,\nv,33333,,\n")
     options = {"target_cols": ("a", "b", "c"), "share_val": 0.3}
-    prepare(config(table, **options), tmp_path / "out", say=heard.append)
+    prepare(config(table, **options), tmp_path / "out")
     files = prepared(table, tmp_path / "out", **options)
     rows = pd.concat([files["data_train"], files["data_val"]]).set_index("occ1")[["a", "b"]]
     assert {text: row.tolist() for text, row in rows.iterrows()} == {
@@ -171,24 +170,24 @@ def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path):
     }
     reasons = files["rejected"].set_index("line")["reason"]
     assert reasons.to_dict() == {"4": "no code", "5": "no code", "6": "no description"}
-    assert any("3 rows without any code are left out" in line and "--blank-means" in line for line in heard)
+    assert any("3 rows without any code are left out" in line and "--blank-means" in line for line in logged)
 
     key, formatter = read_key(tmp_path / "out" / "key.csv"), build_formatter("hisco", num_blocks=3)
     table.write_text("occ1,lang,a,b,c\nx,en,11111,,\ny,en,,,\n")
     files = ExampleFiles((table,), ("a", "b", "c"), formatter, key=key, rules=LabelRules(is_training=False))
-    assert files.read(say=heard.append).texts == ["x"]
-    assert "1 row without any code is left out" in heard[-1] and "--" not in heard[-1]
+    assert files.read(say=logged.append).texts == ["x"]
+    assert "1 row without any code is left out" in logged[-1] and "--" not in logged[-1]
 
 
-def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path: Path):
-    table, heard = tmp_path / "t.csv", []
+def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path: Path, logged: list[str]):
+    table = tmp_path / "t.csv"
     table.write_text("occ1,a,b,c\nx,11111,?,33333\ny,?,22222,?\nz,33333,,\n")
-    prepare(config(table, target_cols=("a", "b", "c"), share_val=0.3), tmp_path / "out", say=heard.append)
+    prepare(config(table, target_cols=("a", "b", "c"), share_val=0.3), tmp_path / "out")
     rows = pd.concat(pd.read_csv(tmp_path / "out" / f"data_{name}.csv", dtype=str) for name in ("train", "val"))
     found = {row["occ1"]: row[["a", "b", "c"]].dropna().tolist() for _, row in rows.iterrows()}
     assert found == {"x": ["11111"], "y": ["?", "22222"], "z": ["33333"]}
-    assert f"{table}: 2 cells of codes are taken as missing: '?' (2)." in heard
-    assert f"{table}: 1 code stands behind an empty cell of the row, left out." in heard
+    assert f"{table}: 2 cells of codes are taken as missing: '?' (2)." in logged
+    assert f"{table}: 1 code stands behind an empty cell of the row, left out." in logged
 
 
 @pytest.mark.parametrize(
@@ -198,11 +197,11 @@ def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path:
         ("x,11111,,22222\ny,11111,,33333\n", "2 codes stand behind an empty cell of the row, left out"),
     ],
 )
-def test_codes_behind_an_empty_cell_are_counted_aloud(rows: str, said: str, tmp_path: Path):
-    table, heard = tmp_path / "t.csv", []
+def test_codes_behind_an_empty_cell_are_counted_aloud(rows: str, said: str, tmp_path: Path, logged: list[str]):
+    table = tmp_path / "t.csv"
     table.write_text(f"occ1,a,b,c\n{rows}z,11111,22222,\n")
-    prepare(config(table, target_cols=("a", "b", "c")), tmp_path / "out", say=heard.append)
-    assert f"{table}: {said}." in heard
+    prepare(config(table, target_cols=("a", "b", "c")), tmp_path / "out")
+    assert f"{table}: {said}." in logged
 
 
 def test_a_code_behind_blanks_alone_is_bad(tmp_path: Path):
@@ -247,12 +246,11 @@ def test_bad_labels_stop_or_are_listed(tmp_path: Path):
     assert rejected["hisco_1"].tolist() == ["611101", "væver", "41025"]
 
 
-def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_path: Path):
-    heard: list[str] = []
-    prepare(config(table), tmp_path / "out", say=heard.append)
+def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_path: Path, logged: list[str]):
+    prepare(config(table), tmp_path / "out")
     before = (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns
-    prepare(config(table), tmp_path / "out", say=heard.append)
-    assert "Using the data prepared" in heard[-1]
+    prepare(config(table), tmp_path / "out")
+    assert "Using the data prepared" in logged[-1]
     assert (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns == before
     with pytest.raises(UserError, match=r"share_val: 0.1 there, 0.2 now.*--overwrite"):
         prepare(config(table, share_val=0.2), tmp_path / "out")
@@ -264,7 +262,7 @@ def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_p
         (tmp_path / "out" / "prepared.json").write_text(json.dumps({**record, "format_version": version}))
         with pytest.raises(UserError, match=f"{message}.*--overwrite"):
             prepare(config(table), tmp_path / "out")
-    prepare(config(table), tmp_path / "out", overwrite=True, say=heard.append)
+    prepare(config(table), tmp_path / "out", overwrite=True)
     record = json.loads((tmp_path / "out" / "prepared.json").read_text())
     assert sum(record["rows"].values()) == 128
 
@@ -306,7 +304,7 @@ def test_the_real_file(tmp_path: Path):
 
 
 def test_prepared_codes_encode_and_decode(table: Path, tmp_path: Path):
-    prepare(config(table), tmp_path / "out", say=lambda _: None)
+    prepare(config(table), tmp_path / "out")
     formatter = formatter_of(config(table))
     key = read_key(tmp_path / "out" / "key.csv")
     examples = read(tmp_path / "out" / "data_train.csv", ["hisco_1"], formatter, key=key)

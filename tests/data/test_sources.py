@@ -63,8 +63,7 @@ def test_every_form_is_read_as_it_was_written(model: Path, tmp_path: Path, suffi
     code(model, tmp_path / f"out{suffix}", again, mode="flat", threshold=0.2, columns="pred_")
     found = read_table(again, ["id", "pred_hisco_1"]).columns
     assert found["pred_hisco_1"] == one.columns["hisco_1"] and found["id"].to_pylist() == frame["id"].tolist()
-    said: list[str] = []
-    review(tmp_path / f"out{suffix}", tmp_path / f"review{suffix}", budget=3, say=said.append)
+    review(tmp_path / f"out{suffix}", tmp_path / f"review{suffix}", budget=3)
     chosen = read_table(tmp_path / f"review{suffix}", ["occ1", "checked", "hisco_1"])
     assert len(chosen) == 3 and set(chosen.columns["hisco_1"].to_pylist()) <= set(one.columns["hisco_1"].to_pylist())
     assert not list(tmp_path.glob(".*"))
@@ -83,7 +82,7 @@ def test_numbers_of_excel_are_codes(tmp_path: Path):
     table = read_table(path, ["occ1", "hisco_1"])
     assert table.columns["hisco_1"].to_pylist() == ["2000", "61110", "77610", None, " 53130"]
     config = FinetuneConfig(str(path), ("hisco_1",), zero_pad_codes=True)
-    prepare(config, tmp_path / "out", say=lambda _: None)
+    prepare(config, tmp_path / "out")
     parts = [read(tmp_path / "out" / name) for name in ("data_train.csv", "data_val.csv")]
     assert sorted(pd.concat(parts)["hisco_1"]) == ["02000", "53130", "61110", "77610"]
     assert read(tmp_path / "out" / "rejected.csv")["line"].tolist() == ["5"]
@@ -94,7 +93,7 @@ def test_lost_zeros_are_told_or_kept_by_their_format(tmp_path: Path):
     (notice,) = open_table(path, ["occ1"], optional=["h"]).notices
     assert "column 'h' is stored as numbers, of 4 to 5 digits" in notice and "--zero-pad-codes" in notice
     with pytest.raises(UserError, match=r"shorter than the block of 5, such as line 2, h: '2000'"):
-        prepare(FinetuneConfig(str(path), ("h",)), tmp_path / "out", say=lambda _: None)
+        prepare(FinetuneConfig(str(path), ("h",)), tmp_path / "out")
     book = openpyxl.load_workbook(path)
     for row in (2, 3):
         book["Data"].cell(row, 2).number_format = "00000"
@@ -127,7 +126,7 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
     main(["predict", *flags, "--input", str(path), "--output", str(tmp_path / "out.xlsx"), "--language-col", "lang",
           "--columns", "p_"])  # fmt: skip
     main(["evaluate", *flags, "--data", str(path), "--output", str(tmp_path / "report")])
-    prepare(FinetuneConfig(str(path), ("hisco_1",), sheet="1880"), tmp_path / "out", say=lambda _: None)
+    prepare(FinetuneConfig(str(path), ("hisco_1",), sheet="1880"), tmp_path / "out")
     assert openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].cell(2, 4).number_format == "@"
 
 

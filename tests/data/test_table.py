@@ -253,6 +253,6 @@ def test_readers_of_files_look_at_them_once_and_by_the_columns_they_know(
     found = ExampleFiles((examples,), ("hisco_1", "hisco_2"), build_formatter("hisco", num_blocks=2)).read()
     assert found.langs == ["en"] and found.codes.to_numpy().tolist() == [["61110", "77610"]]
     assert read_key(key).codes == ("61110", "77610")
-    chosen = review(coded, tmp_path / "review.csv", budget=1, say=lambda _: None)
+    chosen = review(coded, tmp_path / "review.csv", budget=1)
     assert chosen["hisco_1"].tolist() == ["61110"]
     assert looked_at == [examples, key, coded]

@@ -307,7 +307,7 @@ def test_reviewers_never_overwrite_silently(client: TestClient):
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
 
 
-def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path: Path):
+def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path: Path, logged: list[str]):
     for card in cards(client):
         given = {"=1+1": {"codes": ["95410"]}, "smith": {"action": "unsure"}}
         decide(client, card, **given.get(card["text"], {"codes": ["61115", "77610"]}))
@@ -316,9 +316,8 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
     config = PrepareConfig(
         dataset="", target_cols=("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
     )
-    said: list[str] = []
-    found = read_corrections(config, formatter_of(config), say=said.append)
-    assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in said[-1]
+    found = read_corrections(config, formatter_of(config))
+    assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in logged[-1]
     written = client.get("/api/corrections.csv").text
     assert "\n'=1+1,en,x,95410," in written and "<b>x</b>,da,x,61115,77610," in written
     now = client.get("/api/improve").json()

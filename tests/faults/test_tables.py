@@ -113,7 +113,7 @@ def prepared(table: Path, **rules: bool) -> list[str]:
     """The descriptions of the rows that preparing keeps, in their order."""
     out = table.parent / "out"
     config = PrepareConfig(str(table), ("hisco_1",), share_val=0.5, **rules)
-    prepare(config, out, say=lambda _: None)
+    prepare(config, out)
     parts = (pd.read_csv(out / f"data_{part}.csv", dtype=str, na_filter=False) for part in ("train", "val"))
     kept = pd.concat(parts)["occ1"].tolist()
     return sorted(kept, key=read_table(table, ["occ1"]).columns["occ1"].to_pylist().index)
@@ -218,7 +218,7 @@ def test_other_tables(tmp_path: Path):
         assert f"line 3, freq: {cell!r} is not a number" in refusal(read_word_list, str(path), "nfc")
 
     path.write_text("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,high\n")
-    said = refusal(lambda: review(path, tmp_path / "out.csv", budget=1, say=lambda _: None))
+    said = refusal(lambda: review(path, tmp_path / "out.csv", budget=1))
     assert "line 3, conf: 'high' is not a number" in said and not (tmp_path / "out.csv").exists()
 
     path.write_text("occ1,code1\na,0\nb," + "9" * 5000 + "\n")

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, environment
+from conftest import ROOT, environment, lines_logged
 from models import CODES, few_examples, save_tiny_model, tiny_model
 from pretrained import save_pretrained
 
@@ -114,10 +114,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     def of(kind: str) -> tuple[Coder, Path]:
         folder = tmp_path_factory.mktemp(kind)
         model = {"canine": tiny_model, "ngram": ngram_model, "bert": lambda: bert_model(folder / "encoder")}[kind]()
-        coder, said = Coder(model, "cpu"), []
+        coder = Coder(model, "cpu")
         ngram._kinds.cache_clear()  # as in a process of its own
-        onnx_export.export(coder, folder / "onnx", examples(), say=said.append)
-        assert said[0].startswith(f"Same codes as the model for {len(TEXTS)} descriptions")
+        with lines_logged() as lines:
+            onnx_export.export(coder, folder / "onnx", examples())
+        assert lines[0].startswith(f"Same codes as the model for {len(TEXTS)} descriptions")
         return coder, folder / "onnx"
 
     return of
@@ -171,19 +172,19 @@ print(json.dumps([[one.codes.tolist(), one.conf.tolist()] for one in found]))
 
 @pytest.mark.slow
 def test_int8_beyond_the_loss_writes_nothing(
-    exported: Callable[[str], tuple[Coder, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Callable[[str], tuple[Coder, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     coder, folder = exported("ngram")
     copy = shutil.copytree
     monkeypatch.setattr(onnx_export, "export_graphs", lambda _model, to: copy(folder, to, dirs_exist_ok=True))
     found = iter([80.0, 79.0, 80.0, 79.6])
     monkeypatch.setattr(onnx_export, "_accuracy", lambda *_: next(found))
-    out, said = tmp_path / "int8", []
+    out = tmp_path / "int8"
     with pytest.raises(UserError, match=r"loses 1.0 points of accuracy, more than --max-loss 0.5; nothing was written"):
-        onnx_export.export(coder, out, examples(), max_loss=0.5, say=said.append)
+        onnx_export.export(coder, out, examples(), max_loss=0.5)
     assert list(tmp_path.iterdir()) == []
-    onnx_export.export(coder, out, examples(), max_loss=0.5, say=said.append)
-    assert said[-1] == f"Exactly right in the mode combined, of {len(TEXTS)} rows: 80.0 % in fp32, 79.6 % in int8."
+    onnx_export.export(coder, out, examples(), max_loss=0.5)
+    assert logged[-1] == f"Exactly right in the mode combined, of {len(TEXTS)} rows: 80.0 % in fp32, 79.6 % in int8."
     assert (out / "encoder.onnx").stat().st_size < (folder / "encoder.onnx").stat().st_size
     assert set(OnnxCoder(out).predict(TEXTS, "en")["hisco_1"]) <= set(CODES)
 
