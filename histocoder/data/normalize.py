@@ -28,8 +28,8 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
         return list(texts)
     if how == "nfc":
         return [_nfc(text) for text in texts]
-    if how == "lower":  # NFC again, since a letter in lower case may have a form that its capital lacks
-        return [_nfc(" ".join(_nfc(text).lower().split())) for text in texts]
+    if how == "lower":
+        return [" ".join((text if text.isascii() else _lower(text)).lower().split()) for text in texts]
     if how == "lower_ascii":
         from text_unidecode import unidecode
 
@@ -56,6 +56,11 @@ def fold(text: str) -> str:
     'wine and spirit merchant'
     """
     return " ".join(unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).split())
+
+
+def _lower(text: str) -> str:
+    """Return a text in lower case, in NFC: a letter may have a form there that its capital lacks."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())
 
 
 def _nfc(text: str) -> str:

@@ -37,7 +37,7 @@ def test_variants_stand_on_one_side_of_the_split(tmp_path: Path):
     variants = [variant for i in range(40) for variant in (f"{NFC} {i}", f"{NFD} {i}", f" DRÄNG  {i}")]
     lines = [f"{text},{62105 + len(text) % 2}\n" for text in variants]
     (tmp_path / "t.csv").write_text("occ1,hisco_1\n" + "".join(lines), encoding="utf-8")
-    prepare(PrepareConfig(str(tmp_path / "t.csv"), ("hisco_1",)), tmp_path / "out", say=lambda _: None)
+    prepare(PrepareConfig(str(tmp_path / "t.csv"), ("hisco_1",)), tmp_path / "out")
     train, val = (pd.read_csv(tmp_path / "out" / f"data_{part}.csv")["occ1"].tolist() for part in ("train", "val"))
     assert len(val) == 12 and not set(folded(train)) & set(folded(val))
     assert sorted(train + val) == sorted(variants)  # the texts themselves are written as they came
