@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 
 from histocoder import __version__
 from histocoder.desk.desk import Desk
@@ -25,23 +24,19 @@ _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascrip
 
 
 def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8000) -> FastAPI:
-    """Return the ASGI application of a desk; see `Guard` for `token`, `host` and `port`."""
+    """Return the ASGI application of a desk; for token, host and port see `Guard`."""
     stop = threading.Event()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         """Work in the background while the server runs."""
         desk.files.start()
-        coding, encoding = desk.coding, None
-        if coding.neighbours is not None:
-            encode = partial(coding.neighbours.encode, coding.coder, coding.turns, stop)
-            encoding = threading.Thread(target=encode, daemon=True)
-            encoding.start()
+        encoding = threading.Thread(target=desk.coding.encode_neighbours, args=(stop,), daemon=True)
+        encoding.start()
         yield
         stop.set()
         await run_in_threadpool(desk.files.stop)
-        if encoding is not None:
-            await run_in_threadpool(encoding.join, 30)
+        await run_in_threadpool(encoding.join, 30)
         await run_in_threadpool(desk.improve.stop)
         desk.store.close()
 
@@ -66,15 +61,15 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
 def _add_errors(app: FastAPI) -> None:
     """Answer errors with a sentence."""
 
-    def answer(status: int, text: str | None = None) -> Callable[[Request, Exception], JSONResponse]:
-        """Return a handler that answers with a status and a text, by default the error's own."""
-        return lambda _request, error: JSONResponse({"detail": text or str(error)}, status)
+    def answer(status: int, text: str) -> JSONResponse:
+        return JSONResponse({"detail": text}, status)
 
-    app.add_exception_handler(UserError, answer(422))
-    app.add_exception_handler(KeyError, answer(404, "There is no such thing here."))
-    app.add_exception_handler(Busy, answer(429, "The model is busy. Try again in a moment."))
+    app.add_exception_handler(UserError, lambda _, error: answer(422, str(error)))
+    app.add_exception_handler(KeyError, lambda _, __: answer(404, "There is no such thing here."))
+    app.add_exception_handler(Busy, lambda _, __: answer(429, "The model is busy. Try again in a moment."))
     app.add_exception_handler(
-        Conflict, lambda _, error: JSONResponse({"detail": str(error), "card": error.card.model_dump()}, 409)
+        Conflict,
+        lambda _, error: JSONResponse({"detail": str(error), "card": error.card.model_dump()}, 409),
     )
 
 
@@ -86,14 +81,9 @@ def _add_page(app: FastAPI) -> None:
         if Path(path.name).suffix in _MEDIA_TYPES
     }
 
-    @app.get("/", include_in_schema=False)
-    def page() -> HTMLResponse:
-        return HTMLResponse(static["index.html"])
-
-    @app.get("/docs", include_in_schema=False)
-    def docs() -> HTMLResponse:
-        return HTMLResponse(static["docs.html"])
-
     @app.get("/static/{name}", include_in_schema=False)
     def part(name: str) -> Response:
         return Response(static[name], media_type=_MEDIA_TYPES[Path(name).suffix])
+
+    app.add_api_route("/", lambda: part("index.html"), include_in_schema=False)
+    app.add_api_route("/docs", lambda: part("docs.html"), include_in_schema=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,25 +73,30 @@ class Language(BaseModel):
 class CodingDesk:
     """A model, and its training data as evidence.
 
-    `training_data` is the run's `data_train.csv`, `cache` the file for its encodings; `model_id` identifies the model.
+    `training_data` is the run's `data_train.csv`, which need not exist, `cache` the file for its encodings; `model_id`
+    identifies the model.
     """
 
-    def __init__(self, coder: Coder, turns: Turns, *, training_data: Path | None, cache: Path, model_id: str) -> None:
-        self.coder, self.turns, self.model_id = coder, turns, model_id
+    def __init__(self, coder: Coder, *, training_data: Path, cache: Path, model_id: str) -> None:
+        self.coder, self.turns, self.model_id = coder, Turns(), model_id
         self._titles = coder.model.config.descriptions
         self._search_texts = {code: fold(f"{code} {self._titles.get(code, '')}") for code in coder.codes}
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
-        if training_data is not None and training_data.is_file():
+        if training_data.is_file():
             paths = (training_data, *held_out(training_data.parent))
-            files = ExampleFiles(
-                paths, coder.model.config.target_cols, coder.formatter, rules=LabelRules(False, True, True)
-            )
+            rules = LabelRules(False, True, True)
+            files = ExampleFiles(paths, coder.model.config.target_cols, coder.formatter, rules=rules)
             source = " ".join(map(fingerprint, paths))
             examples = coded(files.read())
             self.known = Known(f"{source} desk", languages=coder.model.config.languages)
             self.known.add(examples)
             self.neighbours = Neighbours(examples, cache=cache, source=f"{source} {model_id}")
+
+    def encode_neighbours(self, stop: threading.Event) -> None:
+        """Encode the training data, until `stop` is set."""
+        if self.neighbours is not None:
+            self.neighbours.encode(self.coder, self.turns, stop)
 
     @property
     def languages(self) -> list[Language]:
@@ -162,8 +168,8 @@ class CodingDesk:
         return answers
 
     def _neighbour(self, row: TrainedRow, similarity: float) -> Neighbour:
-        text, lang, codes = row
-        return Neighbour(text=text, lang=lang, codes=[self.code(code) for code in codes], similarity=similarity)
+        codes = [self.code(code) for code in row.codes]
+        return Neighbour(text=row.text, lang=row.lang, codes=codes, similarity=similarity)
 
     def _codes(self, row: pd.Series) -> list[Code]:
         """Return the codes of a row of `Coder.predict`."""

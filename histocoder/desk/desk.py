@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
-from histocoder.checkpoints.run_folder import METRICS_FILE
 from histocoder.data.prepare import TRAIN_FILE
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.files import Files
-from histocoder.desk.improve import Improve
+from histocoder.desk.improve import Improve, read_metrics
 from histocoder.desk.store import Store
-from histocoder.desk.turns import Turns
 from histocoder.evaluation.review import Columns
 from histocoder.files import make_folder, sha256
 from histocoder.inference.coder import Coder
@@ -60,10 +56,10 @@ def open_desk(
     """
     make_folder(folder / "files")
     model_id = f"{sha256(model_folder / WEIGHTS_FILE)} {sha256(model_folder / CONFIG_FILE)} {coder.precision}"
-    coding = CodingDesk(
-        coder, Turns(), training_data=run / TRAIN_FILE, cache=folder / "neighbours.npz", model_id=model_id
-    )
-    store = Store(folder / "desk.sqlite", calibration=_calibration(run))
+    cache = folder / "neighbours.npz"
+    coding = CodingDesk(coder, training_data=run / TRAIN_FILE, cache=cache, model_id=model_id)
+    calibration = read_metrics(run).get("answer", {}).get("calibration", {}).get("bins", [])
+    store = Store(folder / "desk.sqlite", calibration=calibration)
     target_cols = coder.model.config.target_cols
     improve = Improve(store, folder, model=model, run=run, target_cols=target_cols, may_train=may_train)
     text_col = input_col or improve.settings.get("input_col")
@@ -73,11 +69,3 @@ def open_desk(
     if data is not None:
         source = store.add_source(data, data.name, Columns(text_col or "occ1", language_col, target_cols))
     return Desk(model, coding, store, files, improve, source)
-
-
-def _calibration(run: Path) -> list[dict[str, Any]]:
-    """Return the bins of calibration of a run's report; none where there is no report."""
-    try:
-        return json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["answer"]["calibration"]["bins"]
-    except (OSError, ValueError, KeyError):
-        return []

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 from pydantic import BaseModel
@@ -23,6 +23,7 @@ from histocoder.errors import UserError
 from histocoder.evaluation.review import next_step
 from histocoder.files import write_text
 
+State = Literal["idle", "running", "done", "failed"]
 _LOG_LINES = 12
 
 
@@ -48,7 +49,7 @@ class Improvement(BaseModel):
     serve: str | None
     """Command that serves the trained model."""
     may_train: bool
-    state: Literal["idle", "running", "done", "failed"]
+    state: State
     log: str
     gains: list[Gain]
     """Accuracy before and after, once training is done."""
@@ -101,13 +102,14 @@ class Improve:
     def state(self) -> Improvement:
         """Return the command that trains on the corrections, and the state of the training."""
         sentence, _, command = next_step(self._model, self._file, self._run).partition("\n")
-        ended = None if self._process is None else self._process.poll()
-        state: Literal["idle", "running", "done", "failed"] = "idle"
+        state: State = "idle"
+        lines = ""
         if self._process is not None:
+            ended = self._process.poll()
+            lines = self._log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
             state = "running" if ended is None else "failed" if ended else "done"
         if state == "running":
             command = shlex.join(self._words)
-        lines = self._log.read_text(encoding="utf-8", errors="replace") if self._process is not None else ""
         trained = _new_run(self._words) if state == "done" else None
         new = trained or (_new_run(shlex.split(command)) if command else None)
         return Improvement(
@@ -117,7 +119,7 @@ class Improve:
             serve=shlex.join(["histocoder", "serve", "--model", str(new / BEST_FOLDER)]) if new else None,
             may_train=self.may_train,
             state=state,
-            log="\n".join(lines.replace("\r", "\n").splitlines()[-_LOG_LINES:]),
+            log="\n".join(lines.splitlines()[-_LOG_LINES:]),
             gains=_gains(trained) if trained else [],
         )
 
@@ -161,22 +163,21 @@ def _new_run(command: list[str]) -> Path:
     return Path(command[command.index("--save-path") + 1])
 
 
-def _gains(run: Path) -> list[Gain]:
-    """Return what a run's report says of the model before and after; nothing where there is no report."""
+def read_metrics(run: Path) -> dict[str, Any]:
+    """Return the numbers of a run's report; nothing if there is no report."""
     try:
-        found = json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))["corrections"]
-    except (OSError, ValueError, KeyError):
-        return []
-    names = {"validation": "rows of validation data", "held_out": "corrections that were held out"}
-    return [
-        Gain(
-            what=name,
-            rows=found[part]["num_rows"],
-            before=found[part]["before"]["rows"],
-            after=found[part]["after"]["rows"],
-            low=found[part]["difference"]["rows"]["low"],
-            high=found[part]["difference"]["rows"]["high"],
-        )
-        for part, name in names.items()
-        if part in found
-    ]
+        return json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _gains(run: Path) -> list[Gain]:
+    """Return the accuracy before and after training on corrections, as the run's report has it."""
+    found = read_metrics(run).get("corrections", {})
+    gains = []
+    for part, what in {"validation": "rows of validation data", "held_out": "corrections that were held out"}.items():
+        if part in found:
+            before, after, interval = (found[part][name]["rows"] for name in ("before", "after", "difference"))
+            ends = {end: interval[end] for end in ("low", "high")}
+            gains.append(Gain(what=what, rows=found[part]["num_rows"], before=before, after=after, **ends))
+    return gains
