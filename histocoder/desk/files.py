@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -25,11 +24,9 @@ from histocoder.errors import Interrupted, UserError
 from histocoder.evaluation.review import Columns
 from histocoder.inference.predict_file import predict_file
 
-SUFFIXES = (
-    *(".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz"),
-    *(".parquet", ".pq", ".xlsx", ".dta", ".sav"),
-)
+_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".pq", ".xlsx", ".dta", ".sav")
 State = Literal["new", "queued", "running", "done", "failed", "cancelled"]
+_WAITING = ("queued", "running")
 _PREVIEW_ROWS = 8
 _CELL = 120
 """Maximum number of characters of a cell in the preview."""
@@ -38,7 +35,7 @@ _DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "
 
 
 class Options(BaseModel):
-    """Options of coding a file."""
+    """How a file is coded."""
 
     input_col: str
     language: str = "unk"
@@ -54,7 +51,7 @@ class Options(BaseModel):
     """Whether CSV is separated as the file is and marked as UTF-8, as Excel expects it; always where the file is not
     separated by commas."""
     columns: str = ""
-    """Prefix of the names of the new columns; `pred_` is added where the file has such columns already."""
+    """Prefix of the new columns' names; `pred_` is added if the file has such columns already."""
 
 
 class Preview(BaseModel):
@@ -69,7 +66,7 @@ class Preview(BaseModel):
 
 
 class File(BaseModel):
-    """A file, and the state of its coding."""
+    """A file, and how far it is."""
 
     id: str
     name: str
@@ -83,7 +80,7 @@ class File(BaseModel):
 
 
 class Files:
-    """The files of a desk, in its folder; `input_col` and `language_col` are the columns of the model's own data."""
+    """The files of a desk; `input_col` and `language_col` are the columns of the model's own data."""
 
     def __init__(
         self, folder: Path, store: Store, coding: CodingDesk, *, input_col: str | None, language_col: str | None
@@ -93,31 +90,31 @@ class Files:
         self._changed = threading.Condition()
         self._stop = False
         self._cancelled: set[str] = set()
-        self._bar: tuple[str, tqdm] | None = None  # of the file that is being coded
-        for file in store.files():  # a file that an earlier server did not finish is coded to its end
-            if file["state"] == "running":
+        self._bar: tuple[str, tqdm] | None = None  # number and progress of the file that is being coded
+        for file in store.files():
+            if file["state"] == "running":  # on a server that was killed
                 store.put_file(file["id"], state="queued")
         self._worker: threading.Thread | None = None
 
     def start(self) -> None:
         """Start to code the files in the queue."""
-        self._worker = threading.Thread(target=self._work, name="files", daemon=True)
+        self._worker = threading.Thread(target=self._work, daemon=True)
         self._worker.start()
 
     def stop(self) -> None:
-        """Interrupt the coding, which the next server resumes."""
+        """Interrupt coding; the next server resumes it."""
         with self._changed:
             self._stop = True
             self._changed.notify_all()
         if self._worker is not None:
             self._worker.join(timeout=30)
 
-    def new(self, name: str, sheet: str | None = None) -> tuple[str, Path]:
-        """Return the id of a new file, and the path to write it to."""
+    def new(self, name: str, sheet: str | None) -> tuple[str, Path]:
+        """Return the number of a new file, and the path to write it to; raise a UserError unless it is a table's."""
         name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable())
-        suffix = next((suffix for suffix in reversed(SUFFIXES) if name.lower().endswith(suffix)), None)
+        suffix = next((suffix for suffix in reversed(_SUFFIXES) if name.lower().endswith(suffix)), None)
         if suffix is None:
-            raise UserError(f"{name} is no table that can be read; send a file that ends in {', '.join(SUFFIXES)}.")
+            raise UserError(f"{name} is no table that can be read; send a file that ends in {', '.join(_SUFFIXES)}.")
         file = secrets.token_hex(8)
         path = self._folder / file / f"input{suffix}"
         path.parent.mkdir(parents=True)
@@ -130,20 +127,20 @@ class Files:
         return [self._described(record) for record in self._store.files()]
 
     def get(self, file: str) -> File:
-        """Return a file and the state of its coding."""
+        """Return a file, and how much of it is coded."""
         return self._described(self._store.file(file))
 
     def preview(self, file: str) -> Preview:
-        """Return the first rows of a file."""
+        """Return the first rows."""
         record = self._store.file(file)
         path = self._path(record)
         input_col, language_col = self._columns
-        sheet = json.loads(record["options"] or "{}").get("sheet")
+        options = _options(record)
         with _named(path, record["name"]):
             wanted = [*filter(None, self._columns), *_DESCRIPTIONS, "lang"]
-            table = open_table(path, (), optional=wanted, sheet=sheet)
+            table = open_table(path, (), optional=wanted, sheet=options.sheet if options else None)
             chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
-        cells = [[_shown(cell) for cell in strings(column).to_pylist()] for column in chunk.columns]
+        cells = [[_shown(cell or "") for cell in strings(column).to_pylist()] for column in chunk.columns]
         names = {name.lower(): name for name in table.header}
         likely = [names[name] for name in (input_col, *_DESCRIPTIONS) if name and name.lower() in names]
         langs = [name for name in (language_col, "lang", "language") if name in table.header]
@@ -156,9 +153,9 @@ class Files:
         )
 
     def code(self, file: str, options: Options) -> File:
-        """Put a file into the queue, to be coded as `histocoder predict` does."""
+        """Code a file as `histocoder predict` does, after those that wait already."""
         record = self._store.file(file)
-        if record["state"] in ("queued", "running"):
+        if record["state"] in _WAITING:
             raise UserError(f"{record['name']} is being coded already.")
         path = self._path(record)
         with _named(path, record["name"]):
@@ -177,10 +174,10 @@ class Files:
         return self.get(file)
 
     def cancel(self, file: str) -> File:
-        """Stop coding a file; coded rows are kept for when it is coded again."""
+        """Stop coding a file; what is coded is kept for when it is coded again."""
         record = self._store.file(file)
         with self._changed:
-            if record["state"] in ("queued", "running"):
+            if record["state"] in _WAITING:
                 self._cancelled.add(file)
             if record["state"] == "queued":
                 self._store.put_file(file, state="cancelled")
@@ -189,14 +186,14 @@ class Files:
     def remove(self, file: str) -> list[File]:
         """Delete a file and its codes; return the other files."""
         record = self._store.file(file)
-        if record["state"] in ("queued", "running"):
+        if record["state"] in _WAITING:
             raise UserError(f"{record['name']} is being coded; cancel that first.")
-        shutil.rmtree(self._folder / record["id"], ignore_errors=True)
-        self._store.drop_file(record["id"])
+        shutil.rmtree(self._folder / file, ignore_errors=True)
+        self._store.drop_file(file)
         return self.all()
 
     def result(self, file: str) -> tuple[Path, str]:
-        """Return the coded file, and its name for the user."""
+        """Return the coded file, and what to call it."""
         record = self._store.file(file)
         if record["state"] != "done":
             raise UserError(f"{record['name']} is not coded yet.")
@@ -211,7 +208,7 @@ class Files:
         with _named(path, name):
             return self._store.add_source(path, name, columns)
 
-    def _path(self, record: dict[str, Any], stem: str = "input") -> Path:
+    def _path(self, record: dict[str, Any], stem: Literal["input", "coded"] = "input") -> Path:
         return self._folder / record["id"] / f"{stem}{record['suffix']}"
 
     def _config(self, record: dict[str, Any], options: Options) -> PredictConfig:
@@ -223,13 +220,12 @@ class Files:
         )
 
     def _described(self, record: dict[str, Any]) -> File:
-        options = Options.model_validate_json(record["options"]) if record["options"] else None
-        file = File(**{**record, "options": options})
-        bar = self._bar
+        file = File(**{**record, "options": _options(record)})
+        number, bar = self._bar or (None, None)
         if file.state == "done":
             file.rows_done = file.num_rows or 0
-        elif bar is not None and bar[0] == file.id:
-            now = bar[1].format_dict
+        elif bar is not None and number == file.id:
+            now = bar.format_dict
             file.rows_done, file.rows_per_second = int(now["n"]), now["rate"]
             if now["rate"]:
                 file.seconds_left = max(0.0, (now["total"] or 0) - now["n"]) / now["rate"]
@@ -258,14 +254,15 @@ class Files:
 
     def _code(self, record: dict[str, Any]) -> tuple[State, str]:
         """Code a file; return its state afterwards, and a message."""
-        path, said = self._path(record), list[str]()
+        path, options = self._path(record), _options(record)
+        assert options is not None
+        said: list[str] = []
 
         def check() -> None:
             if self._stop or record["id"] in self._cancelled:
                 raise KeyboardInterrupt  # upon which `predict_file` keeps what is coded
 
         try:
-            options = Options.model_validate_json(record["options"])
             coder = CoderInTurns(self._coding.coder, self._coding.turns, check)
             with (
                 _named(path, record["name"]),
@@ -293,13 +290,16 @@ class Files:
 
 @contextmanager
 def _named(path: Path, name: str) -> Iterator[None]:
-    """Put the user's name of a file into messages about its path."""
+    """Let messages name a file as the user does."""
     try:
         yield
     except UserError as error:
         raise UserError(str(error).replace(str(path), name)) from error
 
 
-def _shown(cell: str | None) -> str:
-    text = cell or ""
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+def _options(record: dict[str, Any]) -> Options | None:
+    return Options.model_validate_json(record["options"]) if record["options"] else None
+
+
+def _shown(cell: str) -> str:
+    return cell if len(cell) <= _CELL else cell[: _CELL - 1] + "…"

@@ -124,6 +124,13 @@ class Store:
         with self._lock:
             return self._db.execute(query, values).fetchall()
 
+    def _row(self, query: str, key: int | str) -> sqlite3.Row:
+        """Return the only row of a query; raise a KeyError if there is none."""
+        found = self._rows(query, key)
+        if not found:
+            raise KeyError(key)
+        return found[0]
+
     # Cards
 
     def add_source(self, path: Path, name: str, columns: Columns) -> int:
@@ -158,12 +165,9 @@ class Store:
 
     def card(self, card: int) -> Card:
         """Return a card; raise KeyError where there is none of that number."""
-        found = self._rows("SELECT * FROM cards WHERE id = ?", card)
-        if not found:
-            raise KeyError(card)
-        return _card(found[0])
+        return _card(self._row("SELECT * FROM cards WHERE id = ?", card))
 
-    def next_cards(self, source: int, who: str, *, after: int = -1, count: int = 5) -> list[Card]:
+    def next_cards(self, source: int, who: str, *, after: int, count: int) -> list[Card]:
         """Return the next open cards after a place of the queue, without those that another reviewer looks at."""
         query = "SELECT * FROM cards WHERE source = ? AND status = 'open' AND place > ? ORDER BY place LIMIT ?"
         now = time.monotonic()
@@ -175,11 +179,7 @@ class Store:
         return [_card(row) for row in rows[:count]]
 
     def decide(self, card: int, *, version: int, who: str, codes: list[str] | None) -> Card:
-        """Settle a card with codes, or leave it unsure (None).
-
-        Raise KeyError where there is no such card, and Conflict where it has changed since the version that the
-        reviewer saw.
-        """
+        """Settle a card with codes, or leave it unsure (None); raise a `Conflict` if it has changed since a version."""
         with self._changing() as db:
             before = self.card(card)
             if before.version != version:
@@ -190,10 +190,7 @@ class Store:
         return self.card(card)
 
     def undo(self, source: int, who: str) -> Card | None:
-        """Take back a reviewer's last decision, and return its card; None where there is none.
-
-        Raise Conflict where another reviewer has decided on that card since.
-        """
+        """Take back a reviewer's last decision, if any; raise a `Conflict` if somebody else has decided since."""
         last = """SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card
                   WHERE c.source = ? AND d.who = ? AND d.undone = 0 AND d.action != 'undone'
                   ORDER BY d.id DESC LIMIT 1"""
@@ -221,17 +218,17 @@ class Store:
     def _write(
         self, db: sqlite3.Connection, card: Card, *, who: str, status: str, codes: list[str] | None, action: str
     ) -> None:
-        now, is_open = time.time(), status == "open"
-        kept = None if codes is None else json.dumps(codes)
+        """Change a card, and add the decision."""
+        now, kept = time.time(), None if codes is None else json.dumps(codes)
+        by = (None, None) if status == "open" else (who, now)
+        before, after = {"status": card.status, "codes": card.codes}, {"status": status, "codes": codes}
         db.execute(
             "UPDATE cards SET version = version + 1, status = ?, codes = ?, who = ?, at = ? WHERE id = ?",
-            (status, kept, None if is_open else who, None if is_open else now, card.id),
+            (status, kept, *by, card.id),
         )
-        states = ((card.status, card.codes), (status, codes))
-        before, after = (json.dumps(dict(zip(("status", "codes"), state, strict=True))) for state in states)
         db.execute(
             "INSERT INTO decisions (card, who, at, action, before, after) VALUES (?, ?, ?, ?, ?, ?)",
-            (card.id, who, now, action, before, after),
+            (card.id, who, now, action, json.dumps(before), json.dumps(after)),
         )
 
     def trust(self, source: int) -> Trust:
@@ -244,19 +241,15 @@ class Store:
                     np.array([row["times"] for row in rows], dtype=np.int64),
                 )
             conf, times = self._queues[source]
-            decided = self._rows(
-                "SELECT place, status, predicted, codes FROM cards WHERE source = ? AND status != 'open'", source
-            )
-            moments = self._rows(
-                """SELECT d.who, d.at FROM decisions d JOIN cards c ON c.id = d.card
-                   WHERE c.source = ? AND d.action != 'undone' ORDER BY d.who, d.at""",
-                source,
-            )
+            query = "SELECT place, status, predicted, codes FROM cards WHERE source = ? AND status != 'open'"
+            decided = self._rows(query, source)
+            query = """SELECT d.at - lag(d.at) OVER (PARTITION BY d.who ORDER BY d.at) AS gap
+                       FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.action != 'undone'"""
+            gaps = [row["gap"] for row in self._rows(query, source) if row["gap"] is not None]
         settled, right = np.zeros((2, len(conf)), dtype=bool)
         for row in decided:
             settled[row["place"]] = row["status"] == "settled"
             right[row["place"]] = set(json.loads(row["codes"] or "[]")) == set(json.loads(row["predicted"]))
-        gaps = [b["at"] - a["at"] for a, b in itertools.pairwise(moments) if a["who"] == b["who"]]
         num_unsure = sum(row["status"] == "unsure" for row in decided)
         return estimate(conf, times, settled, right, gaps=gaps, unsure=num_unsure, calibration=self._calibration)
 
@@ -275,10 +268,7 @@ class Store:
 
     def file(self, file: str) -> dict[str, Any]:
         """Return the stored values of a file; raise KeyError where there is none of that number."""
-        found = self._rows("SELECT * FROM files WHERE id = ?", file)
-        if not found:
-            raise KeyError(file)
-        return dict(found[0])
+        return dict(self._row("SELECT * FROM files WHERE id = ?", file))
 
     def files(self) -> list[dict[str, Any]]:
         """Return the stored values of all files, the last one first."""
@@ -291,6 +281,7 @@ class Store:
 
 
 def _card(row: sqlite3.Row) -> Card:
-    values = {name: row[name] for name in row.keys() if name not in ("predicted", "codes", "conf")}  # noqa: SIM118
-    codes = None if row["codes"] is None else json.loads(row["codes"])
-    return Card(**values, confidence=row["conf"], predicted=json.loads(row["predicted"]), codes=codes)
+    values = dict(row)
+    values["predicted"] = json.loads(values["predicted"])
+    values["codes"] = None if values["codes"] is None else json.loads(values["codes"])
+    return Card(**values, confidence=values["conf"])

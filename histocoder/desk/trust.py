@@ -1,4 +1,4 @@
-"""Estimate how far the codes of a file can be trusted, and what more checking brings."""
+"""Estimates of how far the codes of a file can be trusted, and of what more checking brings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import numpy as np
 from pydantic import BaseModel
 
 _PRIOR_MEAN, _PRIOR_SD = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.5, 0.5])
-"""Prior of shift, slope and weight of frequency: before anything is checked, confidence is taken as calibrated, with
-these standard deviations."""
+"""Prior of shift, slope and frequency: before anything is checked, the model is about calibrated."""
 _VALIDATION_WEIGHT = 100
-"""Maximum number of checked descriptions that the validation data counts as: it may differ from the reviewed file."""
+"""Maximum number of checked descriptions that the validation data counts as: it may differ from what is reviewed."""
 _DRAWS = 1000
 _WIDTH = 0.1
-"""Width of the cells in which logarithms of confidence and frequency are summed."""
+"""Width of the cells in which descriptions of similar features are taken together."""
 _PAUSE = 120.0
-"""Seconds between two decisions, beyond which the reviewer was away."""
+"""Maximum time in seconds between two decisions of a reviewer who was not away."""
 _FEWEST = 5
-"""Minimum number of decisions to state a pace."""
+"""Minimum number of decisions for a pace."""
 
 
 class Estimate(BaseModel):
@@ -31,7 +30,7 @@ class Estimate(BaseModel):
 
 
 class Trust(BaseModel):
-    """State of a file under review."""
+    """State of the review of a file."""
 
     rows: int
     rows_settled: int
@@ -39,18 +38,18 @@ class Trust(BaseModel):
     cards_settled: int
     cards_unsure: int
     right: int
-    """Checked descriptions whose codes were right as predicted."""
+    """Number of checked descriptions whose codes were right as predicted."""
     rest: Estimate | None = None
-    """Accuracy of the rows that are not settled; None without such rows."""
+    """Accuracy of the rows that are not settled; None if there are none."""
     whole: Estimate | None = None
-    """Accuracy of all rows; settled ones count as right."""
+    """Accuracy of all rows, of which the settled ones are right."""
     seconds_per_card: float | None = None
-    """Median of the seconds between decisions; None before there are some decisions."""
+    """Median time of a decision; None before there are five."""
     hour_cards: int | None = None
     hour_rows: int | None = None
-    """Cards and rows that another hour settles at this pace."""
+    """Rows of the cards that another hour settles at this pace."""
     hour_whole: float | None = None
-    """Accuracy of all rows after it."""
+    """Accuracy of all rows after another hour."""
 
 
 def estimate(
@@ -66,65 +65,48 @@ def estimate(
     """Estimate accuracy from the model's confidence, corrected by what validation and reviewers found.
 
     The probability that a description's codes are right is sigmoid(a + b · logit(conf) + c · log(times)). Without any
-    observation a = c = 0 and b = 1 (the model is calibrated). Checked descriptions move all three, and so does the
-    validation data, as in Bayesian logistic regression (Laplace's approximation; Bishop, Pattern Recognition and
-    Machine Learning, 4.5). Which descriptions are checked depends on confidence and frequency alone, so that the least
-    certain being checked first does not bias it. The interval holds the uncertainty of a, b and c, and that of the
-    descriptions themselves.
+    observation a = c = 0 and b = 1 (the model is calibrated). Checked descriptions and the validation data move all
+    three, as in Bayesian logistic regression (Laplace's approximation; Bishop, Pattern Recognition and Machine
+    Learning, 4.5). Which descriptions are checked depends on confidence and frequency alone, so that checking the least
+    certain first does not bias the estimate. The interval covers the uncertainty of a, b and c, and that of the
+    descriptions.
 
-    Parameters
-    ----------
-    conf, times : ndarray of shape (n,)
-        Confidence of each distinct description, in the order of the queue, and the number of its rows.
-    settled, right : ndarray of bool, of shape (n,)
-        Descriptions that are settled, and settled ones whose predicted codes stayed.
-    gaps : sequence of float
-        Seconds between decisions of one reviewer.
-    unsure : int
-        Number of descriptions that reviewers left open.
-    calibration : sequence of mapping
-        Bins of `scores.calibration` on the run's validation data.
+    Arrays have shape (n,), in the order of the queue: confidence and number of rows of each distinct description,
+    whether it is settled, and whether its predicted codes stayed. `gaps` are seconds between decisions of one reviewer,
+    `unsure` is the number of descriptions that reviewers left open, and `calibration` has the bins of
+    `scores.calibration` on the run's validation data.
     """
     total, num_settled = int(times.sum()), int(times[settled].sum())
     log_times = np.log(times)
     log_times -= times @ log_times / max(total, 1)  # validation data counts rows, so that its mean is near this one
     features = _features(conf, log_times)
     mean, covariance = _fit_to_found(features[settled], right[settled], calibration)
-    trust = Trust(
-        rows=total,
-        rows_settled=num_settled,
-        cards=len(conf),
-        cards_settled=int(settled.sum()),
-        cards_unsure=unsure,
-        right=int((right & settled).sum()),
-    )
+    rest = whole = None
     if num_settled < total:
         draws = np.random.default_rng(0).multivariate_normal(mean, covariance, _DRAWS)
-        trust.rest = _share(features[~settled], times[~settled], mean, draws)
-        whole = {name: (num_settled + share * (total - num_settled)) / total for name, share in trust.rest}
-        trust.whole = Estimate(**whole)
+        rest = _share(features[~settled], times[~settled], mean, draws)
+        whole = Estimate(
+            **{name: (num_settled + share * (total - num_settled)) / total for name, share in rest.model_dump().items()}
+        )
     elif total:
-        trust.whole = Estimate(mean=1, low=1, high=1)
+        whole = Estimate(mean=1, low=1, high=1)
+    counts = {"rows": total, "rows_settled": num_settled, "cards": len(conf), "cards_settled": int(settled.sum())}
+    trust = Trust(**counts, cards_unsure=unsure, right=int((right & settled).sum()), rest=rest, whole=whole)
     pace = [gap for gap in gaps if 0 < gap < _PAUSE]
     if len(pace) >= _FEWEST:
         wrong = times[~settled] * (1 - _sigmoid(features[~settled] @ mean))
-        _tell_hour(trust, float(np.median(pace)), times[~settled], wrong)
+        trust.seconds_per_card = float(np.median(pace))
+        more = slice(int(3600 / max(trust.seconds_per_card, 1.0)))  # the cards of another hour
+        trust.hour_cards, trust.hour_rows = len(wrong[more]), int(times[~settled][more].sum())
+        if whole is not None:
+            trust.hour_whole = min(whole.mean + float(wrong[more].sum()) / total, 1.0)
     return trust
-
-
-def _tell_hour(trust: Trust, seconds_per_card: float, times: np.ndarray, wrong: np.ndarray) -> None:
-    """Add what another hour brings; `times` and rows likely `wrong` are those of descriptions in the queue's order."""
-    more = slice(int(3600 / max(seconds_per_card, 1.0)))
-    trust.seconds_per_card = seconds_per_card
-    trust.hour_cards, trust.hour_rows = len(times[more]), int(times[more].sum())
-    if trust.whole is not None:
-        trust.hour_whole = min(trust.whole.mean + float(wrong[more].sum()) / trust.rows, 1.0)
 
 
 def _fit_to_found(
     features: np.ndarray, right: np.ndarray, calibration: Sequence[Mapping[str, Any]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fit the model of `estimate` to settled descriptions and to the bins of validation; see `_fit`."""
+    """Fit the coefficients to settled descriptions and to the bins of validation; see `_fit`."""
     bins = [one for one in calibration if one["count"]]
     counts, confs, accuracies = (np.array([one[name] for one in bins]) for name in ("count", "conf", "accuracy"))
     weights = counts * min(1.0, _VALIDATION_WEIGHT / max(counts.sum(), 1))
@@ -136,7 +118,7 @@ def _fit_to_found(
 
 
 def _share(features: np.ndarray, times: np.ndarray, mean: np.ndarray, draws: np.ndarray) -> Estimate:
-    """Estimate the share of rows that is right; descriptions of similar confidence and frequency are summed."""
+    """Estimate the share of rows that is right, with descriptions of similar features taken together."""
     lowest = features.min(0)
     cells = np.rint((features - lowest) / _WIDTH).astype(int)
     shape = tuple(cells.max(0) + 1)
@@ -155,7 +137,7 @@ def _share(features: np.ndarray, times: np.ndarray, mean: np.ndarray, draws: np.
 
 
 def _fit(features: np.ndarray, right: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and covariance of the weights of features, by Newton's method."""
+    """Return mean and covariance of the coefficients, of shapes (3,) and (3, 3), by Newton's method."""
     precision = np.diag(_PRIOR_SD**-2)
     found = _PRIOR_MEAN
     for _ in range(25):
@@ -170,12 +152,9 @@ def _fit(features: np.ndarray, right: np.ndarray, weights: np.ndarray) -> tuple[
 
 
 def _features(conf: np.ndarray, log_times: np.ndarray) -> np.ndarray:
-    return np.stack([np.ones(len(conf)), _logit(conf), log_times], axis=1)
-
-
-def _logit(conf: np.ndarray) -> np.ndarray:
+    """Return features of shape (n, 3): one, the logit of confidence, and frequency."""
     conf = np.clip(conf, 1e-4, 1 - 1e-4)
-    return np.log(conf / (1 - conf))
+    return np.stack([np.ones(len(conf)), np.log(conf / (1 - conf)), log_times], axis=1)
 
 
 def _sigmoid(values: np.ndarray) -> np.ndarray:
