@@ -1,4 +1,4 @@
-// The page: shows one part at a time, as the address after # says.
+// Show one part of the page at a time: the one that the address names after #.
 import { api, count, doing, fillLanguages, get } from "./lib.js";
 import * as code from "./code.js";
 import * as files from "./files.js";

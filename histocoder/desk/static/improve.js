@@ -1,4 +1,4 @@
-// From what is settled to the next model.
+// Train on the corrections: show the command, run it, and show what it brought.
 import { api, count, doing, el, get, percent, say } from "./lib.js";
 
 let timer;

@@ -1,4 +1,4 @@
-// What all parts of the page use. Text reaches the page through text nodes alone, so that nothing in it is markup.
+// Helpers for all parts of the page. Text reaches the page through text nodes alone, so that nothing in it is markup.
 
 export class Refused extends Error {
   constructor(status, body) {

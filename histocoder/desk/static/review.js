@@ -48,7 +48,7 @@ export function hide() {
 
 let fetching = null;
 
-// Get further cards ahead of need; there is nothing to wait for but where no card is left to show.
+// Fetch further cards ahead of need; a reviewer waits for them only if no card is left to show.
 function fetchMore() {
   fetching ??= fetchCards().finally(() => (fetching = null));
   return fetching;
