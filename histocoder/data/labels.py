@@ -108,8 +108,8 @@ class LabelChecker:
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
         self._bad.add(table.rows, bad, len(bad))
         self._num_uncoded += int((~is_filled).sum())
-        reasons = np.full(len(table), "no code", dtype=object)
-        reasons[is_filled] = None
+        reasons = np.empty(len(table), dtype=object)
+        reasons[~is_filled] = "no code"
         reasons[list(bad)] = list(bad.values())
         return pd.DataFrame(codes, dtype=object), reasons
 
