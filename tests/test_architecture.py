@@ -1,4 +1,4 @@
-"""The package is a few parts, each of which imports from those below it alone."""
+"""The package is a few parts, each of which imports from those below it alone; its docstrings begin plainly."""
 
 from __future__ import annotations
 
@@ -67,3 +67,14 @@ def test_torch_distributed_is_imported_in_one_part():
         name_of(path) for path in MODULES if any(f"{name}.".startswith("torch.distributed.") for name in imported(path))
     }
     assert {name for name in found if not name.startswith("distributed/")} == set(OF_TORCH_DISTRIBUTED)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_docstrings_begin_with_a_verb_or_a_noun_phrase(path: Path):
+    strings = (
+        node.value.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+    strange = "Of What Likewise That Those Which By As How Where For To With None In From".split()
+    assert not [text.splitlines()[0] for text in strings if text.split(maxsplit=1)[0] in strange]

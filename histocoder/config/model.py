@@ -74,7 +74,7 @@ class ModelConfig:
     target_cols: tuple[str, ...]
     """The columns that held the codes."""
     descriptions: dict[str, str] = field(default_factory=dict)
-    """What codes mean, where the key says so."""
+    """Meaning of each code for which the key has one."""
     languages: tuple[str, ...] = ()
     """The languages of the training data."""
     decoder_num_layers: int = 3

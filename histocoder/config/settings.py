@@ -30,7 +30,7 @@ class Options:
     text: str | None
     """Help of the flag, to which the default is added unless it names one; None hides the flag."""
     resume: str
-    """What a resumed run must agree on: the "value", the "content" of the named file, or nothing ("")."""
+    """Part that a resumed run must agree on: the "value", the "content" of the named file, or nothing ("")."""
     metavar: str | None = None
     """Name of a value in the help; N for whole numbers."""
     choices: tuple[str, ...] | None = None

@@ -39,7 +39,7 @@ class Batch:
     rows: np.ndarray
     """Indices of the rows in the dataset."""
     counts: Tensor
-    """How often each row occurs, of shape (B,), float32; see `merged`."""
+    """Number of times each row occurs, of shape (B,), float32; see `merged`."""
     encoded: Encoded | None = None
     """Outputs of a frozen encoder, if they were computed before."""
 

@@ -35,7 +35,7 @@ _DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "
 
 
 class Options(BaseModel):
-    """How a file is coded."""
+    """Options of coding a file."""
 
     input_col: str
     language: str = "unk"

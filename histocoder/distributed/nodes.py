@@ -1,4 +1,4 @@
-"""What processes on several nodes must share: the files that rank 0 has made, and the settings they were given."""
+"""Files and settings that processes on several nodes share: those that rank 0 has made, and those they were given."""
 
 from __future__ import annotations
 

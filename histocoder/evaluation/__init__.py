@@ -1,1 +1,1 @@
-"""How right a model is: scores, baselines, the report, and which rows a person should check."""
+"""Scores, baselines, the report, and the choice of rows for a person to check."""

@@ -1,4 +1,4 @@
-"""How a single code is written in tokens: HISCO, OCC1950, and codes of any other system."""
+"""Code systems, which write a single code in tokens: HISCO, OCC1950, and codes of any other system."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class CharacterTokenizer:
     pad_id = PAD_ID
     """Padding at the end of rows; it occurs nowhere else."""
     unit = "characters"
-    """What one token is, in the plural."""
+    """Unit of a token, in the plural."""
     reads_characters = True
     """Whether each character is a token, so that the tokens of a text are known without tokenising it."""
     begins_with_cls = True

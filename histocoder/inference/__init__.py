@@ -1,1 +1,1 @@
-"""From descriptions to codes: the public `Coder`, whole files, the ways of decoding, and how sure an answer is."""
+"""Coding of descriptions: the public `Coder`, whole files, the modes of decoding, and confidence."""

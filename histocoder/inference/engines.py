@@ -30,7 +30,7 @@ _PAIRS_AT_ONCE = 1_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """How a table is coded; small, since every worker receives it.
+    """Settings for coding a table; small, since every worker receives it.
 
     Probabilities depend in their last digits on which descriptions share a batch. So descriptions are coded in the
     batches of one process: together with those that come first in the same chunk of rows.

@@ -113,7 +113,7 @@ class RowsAtOnce:
                 start = piece.stop
 
     def _attempt(self, work: Callable[..., Result], *args: Tensor | None) -> Result | None:
-        """None where memory runs out; what has been made on the way there is forgotten with the error."""
+        """Return the result of `work`, or None if memory runs out, in which case all its tensors are freed."""
         try:
             return work(*args)
         except (RuntimeError, MemoryError) as error:
