@@ -24,6 +24,7 @@ from histocoder.files import sha256
 Status = Literal["open", "settled", "unsure"]
 _CLAIM_SECONDS = 180.0
 """Time for which a card that one reviewer was given is not given to another."""
+_CHANGES_AT_ONCE = 500
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
 CREATE TABLE IF NOT EXISTS cards (
@@ -208,12 +209,15 @@ class Store:
         return self.card(card.id)
 
     def changes(self, source: int, after: int = 0) -> Changes:
-        """Return the cards that were decided on since decision number `after`."""
+        """Return the cards of the decisions that follow number `after`, a limited number of them at once."""
         with self._lock:
-            last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
-            query = """SELECT * FROM cards WHERE source = ? AND id IN (SELECT card FROM decisions WHERE id > ?)
-                       LIMIT 500"""
-            return Changes(last=last, cards=[_card(row) for row in self._rows(query, source, after)])
+            query = "SELECT max(id) AS last FROM (SELECT id FROM decisions WHERE id > ? ORDER BY id LIMIT ?)"
+            last = self._rows(query, after, _CHANGES_AT_ONCE)[0]["last"]
+            if last is None:
+                last = self._rows("SELECT coalesce(max(id), 0) AS last FROM decisions")[0]["last"]
+            query = """SELECT * FROM cards WHERE source = ? AND id IN
+                       (SELECT card FROM decisions WHERE id > ? AND id <= ?)"""
+            return Changes(last=last, cards=[_card(row) for row in self._rows(query, source, after, last)])
 
     def _write(
         self, db: sqlite3.Connection, card: Card, *, who: str, status: str, codes: list[str] | None, action: str

@@ -31,7 +31,7 @@ from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.prepare import formatter_of
-from histocoder.desk import security
+from histocoder.desk import security, store
 from histocoder.desk.app import create_app
 from histocoder.desk.desk import open_desk
 from histocoder.desk.trust import estimate
@@ -309,6 +309,16 @@ def test_reviewers_never_overwrite_silently(client: TestClient):
     back = client.post("/api/review/1/undo", json={"who": "Anna"}).json()["card"]
     assert back["codes"] == ["61110"] and back["version"] == 3
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
+
+
+def test_many_changes_are_told_in_several_answers(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    first, second, *_ = cards(client)
+    for card in (first, second):
+        decide(client, card, "Bo", codes=["61110"])
+    monkeypatch.setattr(store, "_CHANGES_AT_ONCE", 1)
+    told = [client.get(f"/api/review/1/changes?after={after}").json() for after in range(3)]
+    assert [answer["last"] for answer in told] == [1, 2, 2]
+    assert [[card["id"] for card in answer["cards"]] for answer in told] == [[first["id"]], [second["id"]], []]
 
 
 def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path: Path, logged: list[str]):
