@@ -18,20 +18,26 @@ from histocoder.inference.occcanine import load_occcanine, save_occcanine
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(Settings):
-    """Turn models from and to OccCANINE's form, or shares into one."""
+    """Convert models from and to OccCANINE's format, or merge shards into one model."""
 
-    from_occcanine: str | None = free(None, "last.bin, or a folder as on the hub", metavar="PATH")
-    to_occcanine: str | None = free(None, "the folder of a model of this program's", metavar="DIR")
-    from_shards: str | None = free(None, "a checkpoint of --fsdp-state-dict sharded, to be put together", metavar="DIR")
-    output: str = free(None, "folder, or file (last.bin), to write", metavar="PATH", is_required=True)
-    formatter: str | None = free(None, "kind of code it was trained on", choices=("hisco", "occ1950", "general", "gpf"))
-    key: str | None = free(None, "its key: system_code,code, and desc if there is one", metavar="CSV")
-    target_cols: tuple[str, ...] | None = free(None, "general: its columns of codes", metavar="COL")
-    block_size: int | None = free(None, "general: longest code's characters (default: 5)", metavar="N")
-    encoder_config: str | None = free(None, "its CanineConfig's file (default: CANINE-s's sizes)", metavar="JSON")
+    from_occcanine: str | None = free(
+        None, "model of OccCANINE's to convert: last.bin, or a folder as on the hub", metavar="PATH"
+    )
+    to_occcanine: str | None = free(None, "folder of a histocoder model to convert", metavar="DIR")
+    from_shards: str | None = free(None, "checkpoint of --fsdp-state-dict sharded to merge", metavar="DIR")
+    output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
+    formatter: str | None = free(
+        None, "kind of code that the model was trained on", choices=("hisco", "occ1950", "general", "gpf")
+    )
+    key: str | None = free(None, "the model's key: system_code,code, and desc if it has titles", metavar="CSV")
+    target_cols: tuple[str, ...] | None = free(None, "general: columns of codes", metavar="COL")
+    block_size: int | None = free(None, "general: characters of the longest code (default: 5)", metavar="N")
+    encoder_config: str | None = free(
+        None, "file of the encoder's CanineConfig (default: CANINE-s's sizes)", metavar="JSON"
+    )
     text_normalization: str = free(
         "lower_ascii",
-        "what was done to its training texts (default: lower_ascii, as by published models)",
+        "normalisation of the training texts (default: lower_ascii, as of published models)",
         choices=("none", "lower_ascii"),
     )
 

@@ -51,9 +51,9 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(Settings):
-    """See what this machine has for training, and what is missing."""
+    """Check what this machine has for training, and what is missing."""
 
-    folder: str = free(".", "where runs are to be saved", metavar="DIR")
+    folder: str = free(".", "folder in which runs will be saved", metavar="DIR")
 
 
 class Finding(NamedTuple):

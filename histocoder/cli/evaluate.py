@@ -30,30 +30,30 @@ from histocoder.inference.known import Known, coded
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(BatchOptions, ModelFlags):
-    """See how right a model is on descriptions whose codes are known."""
+    """Evaluate a model on descriptions whose codes are known."""
 
-    data: str = free(None, f"{TABLE_HELP} of descriptions and codes", metavar="FILE", is_required=True)
+    data: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
     sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
     target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
-    input_col: str = free("occ1", "column of descriptions, of --train-data too", metavar="COL")
+    input_col: str = free("occ1", "column of descriptions, also in --train-data", metavar="COL")
     language: str | None = free(
-        None, "of all of them, a code or a name: see below (default: by --language-col)", metavar="LANG"
+        None, "language of all descriptions, a code or a name: see below (default: by --language-col)", metavar="LANG"
     )
     language_col: str = free("lang", "column of languages", metavar="COL")
-    zero_pad_codes: bool = free(False, "give codes of digits their leading zeros back")
-    allow_codes_shorter_than_block_size: bool = free(False, "take codes shorter than the model's block size as meant")
-    drop_bad_labels: bool = free(False, "leave out rows whose labels do not fit")
+    zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
+    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the model's block size")
+    drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
     train_data: str | None = free(
-        None, "what it was trained on, to tell seen from new (default: as saved)", metavar="FILE"
+        None, "training data, to tell seen from new descriptions (default: those of the model's run)", metavar="FILE"
     )
     baselines: bool = free(
         False,
         "compare with a linear model on character n-grams, fitted on the training data; takes minutes with many rows "
         "and codes",
     )
-    output: str = free("evaluation", "for the report", metavar="DIR")
-    overwrite: bool = free(False, "replace a report that is in --output already")
-    save_thresholds: bool = free(False, "keep the flat head's best thresholds in the model")
+    output: str = free("evaluation", "folder for the report", metavar="DIR")
+    overwrite: bool = free(False, "replace an existing report in --output")
+    save_thresholds: bool = free(False, "save the flat head's best thresholds in the model")
 
 
 def run(config: Flags) -> None:

@@ -32,13 +32,13 @@ class Flags(Settings):
 
     model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
-    int8: bool = free(False, "keep weights in 8 bits: a quarter of the size")
+    int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
     max_loss: float = free(
         0.5, "--int8: write nothing if more points of accuracy are lost", metavar="POINTS", between=(0, 100)
     )
     data: str | None = free(
         None,
-        f"{TABLE_HELP} of descriptions and codes to check the graphs on (default: the run's data_val.csv)",
+        f"table of descriptions and codes to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",
         metavar="FILE",
     )
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")

@@ -18,11 +18,11 @@ class ModelFlags(Settings):
     """The model, and how it computes."""
 
     model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
-    device: str = free("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    no_verify: bool = free(False, "do not compare a large model's files with its manifest.json first")
+    device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    no_verify: bool = free(False, "do not verify a large model's files with its manifest.json")
     precision: str = free(
         "auto",
-        "auto: bf16 where the hardware has it, several times as fast and a little less exact",
+        "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",
         choices=PRECISIONS,
     )
 

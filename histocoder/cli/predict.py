@@ -43,32 +43,30 @@ _NEEDED = {"join_sheet": "join", "address": "engine ray", **dict.fromkeys(_KNOWN
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(PredictConfig, ModelFlags):
-    """Code descriptions, or a file of them."""
+    """Code descriptions, or a table of them."""
 
-    texts: tuple[str, ...] = free((), "descriptions", metavar="TEXT", flags=("texts",))
+    texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
     overwrite: bool = free(False, "replace an existing --output")
     known: str | None = free(
         None,
-        "hand-coded descriptions, which get those codes instead of the model's; auto: those of the run",
+        "hand-coded descriptions, which keep their codes; auto: the training data of the model's run",
         metavar="FILE|auto",
     )
     known_sheet: str | None = free(None, f"--known: {SHEET_HELP}", metavar="NAME")
     known_exact: bool = free(False, "--known: compare descriptions letter by letter, case and blanks included")
-    zero_pad_codes: bool = free(False, "--known: give codes of digits their leading zeros back")
-    allow_codes_shorter_than_block_size: bool = free(
-        False, "--known: take codes shorter than the model's block size as meant"
-    )
+    zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
+    allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
     join: str | None = free(
         None,
-        "table by code, such as of HISCLASS: its columns are added for each code (see docs/prediction.md)",
+        "table by code, such as HISCLASS, whose columns are added for each code (see docs/prediction.md)",
         metavar="FILE",
     )
     join_sheet: str | None = free(None, f"--join: {SHEET_HELP}", metavar="NAME")
-    engine: str | None = free(None, "code Parquet on a cluster (see docs/engines.md)", choices=("ray",))
+    engine: str | None = free(None, "code a Parquet file on a cluster (see docs/engines.md)", choices=("ray",))
     address: str | None = free(
         None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
     )
-    compile: bool = free(False, "let torch compile the encoder's layers first")
+    compile: bool = free(False, "compile the encoder's layers with torch.compile first")
 
     def check(self) -> None:
         """Raise a UserError unless there is something to code, and for flags that need others or exclude each other."""

@@ -19,10 +19,10 @@ from histocoder.evaluation.review import Columns, next_step, review
 class Flags(Settings):
     """Choose the rows of a coded file that a person should check first."""
 
-    model: str = free(None, "that coded it, which corrections are to improve", metavar="DIR", is_required=True)
-    predictions: str = free(None, "what histocoder predict wrote", metavar="FILE", is_required=True)
-    output: str = free("review.csv", "to fill in", metavar="FILE")
-    budget: int = free(200, "descriptions to check", at_least=1)
+    model: str = free(None, "model that coded the file, to be improved by corrections", metavar="DIR", is_required=True)
+    predictions: str = free(None, "output of histocoder predict", metavar="FILE", is_required=True)
+    output: str = free("review.csv", "file to fill in", metavar="FILE")
+    budget: int = free(200, "number of descriptions to check", at_least=1)
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language_col: str | None = free(
         None, "column of languages (default: lang, where predict --language added it)", metavar="COL"

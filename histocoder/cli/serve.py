@@ -29,21 +29,21 @@ _FEWEST_CHARACTERS = 16
 class Flags(ModelFlags):
     """Code, check and improve in a browser."""
 
-    data: str | None = free(None, "to review: what histocoder predict wrote", metavar="FILE")
+    data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
     input_col: str | None = free(
         None, "--data: column of descriptions (default: that of the model's run, or occ1)", metavar="COL"
     )
     language_col: str | None = free(
         None, "--data: column of languages (default: lang, where there is one)", metavar="COL"
     )
-    host: str = free("127.0.0.1", "to listen at", metavar="ADDRESS")
-    port: int = free(8000, "to listen at; 0: any that is free", at_least=0)
-    token: str | None = free(None, "that the page asks for (default: a random one, the same each time)", metavar="TEXT")
-    no_browser: bool = free(False, "do not open the browser")
-    allow_training: bool = free(False, "let the page start a training run")
-    folder: str | None = free(
-        None, "where decisions and files are kept (default: desk/ in the model's run)", metavar="DIR"
+    host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
+    port: int = free(8000, "port to listen on; 0: any free one", at_least=0)
+    token: str | None = free(
+        None, "token that the page asks for (default: a random one, the same each time)", metavar="TEXT"
     )
+    no_browser: bool = free(False, "do not open the browser")
+    allow_training: bool = free(False, "allow the page to start a training run")
+    folder: str | None = free(None, "folder for decisions and files (default: desk/ in the model's run)", metavar="DIR")
 
 
 def run(config: Flags) -> None:

@@ -20,31 +20,34 @@ class TableConfig(Settings):
 
     dataset: str = free(
         None,
-        ".csv, .xlsx, .dta, .parquet, … with descriptions and codes (required)",
+        "table of descriptions and codes: .csv, .xlsx, .dta, .parquet, … (required)",
         metavar="FILE",
         is_short=True,
     )
     target_cols: tuple[str, ...] = free(
-        None, "columns of codes, the first code's first (required)", metavar="COL", is_short=True
+        None, "columns of codes, that of the first code first (required)", metavar="COL", is_short=True
     )
     save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR", is_short=True)
     language: str = free(
-        "unk", "of all rows, a code or a name: see below (default: unk, unknown)", metavar="LANG", is_short=True
+        "unk",
+        "language of all rows, a code or a name: see below (default: unk, unknown)",
+        metavar="LANG",
+        is_short=True,
     )
     language_col: str | None = free(
         None, "column of each row's language, instead of --language", metavar="COL", is_short=True
     )
     block_size: int = free(5, "characters of the longest code", at_least=1)
     use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
-    share_val: float = free(0.1, "share to validate on", metavar="P")
-    split_by: str = free("text", "set aside descriptions or rows", choices=("text", "row"))
+    share_val: float = free(0.1, "share of the data for validation", metavar="P")
+    split_by: str = free("text", "split by descriptions, whose rows stay together, or by rows", choices=("text", "row"))
     key: str | None = free(
-        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", is_short=True
+        None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV", is_short=True
     )
     corrections: tuple[str, ...] | None = free(
         None,
-        "checked rows of histocoder review, the last word on their descriptions; they are trained on, with "
-        "--initial-checkpoint from the model that they correct; of 20 or more, a fifth serves to compare the two first",
+        "checked rows of histocoder review, which override the data's codes of their descriptions; of 20 or more, a "
+        "fifth is held out to compare the new model with --initial-checkpoint, the model that they correct",
         metavar="FILE",
         is_short=True,
     )
@@ -93,13 +96,15 @@ class FilesConfig(Settings):
     language_col: str = free("lang", "column of languages", metavar="COL", is_short=True)
     formatter: str = free("hisco", "kind of code", choices=("hisco", "occ1950", "general", "gpf"), is_short=True)
     target_col_naming: str | None = free(
-        None, "codes are in NAME_1, NAME_2, … (default: the formatter's)", choices=tuple(NUM_CODES)
+        None, "columns of codes are NAME_1, NAME_2, … (default: the formatter's)", choices=tuple(NUM_CODES)
     )
-    target_cols: tuple[str, ...] | None = free(None, "columns of codes, instead", metavar="COL", is_short=True)
+    target_cols: tuple[str, ...] | None = free(
+        None, "columns of codes, instead of --target-col-naming", metavar="COL", is_short=True
+    )
     block_size: int = free(5, "with general: characters of the longest code")
     use_within_block_sep: bool = free(False, "with general: ',' separates a code's tokens")
     key: str | None = free(
-        None, "the codes there may be: system_code,code (default: those in the data)", metavar="CSV", is_short=True
+        None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV", is_short=True
     )
 
     def check(self) -> None:
@@ -132,12 +137,12 @@ class DataConfig(Settings):
     GROUP = "data"
 
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    drop_bad_labels: bool = free(False, "leave out rows whose labels do not fit")
+    drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
     blank_means_no_occupation: bool = free(
-        False, "train on rows without any code as descriptions of no occupation (default: they are left out)"
+        False, "train on rows without any code as descriptions of no occupation (default: drop them)"
     )
-    zero_pad_codes: bool = free(False, "give codes of digits their leading zeros back")
-    allow_codes_shorter_than_block_size: bool = free(False, "take codes shorter than --block-size as meant")
+    zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
+    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than --block-size")
     cache_dir: str | None = free(
-        None, "where tokenised data are kept, for several runs (default: the run's cache/)", metavar="DIR"
+        None, "folder for tokenised data, which several runs may share (default: the run's cache/)", metavar="DIR"
     )

@@ -13,25 +13,27 @@ SOURCE_COL = "source"
 """Name of the column with the source of a row's codes; see `known`."""
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
-RAW_HELP = "write texts that a spreadsheet would run as formulas as they are, without an apostrophe before them"
+RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(Settings):
     """Number of descriptions in a batch."""
 
-    batch_size: int = free(256, "descriptions at once, fewer where memory runs out", at_least=1)
+    batch_size: int = free(256, "descriptions per batch; halved if memory runs out", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(BatchOptions):
     """Settings of `Coder.predict`."""
 
-    mode: str | None = free(None, "way of decoding (default: the one that validated best)", choices=MODES)
-    k: int = free(5, "codes of topk", at_least=1)
-    threshold: float | None = free(None, "flat: further codes above it (default: the model's own)", metavar="P")
-    constrain: bool | None = free(None, "greedy: only codes of the model's key")
-    min_confidence: float = free(0.0, "leave rows below it without codes", metavar="P")
+    mode: str | None = free(None, "mode of decoding (default: the one that was best in validation)", choices=MODES)
+    k: int = free(5, "topk: number of codes", at_least=1)
+    threshold: float | None = free(
+        None, "flat: probability above which further codes are given (default: the model's own)", metavar="P"
+    )
+    constrain: bool | None = free(None, "greedy: write only codes of the model's key")
+    min_confidence: float = free(0.0, "confidence below which rows get no codes", metavar="P")
 
     def check(self) -> None:
         """Raise a UserError if the threshold is not a probability, or the mode excludes `constrain=False`."""
@@ -49,18 +51,20 @@ class PredictOptions(BatchOptions):
 class FileOptions(Settings):
     """The file to code, and the form of its output."""
 
-    input: str = free("", f"{TABLE_HELP} of descriptions, instead; -: standard input", metavar="FILE")
+    input: str = free("", f"table of descriptions: {TABLE_HELP}; -: standard input", metavar="FILE")
     output: str = free(
         "",
-        f"where to write it with its codes, in the form of the suffix: {TABLE_HELP}; -: standard output",
+        f"output, in the format of its suffix: {TABLE_HELP}; -: standard output",
         metavar="FILE",
     )
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
-    language: str = free("unk", "of all of them, a code or a name: see below (default: unk, unknown)", metavar="LANG")
-    language_col: str | None = free(None, "column of each one's language, instead of --language", metavar="COL")
-    columns: str = free("", "what the names of the new columns begin with (default: nothing)", metavar="PREFIX")
-    excel: bool = free(False, "CSV that Excel opens as it is: marked as UTF-8, separated as the input is")
+    language: str = free(
+        "unk", "language of all descriptions, a code or a name: see below (default: unk, unknown)", metavar="LANG"
+    )
+    language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
+    columns: str = free("", "prefix of the names of the new columns (default: none)", metavar="PREFIX")
+    excel: bool = free(False, "write CSV that Excel opens directly: with a byte order mark, and the input's separator")
     raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:

@@ -29,37 +29,36 @@ class SavingConfig(Settings):
 
     save_interval: int | None = free(1000, "steps between checkpoints", at_least=1)
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
-    keep_checkpoints: int = free(2, "the newest N are kept", at_least=1)
+    keep_checkpoints: int = free(2, "number of newest checkpoints to keep", at_least=1)
     resume: str = free(
         "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
     )
-    overwrite: bool = free(False, "delete what an earlier run left in the folder", is_recorded=False)
+    overwrite: bool = free(False, "delete the files of an earlier run in the folder", is_recorded=False)
     save_format: str = free(
         "histocoder",
-        "occcanine: write last.bin in the reference's form as well, at the end",
+        "occcanine: also write last.bin in OccCANINE's format at the end",
         choices=("histocoder", "occcanine"),
     )
     log_interval: int = free(100, "steps between lines of the log", at_least=1)
     eval_interval: int | None = free(
         None,
-        "steps between validations (default: those of an epoch, but 1000 at most and 100 at least)",
+        "steps between validations (default: the steps of an epoch, at least 100 and at most 1000)",
         at_least=1,
     )
-    no_report: bool = free(False, "leave out report.html on the validation data, at the end")
+    no_report: bool = free(False, "do not write report.html at the end")
     no_experts: bool = free(
-        False, "fit no linear expert and no combination of experts, at the end; the mode to predict in stays greedy"
+        False,
+        "do not fit the linear expert and the combination of experts at the end; the model predicts in mode greedy",
     )
-    log_tensorboard: bool = free(False, "log to TensorBoard as well, in tensorboard/")
-    log_wandb: bool = free(False, "log to Weights & Biases as well")
+    log_tensorboard: bool = free(False, "also log to TensorBoard, in tensorboard/")
+    log_wandb: bool = free(False, "also log to Weights & Biases")
     wandb_project_name: str = free("histco-v2-mixer", "W&B project", metavar="NAME")
     run_name: str | None = free(
         None,
-        "the run's name in W&B (default: as canine-s_hisco_gpu4, by encoder, columns of codes, and processes)",
+        "name of the run in W&B (default: encoder, columns of codes and processes, as canine-s_hisco_gpu4)",
         metavar="NAME",
     )
-    wandb_artifact: bool = free(
-        False, "with --log-wandb: send the final model as well, which may take ten minutes at most"
-    )
+    wandb_artifact: bool = free(False, "with --log-wandb: also upload the final model, for ten minutes at most")
 
     def check(self) -> None:
         """Raise a UserError if a model is to be sent without a service."""
@@ -77,12 +76,10 @@ class DebugConfig(Settings):
 
     profile: int | None = free(
         None,
-        "write where the time of N steps goes, behind the first five, to profile/: a trace and a table",
+        "profile N steps after the first five; a trace and a table are written to profile/",
         at_least=1,
     )
-    deterministic: bool = free(
-        False, "let torch use only algorithms that give the same bits each time; slower on a GPU"
-    )
+    deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +89,12 @@ class MachineConfig(Settings):
     GROUP = "machine"
 
     device: str = free(
-        "auto", "where to compute (default: auto, a GPU if there is one)", choices=("auto", "cpu", "cuda", "mps")
+        "auto", "device to compute on (default: auto, a GPU if there is one)", choices=("auto", "cpu", "cuda", "mps")
     )
-    distributed: bool = free(False, "insist on a launcher, such as torchrun")
+    distributed: bool = free(False, "require a launcher, such as torchrun")
     rank_timeout: float = free(
         RANK_TIMEOUT,
-        "seconds without a sign of life after which a process is taken for hung, and all end",
+        "seconds without a heartbeat after which a process counts as hung, and all end",
         metavar="S",
         at_least=5,
     )
@@ -112,12 +109,12 @@ class LoaderConfig(Settings):
 
     GROUP = "machine"
 
-    num_workers: int = free(0, "processes that load data", at_least=0)
-    prefetch_factor: int = free(2, "batches that a worker holds ready", at_least=1)
-    pin_memory: bool | None = free(None, "page-locked batches (default: where there is a GPU)", is_negatable=True)
-    persistent_workers: bool = free(False, "keep workers from epoch to epoch")
+    num_workers: int = free(0, "number of processes that load data", at_least=0)
+    prefetch_factor: int = free(2, "batches that each worker loads in advance", at_least=1)
+    pin_memory: bool | None = free(None, "load batches into pinned memory (default: with a GPU)", is_negatable=True)
+    persistent_workers: bool = free(False, "keep workers alive between epochs")
     worker_timeout: float = free(
-        300.0, "seconds without a batch after which a worker is taken to hang", metavar="S", above=0
+        300.0, "seconds without a batch after which a worker counts as hung", metavar="S", above=0
     )
 
     def check(self) -> None:
@@ -190,9 +187,7 @@ class FinetuneConfig(RunConfig, PrepareConfig):
     GROUP = SavingConfig.GROUP
 
     input_col: str = changed(DataConfig, "input_col", "occ1", is_short=True)
-    no_refit: bool = free(
-        False, "do not let best/ learn from the validation data too, at the end, once it is measured on them"
-    )
+    no_refit: bool = free(False, "do not train best/ on the validation data as well at the end, after the report")
 
 
 @dataclass(frozen=True)
@@ -201,7 +196,7 @@ class MixerConfig(RunConfig, FilesConfig):
 
     # Prepared files are large: they have batches and passes of their own, whatever the recipe.
     num_epochs: int = changed(FitConfig, "num_epochs", 50)
-    min_steps: int = changed(FitConfig, "min_steps", 0, text="passes are repeated until there have been N steps")
+    min_steps: int = changed(FitConfig, "min_steps", 0, text="repeat epochs until there are N steps")
     batch_size: int = changed(FitConfig, "batch_size", 512)
     max_epoch_steps: int = changed(FitConfig, "max_epoch_steps", 0)
     base_batch_size: int = changed(FitConfig, "base_batch_size", 512)

@@ -23,37 +23,40 @@ class StartConfig(Settings):
 
     encoder: str = fixed(
         "google/canine-s",
-        "from the hub or a folder: any CANINE, or another with its tokenizer, such as XLM-R, BERT or ByT5; or a preset "
-        "trained from scratch: ngram, tiny, small",
+        "encoder from the hub or a folder: CANINE, or another with its tokenizer, such as XLM-R, BERT or ByT5; or a "
+        "preset to train from scratch: ngram, tiny, small",
         metavar="NAME|PATH",
         is_short=True,
     )
     initial_checkpoint: str | None = free(
         None,
-        "weights to start from: a run's folder, a hub repo, or the reference's .bin file",
+        "weights to start from: a run's folder, a hub repo, or OccCANINE's .bin file",
         metavar="PATH",
         is_short=True,
     )
-    only_encoder: bool = free(False, "take only the encoder of --initial-checkpoint", is_negatable=True)
+    only_encoder: bool = free(False, "use only the encoder of --initial-checkpoint", is_negatable=True)
     freeze_encoder: bool = fixed(
-        False, "train the decoder and the flat head only; without augmentation texts are encoded once, to --cache-dir"
+        False,
+        "train only the decoder and the flat head; without augmentation each text is encoded once, to --cache-dir",
     )
-    max_len: int = fixed(128, "characters of an input, or tokens where the encoder reads such")
+    max_len: int = fixed(128, "maximum length of an input, in characters, or in tokens of the encoder's own tokenizer")
     text_normalization: str = fixed(
         None,
-        "nfc: one Unicode form for each letter; lower: in lower case and with single blanks as well; lower_ascii: "
-        "væver is read as vaever, as by published models",
+        "nfc: one Unicode form for each letter; lower: also lower case and single blanks; lower_ascii: ASCII in lower "
+        "case, so that væver is vaever, as in published models",
         choices=NORMALIZATIONS,
     )
-    ngram_dropout: float = fixed(0.3, "n-grams left out, with ngram", metavar="P")
+    ngram_dropout: float = fixed(0.3, "with ngram: share of n-grams that are dropped", metavar="P")
     pooling: str = fixed(
         None,
-        "what the flat head reads of an encoder of Hugging Face's: the mean over all tokens, or auto, the first token "
-        "where it stands for the whole text",
+        "output of a Hugging Face encoder that the flat head reads: the mean over all tokens, or auto, the first token "
+        "if it represents the whole text",
         choices=("auto", "mean"),
     )
-    dropout: float = fixed(0.0, "of decoder and heads", metavar="P")
-    decoder_dim_feedforward: int | None = fixed(None, "decoder's inner width (default: the encoder's width)")
+    dropout: float = fixed(0.0, "dropout of the decoder and the heads", metavar="P")
+    decoder_dim_feedforward: int | None = fixed(
+        None, "width of the decoder's feed-forward layers (default: the encoder's width)"
+    )
 
     def check(self) -> None:
         """Raise a UserError if there can't be such a model."""
@@ -73,8 +76,8 @@ class FitConfig(Settings):
 
     recipe: str = free(
         "auto",
-        "where flags that are left out get their values: by what the run starts from, see docs/configuration.md, or "
-        "OccCANINE's own",
+        "values of flags that are not given: auto, by what the run starts from (see docs/configuration.md), or "
+        "reference, OccCANINE's",
         choices=("auto", "reference"),
     )
     by_recipe: tuple[str, ...] | None = free(None, None)
@@ -82,7 +85,7 @@ class FitConfig(Settings):
     num_epochs: int = free(None, "passes over the data", at_least=1, is_short=True)
     min_steps: int = fixed(
         None,
-        "passes are repeated until there have been N steps (default: by the recipe; 0 with --num-epochs)",
+        "repeat epochs until there are N steps (default: by the recipe; 0 with --num-epochs)",
         at_least=0,
     )
     early_stopping: int | None = free(
@@ -102,29 +105,31 @@ class FitConfig(Settings):
         at_least=1,
     )
     gradient_accumulation_steps: int = free(
-        1, "batches of a step, on each process: as one batch N times as large, in less memory", at_least=1
+        1, "batches per step and process, with the result of one batch N times as large in less memory", at_least=1
     )
     tokens_per_batch: int | None = free(
         None,
-        "positions of a batch, padding included, in training: as many rows as fit (default: --batch-size)",
+        "maximum positions of a training batch, padding included, in place of a number of rows (default: --batch-size)",
         at_least=1,
     )
     learning_rate: float = fixed(
         None,
-        "peak of the learning rate, of all weights (default: by the recipe, of encoder and heads apart)",
+        "peak learning rate of all weights (default: by the recipe, for encoder and heads separately)",
         metavar="LR",
         above=0,
     )
     encoder_learning_rate: float | None = fixed(
-        None, "the encoder's own peak (default: by the recipe)", metavar="LR", above=0
+        None, "peak learning rate of the encoder (default: by the recipe)", metavar="LR", above=0
     )
     table_learning_rate: float | None = fixed(
-        None, "peak for an n-gram encoder's embeddings (default: by the recipe)", metavar="LR", above=0
+        None, "peak learning rate of an n-gram encoder's embeddings (default: by the recipe)", metavar="LR", above=0
     )
-    scale_lr: bool = free(False, "times the rows of a step, by all processes, over --base-batch-size")
-    base_batch_size: int = free(128, "rows of a step that --learning-rate is meant for", at_least=1)
+    scale_lr: bool = free(
+        False, "multiply learning rates by the rows of a step, over all processes, divided by --base-batch-size"
+    )
+    base_batch_size: int = free(128, "with --scale-lr: rows of a step that --learning-rate is meant for", at_least=1)
     seq2seq_weight: float = fixed(
-        0.1, "weight of the decoder's loss; the flat head's has 1 - W", metavar="W", between=(0, 1)
+        0.1, "weight of the decoder's loss; that of the flat head's is 1 - W", metavar="W", between=(0, 1)
     )
     flat_loss: str = fixed(
         None,
@@ -132,11 +137,11 @@ class FitConfig(Settings):
         choices=FLAT_LOSSES,
     )
     warmup_pct: float = free(None, "share of warm-up steps, to the nearest step", metavar="P", between=(0, 1))
-    weight_decay: float = fixed(0.01, "of AdamW", metavar="D", at_least=0)
-    max_grad_norm: float = free(1.0, "gradients are clipped to", metavar="N", above=0)
-    precision: str = fixed("auto", "auto: bf16 where the hardware has it", choices=PRECISIONS)
-    use_amp: bool = free(False, "let auto be fp16 on GPUs without bf16")
-    compile: bool = free(False, "let torch compile the model's layers, in the first steps")
+    weight_decay: float = fixed(0.01, "weight decay of AdamW", metavar="D", at_least=0)
+    max_grad_norm: float = free(1.0, "norm to which gradients are clipped", metavar="N", above=0)
+    precision: str = fixed("auto", "auto: bf16 if the hardware supports it", choices=PRECISIONS)
+    use_amp: bool = free(False, "with auto: fp16 on GPUs without bf16")
+    compile: bool = free(False, "compile the model's layers with torch.compile, in the first steps")
     max_skipped_steps: int = free(
         10,
         "end after N consecutive steps with gradients that are not finite; checked when logging",
@@ -165,7 +170,7 @@ class SeedConfig(Settings):
 
     GROUP = "training"
 
-    seed: int = fixed(42, "of split, batches, noise, weights", between=(0, MAX_SEED))
+    seed: int = fixed(42, "seed of split, batches, noise and weights", between=(0, MAX_SEED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +179,11 @@ class AugmentConfig(Settings):
 
     GROUP = "augmentation, of training descriptions on the fly"
 
-    augmentation_prob: float = fixed(None, "share altered", metavar="P", between=(0, 1))
-    num_transformations: int = fixed(3, "edits of an altered description: 1 to N, where OccCANINE makes N", at_least=0)
-    unk_lang_prob: float = fixed(None, "share with language withheld", metavar="P", between=(0, 1))
+    augmentation_prob: float = fixed(None, "share of descriptions that are altered", metavar="P", between=(0, 1))
+    num_transformations: int = fixed(
+        3, "maximum number of edits of an altered description (1 to N; OccCANINE makes N)", at_least=0
+    )
+    unk_lang_prob: float = fixed(None, "share of descriptions whose language is withheld", metavar="P", between=(0, 1))
     fn_word_freq: str | None = fixed(
         None, "words to insert: word,freq (default: the data's own)", metavar="CSV", resume="content"
     )
@@ -189,29 +196,29 @@ class StrategyConfig(Settings):
     GROUP = "strategy, for models and batches that are large"
 
     gradient_checkpointing: bool = free(
-        False, "compute each layer twice instead of keeping what is in it: less memory, the same bits"
+        False, "recompute each layer in the backward pass: less memory, the same results"
     )
     auto_batch_size: bool = free(
         False,
-        "in place of --batch-size: the largest power of two, up to 1024, whose longest step fits; found before "
-        "training by trying; needs a GPU",
+        "instead of --batch-size: the largest power of two, up to 1024, whose steps fit into memory, found by trials "
+        "before training; needs a GPU",
     )
     fsdp: str | None = free(
         None,
-        "each process holds a share of weights, gradients and optimizer state; shard_grad_op: weights are whole from "
-        "the forward to the end of the backward pass (default: DDP, all of them on each process)",
+        "shard weights, gradients and optimizer state over processes; shard_grad_op: weights stay whole from the "
+        "forward to the end of the backward pass (default: DDP, a replica on each process)",
         choices=("full_shard", "shard_grad_op"),
     )
     fsdp_min_num_params: int | None = free(
         None,
-        "a layer with at least N parameters is its own FSDP unit, the rest is one unit (default: every layer)",
+        "minimum parameters of a layer that is its own FSDP unit; the rest is one unit (default: every layer)",
         parse=whole_number,
         at_least=1,
     )
-    fsdp_cpu_offload: bool = free(False, "keep shards and optimizer steps in the CPUs' memory; needs GPUs")
+    fsdp_cpu_offload: bool = free(False, "keep shards in CPU memory, and run the optimizer there; needs GPUs")
     fsdp_state_dict: str = free(
         "full",
-        "checkpoints: one state dict as with DDP, or each rank writes its shard into a folder that all see",
+        "in checkpoints: one state dict as with DDP, or a shard by each rank, in a folder that all see",
         choices=("full", "sharded"),
     )
     fsdp_reduce_dtype: str = free(
@@ -219,7 +226,7 @@ class StrategyConfig(Settings):
     )
     ddp_comm_hook: str = free(
         "none",
-        "DDP: exchange gradients in bf16, half the bytes; needs GPUs (default: none, in their own precision)",
+        "with DDP: exchange gradients in bf16, half the bytes; needs GPUs (default: none, in their own precision)",
         choices=("none", "bf16"),
     )
 
