@@ -60,7 +60,7 @@ def local_folder(path_or_hub_id: str | Path) -> Path:
     try:
         return Path(snapshot_download(name, local_files_only=not hub_answers()))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise UserError(f"There is no model folder {name}, and the hub gives none of that name.") from error
+        raise UserError(f"There is no model folder {name}, and the hub has no repository of that name.") from error
 
 
 def push_folder(folder: Path, repo_id: str, *, private: bool) -> str:

@@ -134,7 +134,9 @@ def _check_engine(config: Flags) -> None:
         raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
     source = Path(config.input)
     if not (source.is_dir() or is_parquet(source)):
-        raise UserError(f"--engine ray reads Parquet, and {source} is none. Save it as Parquet, or omit --engine.")
+        raise UserError(
+            f"--engine ray reads Parquet files, and {source} is not one. Save it as Parquet, or omit --engine."
+        )
     check_ray(config.address)
 
 

@@ -208,8 +208,8 @@ def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
         if match is None or int(match[1]) >= len(key.codes):
             row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
             raise UserError(
-                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is no index into the key, "
-                f"which has {len(key.codes):,} codes."
+                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is not an index into the "
+                f"key, which has {len(key.codes):,} codes."
             )
         codes.append(key.codes[int(match[1])] or None)
     return pa.array(codes, pa.string()).take(coded.indices)

@@ -42,7 +42,7 @@ def open_source(path: Path, *, sheet: str | None, codes: Collection[str], known:
     if kind in _INSTEAD:
         raise UserError(f"{path}: {kind} files can't be read. {_INSTEAD[kind]}")
     if sheet is not None and kind not in EXCEL:
-        raise UserError(f"--sheet is for Excel workbooks; {path} is none. Omit it.")
+        raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
     if path.is_dir() or kind in PARQUET:
         return Source(_parquet(path))
     if kind in EXCEL:

@@ -114,7 +114,7 @@ class Files:
         name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable())
         suffix = next((suffix for suffix in reversed(_SUFFIXES) if name.lower().endswith(suffix)), None)
         if suffix is None:
-            raise UserError(f"{name} is no table that can be read; send a file that ends in {', '.join(_SUFFIXES)}.")
+            raise UserError(f"{name} can't be read as a table; send a file that ends in {', '.join(_SUFFIXES)}.")
         file = secrets.token_hex(8)
         path = self._folder / file / f"input{suffix}"
         path.parent.mkdir(parents=True)

@@ -28,7 +28,7 @@ def connect_stores(launch: Launch) -> tuple[dist.Store, dist.Store]:
         is_srun = "SLURM_PROCID" in os.environ and "LOCAL_RANK" not in os.environ
         other = "export another MASTER_PORT" if is_srun else "choose another --master_port, or torchrun --standalone"
         raise UserError(
-            f"The processes can't meet at {address} ({str(error).splitlines()[0]}). If another run has that port, "
+            f"The processes can't connect at {address} ({str(error).splitlines()[0]}). If another run has that port, "
             f"{other}."
         ) from error
     return store, dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
@@ -58,7 +58,7 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
         names = ["GLOO"] if backend == "gloo" else ["NCCL", "GLOO"]
         exports = " ".join(f"{name}_SOCKET_IFNAME=eth0" for name in names)
         raise UserError(
-            f"The processes have met at {os.environ['MASTER_ADDR']}, but can't connect to one another "
+            f"The processes have connected at {os.environ['MASTER_ADDR']}, but can't connect to one another "
             f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
             f"node, as in export {exports}."
         ) from error

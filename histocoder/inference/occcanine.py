@@ -135,14 +135,14 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
     Raises
     ------
     UserError
-        If the folder holds no model, or one that OccCANINE has no form for, or the file can't be written.
+        If the folder holds no model, or one that OccCANINE has no format for, or the file can't be written.
     """
     model = load_model(Path(folder))
     if not is_canine(model.config.encoder):
-        raise UserError(f"OccCANINE has no form for the model in {folder}, whose encoder is no CANINE.")
+        raise UserError(f"OccCANINE has no format for the model in {folder}, whose encoder is not CANINE.")
     if model.config.decoder_prior:
         raise UserError(
-            f"The decoder in {folder} starts from the flat head's beliefs, which OccCANINE's does not. Train with "
-            "--save-format occcanine or --recipe reference for a model in its form."
+            f"The decoder in {folder} has the flat head's probabilities as its prior, which OccCANINE's has not. "
+            "Train with --save-format occcanine or --recipe reference for a model in its format."
         )
     save_published(Path(path), model.config, model.state_dict(), step=0)

@@ -99,7 +99,7 @@ def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokeni
             config.encoder
         )
     if config.save_format == "occcanine" and (not found.reads_characters or config.encoder == "ngram"):
-        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no form for others.")
+        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no format for others.")
     return found
 
 
@@ -178,7 +178,7 @@ def _from_initial_checkpoint(
         is_like = form == model_config.formatter | symbols and not any(map(system.problem, model_config.codes))
         if head is None or len(head) < system.vocab_size or not is_like:
             raise UserError(
-                f"--initial-checkpoint: the decoder of {path} writes codes of another form ({form['name']}, "
+                f"--initial-checkpoint: the decoder of {path} writes codes in another form ({form['name']}, "
                 f"{form['num_blocks']} of {form['block_size']} tokens). Take the encoder alone with --only-encoder."
             )
         model_config = replace(model_config, formatter=form, vocab_size=len(head))

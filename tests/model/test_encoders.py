@@ -306,7 +306,7 @@ def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: 
     save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
     with pytest.raises(UserError, match="--initial-checkpoint"):
         load_tokenizer(str(tmp_path / "model"))
-    with pytest.raises(UserError, match="OccCANINE has no form"):
+    with pytest.raises(UserError, match="OccCANINE has no format"):
         save_occcanine(tmp_path / "model", tmp_path / "last.bin")
     (tmp_path / "model" / "tokenizer" / "tokenizer_config.json").write_text("{")
     for verify in (True, False):

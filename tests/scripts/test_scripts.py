@@ -160,7 +160,7 @@ def test_weights_of_another_form_of_codes_are_refused(tmp_path: Path):
     run("train_mixer.py", *mixer, *TINY, "--max-steps", 1)
     start = ("--initial-checkpoint", tmp_path / "mixer", "--key", tmp_path / "mixer" / "key.csv")
     refused = run(*finetune(train, tmp_path / "out", "--batch-size", 8, *start), check=False)
-    assert refused.returncode == 2 and "another form (hisco, 5 of 5 tokens)" in refused.stderr
+    assert refused.returncode == 2 and "in another form (hisco, 5 of 5 tokens)" in refused.stderr
 
 
 def test_going_on_from_an_older_checkpoint_drops_the_newer(table: Path, tmp_path: Path):
