@@ -421,7 +421,7 @@ def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
         assert ended.value.code == 0
         shown[flag] = capsys.readouterr().out
     assert shown["--help"].count("\n  --") == 14 and shown["--help-all"].count("\n  --") > 60
-    assert "codes (required)\n" in shown["--help"] and "\naugmentation, of" in shown["--help-all"]
+    assert "… (required)\n" in shown["--help"] and "\naugmentation, of" in shown["--help-all"]
 
 
 @pytest.mark.parametrize(

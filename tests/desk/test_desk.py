@@ -169,7 +169,7 @@ def test_bad_files_get_the_command_lines_sentence(client: TestClient):
 
     assert sent("../../census.csv", b"") == "census.csv is empty."
     assert sent("a.csv", b"occ1,lang\nfarmer\n").startswith("a.csv, line 2: 1 fields where the header has 2")
-    assert sent("a.exe", b"MZ").startswith("a.exe is no table")
+    assert sent("a.exe", b"MZ").startswith("a.exe can't be read as a table")
     file = client.post("/api/files?name=a.csv", content=b"title\nfarmer\n").json()["id"]
     answer = client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
     assert answer.status_code == 422 and answer.json()["detail"].startswith("a.csv has no column 'occ1'; it has: title")
