@@ -18,8 +18,6 @@ _SCRIPTS = {
 _COMMANDS = (predict, evaluate, review, serve, export, convert, doctor)
 """Modules with `Flags`, whose docstring describes the command, and `run`, which takes them."""
 
-# A module imports in `run` what takes long to import, so that --help comes at once.
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `histocoder` or `python -m histocoder`."""
