@@ -25,8 +25,9 @@ from theirs import canine_of_transformers
 
 from histocoder import Coder
 from histocoder.config import PRECISIONS, ModelConfig
-from histocoder.data.tokens import join_language, tokenize
+from histocoder.data.tokens import tokenize
 from histocoder.formatters import BOS, build_formatter
+from histocoder.formatters.tokenizers import join_language
 from histocoder.model import MixerModel
 from histocoder.model.devices import device_name
 from histocoder.ops.memory import peak_gpu_memory

@@ -19,10 +19,10 @@ import pandas as pd
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
-from histocoder.data.tokens import join_language, ragged, tokenize
+from histocoder.data.tokens import ragged
 from histocoder.distributed import log
 from histocoder.files import make_folder, replacing_folder
-from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
+from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer, join_language
 
 CACHE_FILE, CACHE_VERSION = "cache.json", 5
 _ARRAYS = ("characters", "offsets", "lengths", "langs", "codes", "num_codes")
@@ -176,13 +176,12 @@ def _write_arrays(
             characters = "".join(descriptions).encode("utf-32-le", "surrogatepass")
             ends = num_characters + np.cumsum(np.fromiter(map(len, descriptions), dtype=np.int64))
             num_characters += len(characters) // 4
-            texts = join_language(descriptions, examples.langs)
             codes = np.zeros((len(examples), files.formatter.num_blocks), dtype=np.int64)
             for i, column in enumerate(examples.codes.columns):
                 codes[:, i] = _places(examples.codes[column].to_numpy(), places) + 1
             arrays["characters"].append(np.frombuffer(characters, dtype="<u4"))
             arrays["offsets"].append(ends)
-            arrays["lengths"].append(tokenize(texts, max_len=max_len, tokenizer=tokenizer).lengths)
+            arrays["lengths"].append(tokenizer.lengths(descriptions, examples.langs, max_len=max_len))
             arrays["langs"].append(_places(examples.langs, languages))
             arrays["codes"].append(codes)
             arrays["num_codes"].append((codes > 0).sum(1))

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from histocoder.config import LANG_SEP
 from histocoder.data.augment import Augmenter
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.encodings import Encoded, Encodings
 from histocoder.data.samplers import Share
-from histocoder.data.tokens import LANG_SEP, UNKNOWN, join_language, tokenize
+from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
+from histocoder.formatters.tokenizers import join_language
 
 _ROWS_AT_ONCE = 1 << 18
 _ROWS_MULTIPLE = 16

@@ -5,11 +5,17 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
 
 DEFAULT_NORMALIZATION = "nfc"
 """Normalisation of new models; imported ones keep their own."""
+_NOT_PLAIN = r"[^ -~]|^ |  | $"
+"""Form of texts that differ from what "lower" makes of them in more than the case of ASCII letters."""
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:
@@ -37,12 +43,16 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
 
 
-def folded(texts: Sequence[str]) -> list[str]:
-    """Return keys of descriptions, equal for those that differ only in case, blanks or Unicode form.
+def folded(texts: Sequence[str] | pa.Array) -> np.ndarray:
+    """Return keys of descriptions, of shape (n,), equal for those that differ only in case, blanks or Unicode form.
 
-    Data are split, and looked up among those trained on, by these keys.
+    Data are split, and looked up among those trained on, by these keys: descriptions normalised with "lower".
     """
-    return normalize(texts, "lower")
+    column = pa.array(texts, pa.string())
+    keys = pc.ascii_lower(column).to_numpy(zero_copy_only=False)
+    others = np.flatnonzero(pc.match_substring_regex(column, _NOT_PLAIN))
+    keys[others] = normalize(column.take(others).to_pylist(), "lower")
+    return keys
 
 
 def fold(text: str) -> str:

@@ -125,6 +125,5 @@ def _rows(chunk: CheckedChunk, config: PrepareConfig, schema: pa.Schema) -> pa.R
 
 def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
     """Hash each row's folded description, or its position if rows are split, with the seed as key."""
-    values = folded(texts.to_pylist()) if config.split_by == "text" else positions.astype(str)
-    key = f"{config.seed:016x}"[-16:]
-    return pd.util.hash_array(np.array(values, dtype=object), hash_key=key, categorize=False)
+    values = folded(texts) if config.split_by == "text" else positions.astype(str).astype(object)
+    return pd.util.hash_array(values, hash_key=f"{config.seed:016x}"[-16:], categorize=False)

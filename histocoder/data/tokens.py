@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from histocoder.config import LANG_SEP
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
 UNKNOWN = "unk"
@@ -52,11 +51,6 @@ def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARA
     """
     ids, lengths, num_cut = tokenizer.token_ids(texts, max_len=max_len)
     return TokenizedTexts(ids, np.concatenate([[0], np.cumsum(lengths)]), lengths, tokenizer, num_cut)
-
-
-def join_language(texts: Sequence[str], langs: Sequence[str]) -> list[str]:
-    """Return the inputs of a model: language, separator, description."""
-    return [f"{lang}{LANG_SEP}{text}" for text, lang in zip(texts, langs, strict=True)]
 
 
 def lower_characters(texts: Sequence[str]) -> np.ndarray:

@@ -38,6 +38,11 @@ def trimmed_length(length: int, max_len: int) -> int:
     return min(max_len, 4 * (math.ceil((length + 2) / 4) + 1))
 
 
+def join_language(descriptions: Sequence[str], langs: Sequence[str]) -> list[str]:
+    """Return the inputs of a model: language, separator, description."""
+    return [f"{lang}{LANG_SEP}{description}" for description, lang in zip(descriptions, langs, strict=True)]
+
+
 class CharacterTokenizer:
     """CANINE's tokenizer: one id for each Unicode code point, CLS in front, SEP behind; without files.
 
@@ -65,13 +70,18 @@ class CharacterTokenizer:
         num_cut : int
             Number of texts that were cut.
         """
-        lengths = 2 + np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        lengths = 2 + _num_characters(texts)
         if num_cut := int((lengths > max_len).sum()):
             texts = [text[: max_len - 2] for text in texts]
         cls, sep = chr(CLS_ID), chr(SEP_ID)
         marked = f"{cls}{f'{sep}{cls}'.join(texts)}{sep}" if texts else ""
         ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
         return ids, np.minimum(lengths, max_len), num_cut
+
+    def lengths(self, descriptions: Sequence[str], langs: Sequence[str], *, max_len: int) -> np.ndarray:
+        """Return the number of tokens of n descriptions, joined with their languages, of shape (n,)."""
+        num_characters = _num_characters(langs) + len(LANG_SEP) + _num_characters(descriptions)
+        return np.minimum(2 + num_characters, max_len)
 
     def num_positions(self, length: int, max_len: int) -> int:
         """Return the number of positions that a batch needs whose longest row has `length` tokens."""
@@ -165,6 +175,9 @@ class PretrainedTokenizer:
         ids[ids == self.pad_id] = self._instead_of_padding  # some read it from the literal characters
         return ids, lengths, len(too_long)
 
+    def lengths(self, descriptions: Sequence[str], langs: Sequence[str], *, max_len: int) -> np.ndarray:
+        return self.token_ids(join_language(descriptions, langs), max_len=max_len)[1]
+
     def num_positions(self, length: int, max_len: int) -> int:
         return min(max_len, -(-length // _MULTIPLE) * _MULTIPLE)
 
@@ -204,6 +217,10 @@ class PretrainedTokenizer:
             return_token_type_ids=False,
         )["input_ids"]
         return ids
+
+
+def _num_characters(texts: Sequence[str]) -> np.ndarray:
+    return np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
 
 
 def auto_tokenizer(name: str, options: dict[str, Any]) -> Any:

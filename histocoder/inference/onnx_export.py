@@ -19,10 +19,11 @@ from torch.export import Dim
 from histocoder.checkpoints.hub import write_card
 from histocoder.checkpoints.model_files import save_config
 from histocoder.data.examples import Examples
-from histocoder.data.tokens import join_language, lower_characters, tokenize
+from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder
+from histocoder.formatters.tokenizers import join_language
 from histocoder.inference.coder import Coder
 from histocoder.inference.onnx_coder import (
     ENCODER_FILE,

@@ -8,9 +8,9 @@ import numpy as np
 
 from histocoder.config import ModelConfig
 from histocoder.data.normalize import normalize
-from histocoder.data.tokens import join_language, lower_characters, tokenize
+from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.errors import Notice, warn_user
-from histocoder.formatters.tokenizers import Tokenizer
+from histocoder.formatters.tokenizers import Tokenizer, join_language
 
 _LIKE = 1.25
 """Maximum ratio of lengths within a batch, if there are enough descriptions."""

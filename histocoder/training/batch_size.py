@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from histocoder import distributed
-from histocoder.config import StrategyConfig, TrainConfig
+from histocoder.config import LANG_SEP, StrategyConfig, TrainConfig
 from histocoder.data.dataset import Batch
-from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
+from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.errors import UserError
 from histocoder.formatters import BOS, EOS
 from histocoder.model import MixerModel

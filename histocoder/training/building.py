@@ -15,10 +15,10 @@ from histocoder import distributed
 from histocoder.checkpoints.model_files import is_own_model, read_model_config, read_tokenizer
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import Checkpoint
-from histocoder.config import ModelConfig, RunConfig
+from histocoder.config import LANG_SEP, ModelConfig, RunConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
-from histocoder.data.tokens import LANG_SEP, UNKNOWN, tokenize
+from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.distributed import log
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import formatter_from_config

@@ -16,9 +16,9 @@ from histocoder.data import table as tables
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
-from histocoder.data.tokens import tokenize
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
+from histocoder.formatters.tokenizers import CharacterTokenizer
 
 FORMATTER = build_formatter("hisco", num_blocks=2)
 
@@ -48,14 +48,15 @@ def mixed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of each call that tokenises a file."""
+    """The number of rows of each call that reads the lengths of a file's rows."""
     counts: list[int] = []
+    lengths = CharacterTokenizer.lengths
 
-    def count(texts: list[str], **options):
-        counts.append(len(texts))
-        return tokenize(texts, **options)
+    def count(self: CharacterTokenizer, descriptions: list[str], *args, **options):
+        counts.append(len(descriptions))
+        return lengths(self, descriptions, *args, **options)
 
-    monkeypatch.setattr(cache, "tokenize", count)
+    monkeypatch.setattr(CharacterTokenizer, "lengths", count)
     return counts
 
 

@@ -25,9 +25,10 @@ from histocoder import Coder
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig
 from histocoder.data.examples import Examples
-from histocoder.data.tokens import join_language, lower_characters
+from histocoder.data.tokens import lower_characters
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
+from histocoder.formatters.tokenizers import join_language
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.model import MixerModel, load_encoder, load_tokenizer, ngram

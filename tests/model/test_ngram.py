@@ -13,8 +13,9 @@ from jobs import assert_same_end, finetune, two_ranks
 
 from histocoder import Coder
 from histocoder.checkpoints.training_state import list_checkpoints
-from histocoder.data.tokens import join_language, tokenize
+from histocoder.data.tokens import tokenize
 from histocoder.errors import UserError
+from histocoder.formatters.tokenizers import join_language
 from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams
 from histocoder.training.optimizer import AdamW
 
