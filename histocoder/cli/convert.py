@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from histocoder.checkpoints.model_files import SHARDS_FOLDER
 from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
-from histocoder.config import Settings
-from histocoder.config.settings import free, require
+from histocoder.cli.flags import ConvertFlags
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.inference.occcanine import load_occcanine, save_occcanine
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags(Settings):
-    """Convert models from and to OccCANINE's format, or merge shards into one model."""
-
-    from_occcanine: str | None = free(
-        None, "model of OccCANINE's to convert: last.bin, or a folder as on the hub", metavar="PATH"
-    )
-    to_occcanine: str | None = free(None, "folder of a histocoder model to convert", metavar="DIR")
-    from_shards: str | None = free(None, "checkpoint of --fsdp-state-dict sharded to merge", metavar="DIR")
-    output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
-    formatter: str | None = free(
-        None, "kind of code that the model was trained on", choices=("hisco", "occ1950", "general", "gpf")
-    )
-    key: str | None = free(None, "the model's key: system_code,code, and desc if it has titles", metavar="CSV")
-    target_cols: tuple[str, ...] | None = free(None, "general: columns of codes", metavar="COL")
-    block_size: int | None = free(None, "general: characters of the longest code (default: 5)", metavar="N")
-    encoder_config: str | None = free(
-        None, "file of the encoder's CanineConfig (default: CANINE-s's sizes)", metavar="JSON"
-    )
-    text_normalization: str = free(
-        "lower_ascii",
-        "normalisation of the training texts (default: lower_ascii, as of published models)",
-        choices=("none", "lower_ascii"),
-    )
-
-    def check(self) -> None:
-        """Raise a UserError unless one model is named."""
-        require(
-            sum(map(bool, (self.from_occcanine, self.to_occcanine, self.from_shards))) == 1,
-            "One of the arguments --from-occcanine --to-occcanine --from-shards is required, and one only.",
-        )
-
-
-def run(config: Flags) -> None:
+def run(config: ConvertFlags) -> None:
     """Write the model in its other form."""
     output = Path(config.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):

@@ -14,15 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from histocoder import distributed
-from histocoder.config import Settings
-from histocoder.config.settings import free
+from histocoder.cli.flags import DoctorFlags
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
@@ -49,13 +47,6 @@ _NUMBERS = 1 << 20
 _POLL_SECONDS = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags(Settings):
-    """Check what this machine has for training, and what is missing."""
-
-    folder: str = free(".", "folder in which runs will be saved", metavar="DIR")
-
-
 class Finding(NamedTuple):
     """One thing that was examined."""
 
@@ -66,7 +57,7 @@ class Finding(NamedTuple):
     """Consequence, and what to do."""
 
 
-def run(config: Flags) -> None:
+def run(config: DoctorFlags) -> None:
     """Examine the machine; exit code 1 where something is missing."""
     if not print_findings(_examine(Path(config.folder)), log.info):
         raise SystemExit(1)

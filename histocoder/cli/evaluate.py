@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from histocoder import distributed
@@ -13,9 +13,7 @@ from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import change_config
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of
 from histocoder.checkpoints.training_state import is_checkpoint
-from histocoder.cli.model_flags import ModelFlags, training_files
-from histocoder.config.prediction import SHEET_HELP, TABLE_HELP, BatchOptions
-from histocoder.config.settings import free
+from histocoder.cli.flags import EvaluateFlags
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.normalize import folded
@@ -25,38 +23,10 @@ from histocoder.errors import UserError
 from histocoder.evaluation.evaluate import evaluate, times_seen
 from histocoder.evaluation.summary import summary
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Known, coded
+from histocoder.inference.known import Known, coded, training_files
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags(BatchOptions, ModelFlags):
-    """Evaluate a model on descriptions whose codes are known."""
-
-    data: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
-    sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
-    target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
-    input_col: str = free("occ1", "column of descriptions, also in --train-data", metavar="COL")
-    language: str | None = free(
-        None, "language of all descriptions, a code or a name: see below (default: by --language-col)", metavar="LANG"
-    )
-    language_col: str = free("lang", "column of languages", metavar="COL")
-    zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
-    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the model's block size")
-    drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
-    train_data: str | None = free(
-        None, "training data, to tell seen from new descriptions (default: those of the model's run)", metavar="FILE"
-    )
-    baselines: bool = free(
-        False,
-        "compare with a linear model on character n-grams, fitted on the training data; takes minutes with many rows "
-        "and codes",
-    )
-    output: str = free("evaluation", "folder for the report", metavar="DIR")
-    overwrite: bool = free(False, "replace an existing report in --output")
-    save_thresholds: bool = free(False, "save the flat head's best thresholds in the model")
-
-
-def run(config: Flags) -> None:
+def run(config: EvaluateFlags) -> None:
     """Evaluate the model, and write the report."""
     from histocoder.evaluation.baselines import Baselines
     from histocoder.evaluation.report import write_report
@@ -107,7 +77,7 @@ def run(config: Flags) -> None:
     log.info(f"The report is {report}.")
 
 
-def _coded_rows(config: Flags, coder: Coder, rules: LabelRules) -> Examples:
+def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
     files = ExampleFiles(
         (Path(config.data),),

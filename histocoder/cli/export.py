@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.run_folder import run_of
-from histocoder.cli.model_flags import training_files
-from histocoder.config import Settings
-from histocoder.config.prediction import TABLE_HELP
-from histocoder.config.settings import free
+from histocoder.cli.flags import ExportFlags
 from histocoder.data.examples import Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import VAL_FILE
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import coded
+from histocoder.inference.known import coded, training_files
 from histocoder.inference.onnx_export import check_installed, export
 
 _MOST_ROWS = 10_000
 """Largest number of rows on which an export is checked."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags(Settings):
-    """Write a model as ONNX graphs, which run without torch."""
-
-    model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
-    onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
-    int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
-    max_loss: float = free(
-        0.5, "--int8: write nothing if more points of accuracy are lost", metavar="POINTS", between=(0, 100)
-    )
-    data: str | None = free(
-        None,
-        f"table of descriptions and codes to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",
-        metavar="FILE",
-    )
-    input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
-    language_col: str = free("lang", "--data: column of languages", metavar="COL")
-
-
-def run(config: Flags) -> None:
+def run(config: ExportFlags) -> None:
     """Write the graphs, if they give the model's codes."""
     output = Path(config.onnx)
     if output.exists():
@@ -60,7 +37,7 @@ def run(config: Flags) -> None:
     log.info(f"Wrote {output}, {size / 1e6:,.0f} MB.")
 
 
-def _examples(config: Flags, coder: Coder, folder: Path) -> Examples:
+def _examples(config: ExportFlags, coder: Coder, folder: Path) -> Examples:
     """Return the rows with codes on which the graphs are checked."""
     path = Path(config.data) if config.data else run_of(folder) / VAL_FILE
     if not config.data and not path.is_file():

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,8 @@ from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.arguments import config_of
-from histocoder.cli.model_flags import ModelFlags, training_files
+from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig, PredictOptions
-from histocoder.config.prediction import SHEET_HELP
-from histocoder.config.settings import free, require
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.table import check_output, fingerprint, is_parquet
@@ -31,64 +29,13 @@ from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
-from histocoder.inference.known import Known, coded
+from histocoder.inference.known import Known, coded, training_files
 from histocoder.inference.parts import check_free
 from histocoder.inference.predict_file import predict_file, predict_file_by
 from histocoder.ray import check_ray, code_file
 
-_KNOWN_FLAGS = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
-_NEEDED = {"join_sheet": "join", "address": "engine ray", **dict.fromkeys(_KNOWN_FLAGS, "known")}
-"""Flags that need another one."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Flags(PredictConfig, ModelFlags):
-    """Code descriptions, or a table of them."""
-
-    texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
-    overwrite: bool = free(False, "replace an existing --output")
-    known: str | None = free(
-        None,
-        "hand-coded descriptions, which keep their codes; auto: the training data of the model's run",
-        metavar="FILE|auto",
-    )
-    known_sheet: str | None = free(None, f"--known: {SHEET_HELP}", metavar="NAME")
-    known_exact: bool = free(False, "--known: compare descriptions letter by letter, case and blanks included")
-    zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
-    allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
-    join: str | None = free(
-        None,
-        "table by code, such as HISCLASS, whose columns are added for each code (see docs/prediction.md)",
-        metavar="FILE",
-    )
-    join_sheet: str | None = free(None, f"--join: {SHEET_HELP}", metavar="NAME")
-    engine: str | None = free(None, "code a Parquet file on a cluster (see docs/engines.md)", choices=("ray",))
-    address: str | None = free(
-        None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
-    )
-    compile: bool = free(False, "compile the encoder's layers with torch.compile first")
-
-    def check(self) -> None:
-        """Raise a UserError unless there is something to code, and for flags that need others or exclude each other."""
-        require(
-            bool(self.texts) != bool(self.input) and bool(self.input) == bool(self.output),
-            'Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.',
-        )
-        require(not self.join or bool(self.input), "--join adds columns to a file; give --input and --output.")
-        for name, needed in _NEEDED.items():
-            require(
-                not getattr(self, name) or bool(getattr(self, needed.split()[0])),
-                f"--{name.replace('_', '-')} is for --{needed}; add that, or omit it.",
-            )
-        for name in ("known", "compile", "sheet", "texts") if self.engine is not None else ():
-            said = f"--{name} is" if name != "texts" else "Descriptions in the command are"
-            require(not getattr(self, name), f"{said} for one process; omit that, or --engine {self.engine}.")
-        for name in ("known", "join") if self.mode == "full" else ():
-            says = f"--{name} needs columns of codes, and --mode full has none; choose another mode."
-            require(not getattr(self, name), says)
-
-
-def run(config: Flags) -> None:
+def run(config: PredictFlags) -> None:
     """Code the descriptions; print or write their codes."""
     device = distributed.start(device=config.device if config.engine is None else "cpu")
     if config.engine is not None:
@@ -111,7 +58,9 @@ def run(config: Flags) -> None:
     _print_table(texts, code(texts, langs, config_of(PredictOptions, config)))
 
 
-def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, say: Callable[[str], None]) -> None:
+def _code_file(
+    coder: Coder, folder: Path, config: PredictFlags, known: Known | None, say: Callable[[str], None]
+) -> None:
     join = None
     if config.join:
         with _naming_sheets("--join-sheet"):
@@ -128,7 +77,7 @@ def _code_file(coder: Coder, folder: Path, config: Flags, known: Known | None, s
     predict_file(coder, how, model_id=model_id, known=known, **options)
 
 
-def _check_engine(config: Flags) -> None:
+def _check_engine(config: PredictFlags) -> None:
     """Raise a UserError if the engine can't code the input, or is not installed."""
     if distributed.world_size() > 1:
         raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
@@ -140,7 +89,7 @@ def _check_engine(config: Flags) -> None:
     check_ray(config.address)
 
 
-def _known_file(known: str, config: Flags, folder: Path) -> Path:
+def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
     """Return the file of hand-coded descriptions."""
     path = run_of(folder) / TRAIN_FILE if known == "auto" else Path(known)
     if known == "auto" and not path.is_file():
@@ -151,7 +100,7 @@ def _known_file(known: str, config: Flags, folder: Path) -> Path:
     return path
 
 
-def _read_known(path: Path, coder: Coder, config: Flags, say: Callable[[str], None]) -> Known:
+def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[str], None]) -> Known:
     """Read hand-coded descriptions; tell the user of contradictory ones."""
     short = config.allow_codes_shorter_than_block_size or config.known == "auto"
     rules = LabelRules(config.zero_pad_codes, short, True)
@@ -183,7 +132,7 @@ def _read_known(path: Path, coder: Coder, config: Flags, say: Callable[[str], No
     return known
 
 
-def _language_of_run(config: Flags, run: Path) -> str | None:
+def _language_of_run(config: PredictFlags, run: Path) -> str | None:
     """Return the run's --language, with --known auto and without a language for the descriptions."""
     if config.known != "auto" or config.language != "unk" or config.language_col:
         return None
@@ -201,7 +150,7 @@ def _naming_sheets(flag: str) -> Iterator[None]:
 
 
 @contextmanager
-def _standard_streams(config: Flags) -> Iterator[tuple[Flags, Callable[[str], None]]]:
+def _standard_streams(config: PredictFlags) -> Iterator[tuple[PredictFlags, Callable[[str], None]]]:
     """Yield the flags with files in place of `-`, standard input or output; and the function that tells the user."""
     if "-" not in (config.input, config.output):
         yield config, log.info

@@ -12,11 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO, cast
 
-import torch
-
-from histocoder import distributed
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
-from histocoder.training.out_of_memory import full_gpu_message
 
 _NOBODY_READS = 128 + 13
 """Exit code of a shell for SIGPIPE, 128 + 13; Windows lacks the signal's name."""
@@ -29,33 +25,66 @@ def run_script(main: Callable[[], None]) -> None:
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
-        distributed.leave("Ended, since nobody reads its output any more.", _NOBODY_READS)
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+    except (Exception, KeyboardInterrupt) as error:
+        if (end := _ending(error)) is None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it may be what is full
-        distributed.leave(f"error: The output can't be written ({error.strerror}). Make room, and start again.", 2)
-    except UserError as error:
-        distributed.leave(f"error: {error}", 2)
-    except MachineError as error:
-        distributed.leave(f"error: {error}", 1)
-    except Interrupted as error:
-        distributed.leave(str(error), 128 + error.signum)
-    except KeyboardInterrupt:
-        distributed.leave("Interrupted.", 130)
-    except torch.OutOfMemoryError as error:
-        distributed.leave(f"error: {full_gpu_message(error)}", 2)
-    except RuntimeError as error:
-        if not distributed.is_lost_contact(error):
-            raise
-        distributed.leave(
-            f"error: another process has ended or can't be reached ({str(error).splitlines()[0]}). When "
-            "started again, the run resumes from its last checkpoint.",
-            1,
-        )
+        _leave(*end)
+    from histocoder import distributed
+
     distributed.stop()
+
+
+def _ending(error: BaseException) -> tuple[str, int] | None:
+    """Return the message and the exit code with which an error ends the program; None for a fault of its own."""
+    end: tuple[str, int] | None = None
+    if isinstance(error, BrokenPipeError) or _is_full(error):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes at the end
+    match error:
+        case UserError():
+            end = f"error: {error}", 2
+        case MachineError():
+            end = f"error: {error}", 1
+        case Interrupted():
+            end = str(error), 128 + error.signum
+        case KeyboardInterrupt():
+            end = "Interrupted.", 130
+        case BrokenPipeError():  # as after `| head`
+            end = "Ended, since nobody reads its output any more.", _NOBODY_READS
+        case OSError() if _is_full(error):
+            end = f"error: The output can't be written ({error.strerror}). Make room, and start again.", 2
+        case RuntimeError():
+            end = _ending_of_torch(error)
+    return end
+
+
+def _ending_of_torch(error: RuntimeError) -> tuple[str, int] | None:
+    import torch
+
+    from histocoder import distributed
+    from histocoder.training.out_of_memory import full_gpu_message
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"error: {full_gpu_message(error)}", 2
+    if distributed.is_lost_contact(error):
+        reason = str(error).splitlines()[0]
+        again = "When started again, the run resumes from its last checkpoint."
+        return f"error: another process has ended or can't be reached ({reason}). {again}", 1
+    return None
+
+
+def _leave(message: str, status: int) -> None:
+    """End this process, and those launched with it, with a message that is printed once; see `distributed.leave`."""
+    if "histocoder.distributed" in sys.modules or os.environ.keys() & {"RANK", "SLURM_PROCID"}:
+        from histocoder import distributed
+
+        distributed.leave(message, status)
+    print(message, file=sys.stderr, flush=True)  # without torch, which takes seconds to import
+    sys.exit(status)
+
+
+def _is_full(error: BaseException) -> bool:
+    """Return whether an error says that standard output is on a full disk."""
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
 
 
 class _OrNowhere:

@@ -8,15 +8,13 @@ import secrets
 import socket
 import threading
 import webbrowser
-from dataclasses import dataclass
 from pathlib import Path
 
 from histocoder import distributed
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.lock import holding
 from histocoder.checkpoints.run_folder import run_of
-from histocoder.cli.model_flags import ModelFlags
-from histocoder.config.settings import free
+from histocoder.cli.flags import ServeFlags
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
@@ -25,28 +23,7 @@ from histocoder.inference.coder import Coder
 _FEWEST_CHARACTERS = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags(ModelFlags):
-    """Code, check and improve in a browser."""
-
-    data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
-    input_col: str | None = free(
-        None, "--data: column of descriptions (default: that of the model's run, or occ1)", metavar="COL"
-    )
-    language_col: str | None = free(
-        None, "--data: column of languages (default: lang, where there is one)", metavar="COL"
-    )
-    host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
-    port: int = free(8000, "port to listen on; 0: any free one", at_least=0)
-    token: str | None = free(
-        None, "token that the page asks for (default: a random one, the same each time)", metavar="TEXT"
-    )
-    no_browser: bool = free(False, "do not open the browser")
-    allow_training: bool = free(False, "allow the page to start a training run")
-    folder: str | None = free(None, "folder for decisions and files (default: desk/ in the model's run)", metavar="DIR")
-
-
-def run(config: Flags) -> None:
+def run(config: ServeFlags) -> None:
     """Serve the page until it is interrupted."""
     _check(config)
     import uvicorn
@@ -95,7 +72,7 @@ def run(config: Flags) -> None:
         uvicorn.Server(server).run(sockets=[listener])
 
 
-def _check(config: Flags) -> None:
+def _check(config: ServeFlags) -> None:
     """Raise a UserError if a package is missing, or others could use the server."""
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:

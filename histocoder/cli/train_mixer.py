@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from histocoder.cli.arguments import parse
 from histocoder.cli.script import run_script
 from histocoder.config import MixerConfig
-from histocoder.training.train import train
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> None:
     """Train on the files that the flags name."""
-    train(parse(MixerConfig, argv, prog=prog))
+    config = parse(MixerConfig, argv, prog=prog)
+    from histocoder.training.train import train  # importing torch takes seconds, which --help saves
+
+    train(config)
 
 
 if __name__ == "__main__":

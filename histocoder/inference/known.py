@@ -5,15 +5,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from histocoder.config import SOURCE_COL, PredictOptions
-from histocoder.data.examples import Examples
+from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
+from histocoder.data.labels import LabelRules
 from histocoder.data.languages import language_code, same_language
 from histocoder.data.normalize import fold
+from histocoder.data.table import open_table
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.predictions import Prediction
@@ -141,6 +144,36 @@ def coded(examples: Examples) -> Examples:
     """Return the rows that have codes."""
     first = examples.codes.iloc[:, 0]
     return examples.take(np.flatnonzero(first.notna() & (first != MISSING)))
+
+
+def training_files(
+    path: Path,
+    coder: Coder,
+    rules: LabelRules,
+    *,
+    input_col: str,
+    language_col: str | None,
+    sheet: str | None = None,
+) -> tuple[ExampleFiles, bool]:
+    """Return a file of training data, and whether it has a column of languages.
+
+    A column that is missing under the given name is read under its name in prepared data.
+    """
+    languages = (language_col or LANG_COL, LANG_COL)
+    header = open_table(path, (), optional=(input_col, TEXT_COL, *languages), sheet=sheet).header
+    text_col = TEXT_COL if TEXT_COL in header and input_col not in header else input_col
+    lang_col = next((name for name in languages if name in header), None)
+    files = ExampleFiles(
+        (path,),
+        coder.model.config.target_cols,
+        coder.formatter,
+        input_col=text_col,
+        language_col=lang_col or LANG_COL,
+        language=None if lang_col else "unk",
+        rules=rules,
+        sheet=sheet,
+    )
+    return files, lang_col is not None
 
 
 def _with_alternatives(names: Iterable[str], mode: str | None) -> list[str]:

@@ -174,6 +174,23 @@ def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeyp
     assert ended.value.code == 2 and message in said and "\n" not in said, said
 
 
+_IMPORTS = """
+import sys
+from histocoder.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("words", ["--help", "predict --help", "finetune --help-all", "predict --modell x"])
+def test_help_and_misspelt_flags_import_no_torch(words: str):
+    command = [sys.executable, "-c", _IMPORTS, *words.split()]
+    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE)
+    assert result.stdout.splitlines()[-1] == "False" and "Traceback" not in result.stderr
+
+
 def test_convert_there_and_back(tmp_path: Path):
     published = shared("reference/occcanine/last.bin")
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())

@@ -1,0 +1,200 @@
+"""Flags of the `histocoder` commands, apart from the commands themselves, which import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from histocoder.config import PRECISIONS, PredictConfig, Settings
+from histocoder.config.prediction import RAW_HELP, SHEET_HELP, TABLE_HELP, BatchOptions
+from histocoder.config.settings import free, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags(Settings):
+    """The model, and how it computes."""
+
+    model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
+    device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    no_verify: bool = free(False, "do not verify a large model's files with its manifest.json")
+    precision: str = free(
+        "auto",
+        "auto: bf16 if the hardware supports it, several times as fast and slightly less exact",
+        choices=PRECISIONS,
+    )
+
+
+_KNOWN_FLAGS = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
+_NEEDED = {"join_sheet": "join", "address": "engine ray", **dict.fromkeys(_KNOWN_FLAGS, "known")}
+"""Flags that need another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictFlags(PredictConfig, ModelFlags):
+    """Code descriptions, or a table of them."""
+
+    texts: tuple[str, ...] = free((), "descriptions to code", metavar="TEXT", flags=("texts",))
+    overwrite: bool = free(False, "replace an existing --output")
+    known: str | None = free(
+        None,
+        "hand-coded descriptions, which keep their codes; auto: the training data of the model's run",
+        metavar="FILE|auto",
+    )
+    known_sheet: str | None = free(None, f"--known: {SHEET_HELP}", metavar="NAME")
+    known_exact: bool = free(False, "--known: compare descriptions letter by letter, case and blanks included")
+    zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
+    allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
+    join: str | None = free(
+        None,
+        "table by code, such as HISCLASS, whose columns are added for each code (see docs/prediction.md)",
+        metavar="FILE",
+    )
+    join_sheet: str | None = free(None, f"--join: {SHEET_HELP}", metavar="NAME")
+    engine: str | None = free(None, "code a Parquet file on a cluster (see docs/engines.md)", choices=("ray",))
+    address: str | None = free(
+        None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
+    )
+    compile: bool = free(False, "compile the encoder's layers with torch.compile first")
+
+    def check(self) -> None:
+        """Raise a UserError unless there is something to code, and for flags that need others or exclude each other."""
+        require(
+            bool(self.texts) != bool(self.input) and bool(self.input) == bool(self.output),
+            'Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.',
+        )
+        require(not self.join or bool(self.input), "--join adds columns to a file; give --input and --output.")
+        for name, needed in _NEEDED.items():
+            require(
+                not getattr(self, name) or bool(getattr(self, needed.split()[0])),
+                f"--{name.replace('_', '-')} is for --{needed}; add that, or omit it.",
+            )
+        for name in ("known", "compile", "sheet", "texts") if self.engine is not None else ():
+            said = f"--{name} is" if name != "texts" else "Descriptions in the command are"
+            require(not getattr(self, name), f"{said} for one process; omit that, or --engine {self.engine}.")
+        for name in ("known", "join") if self.mode == "full" else ():
+            says = f"--{name} needs columns of codes, and --mode full has none; choose another mode."
+            require(not getattr(self, name), says)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateFlags(BatchOptions, ModelFlags):
+    """Evaluate a model on descriptions whose codes are known."""
+
+    data: str = free(None, f"table of descriptions and codes: {TABLE_HELP}", metavar="FILE", is_required=True)
+    sheet: str | None = free(None, f"--data: {SHEET_HELP}", metavar="NAME")
+    target_cols: tuple[str, ...] | None = free(None, "columns of codes (default: the model's)", metavar="COL")
+    input_col: str = free("occ1", "column of descriptions, also in --train-data", metavar="COL")
+    language: str | None = free(
+        None, "language of all descriptions, a code or a name: see below (default: by --language-col)", metavar="LANG"
+    )
+    language_col: str = free("lang", "column of languages", metavar="COL")
+    zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
+    allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than the model's block size")
+    drop_bad_labels: bool = free(False, "drop rows whose labels do not fit")
+    train_data: str | None = free(
+        None, "training data, to tell seen from new descriptions (default: those of the model's run)", metavar="FILE"
+    )
+    baselines: bool = free(
+        False,
+        "compare with a linear model on character n-grams, fitted on the training data; takes minutes with many rows "
+        "and codes",
+    )
+    output: str = free("evaluation", "folder for the report", metavar="DIR")
+    overwrite: bool = free(False, "replace an existing report in --output")
+    save_thresholds: bool = free(False, "save the flat head's best thresholds in the model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewFlags(Settings):
+    """Choose the rows of a coded file that a person should check first."""
+
+    model: str = free(None, "model that coded the file, to be improved by corrections", metavar="DIR", is_required=True)
+    predictions: str = free(None, "output of histocoder predict", metavar="FILE", is_required=True)
+    output: str = free("review.csv", "file to fill in", metavar="FILE")
+    budget: int = free(200, "number of descriptions to check", at_least=1)
+    input_col: str = free("occ1", "column of descriptions", metavar="COL")
+    language_col: str | None = free(
+        None, "column of languages (default: lang, where predict --language added it)", metavar="COL"
+    )
+    overwrite: bool = free(False, "replace an existing --output")
+    sheet: str | None = free(None, f"--predictions: {SHEET_HELP}", metavar="NAME")
+    raw: bool = free(False, RAW_HELP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags(ModelFlags):
+    """Code, check and improve in a browser."""
+
+    data: str | None = free(None, "output of histocoder predict to review", metavar="FILE")
+    input_col: str | None = free(
+        None, "--data: column of descriptions (default: that of the model's run, or occ1)", metavar="COL"
+    )
+    language_col: str | None = free(
+        None, "--data: column of languages (default: lang, where there is one)", metavar="COL"
+    )
+    host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
+    port: int = free(8000, "port to listen on; 0: any free one", at_least=0)
+    token: str | None = free(
+        None, "token that the page asks for (default: a random one, the same each time)", metavar="TEXT"
+    )
+    no_browser: bool = free(False, "do not open the browser")
+    allow_training: bool = free(False, "allow the page to start a training run")
+    folder: str | None = free(None, "folder for decisions and files (default: desk/ in the model's run)", metavar="DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFlags(Settings):
+    """Write a model as ONNX graphs, which run without torch."""
+
+    model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
+    onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
+    int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
+    max_loss: float = free(
+        0.5, "--int8: write nothing if more points of accuracy are lost", metavar="POINTS", between=(0, 100)
+    )
+    data: str | None = free(
+        None,
+        f"table of descriptions and codes to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",
+        metavar="FILE",
+    )
+    input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")
+    language_col: str = free("lang", "--data: column of languages", metavar="COL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertFlags(Settings):
+    """Convert models from and to OccCANINE's format, or merge shards into one model."""
+
+    from_occcanine: str | None = free(
+        None, "model of OccCANINE's to convert: last.bin, or a folder as on the hub", metavar="PATH"
+    )
+    to_occcanine: str | None = free(None, "folder of a histocoder model to convert", metavar="DIR")
+    from_shards: str | None = free(None, "checkpoint of --fsdp-state-dict sharded to merge", metavar="DIR")
+    output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
+    formatter: str | None = free(
+        None, "kind of code that the model was trained on", choices=("hisco", "occ1950", "general", "gpf")
+    )
+    key: str | None = free(None, "the model's key: system_code,code, and desc if it has titles", metavar="CSV")
+    target_cols: tuple[str, ...] | None = free(None, "general: columns of codes", metavar="COL")
+    block_size: int | None = free(None, "general: characters of the longest code (default: 5)", metavar="N")
+    encoder_config: str | None = free(
+        None, "file of the encoder's CanineConfig (default: CANINE-s's sizes)", metavar="JSON"
+    )
+    text_normalization: str = free(
+        "lower_ascii",
+        "normalisation of the training texts (default: lower_ascii, as of published models)",
+        choices=("none", "lower_ascii"),
+    )
+
+    def check(self) -> None:
+        """Raise a UserError unless one model is named."""
+        require(
+            sum(map(bool, (self.from_occcanine, self.to_occcanine, self.from_shards))) == 1,
+            "One of the arguments --from-occcanine --to-occcanine --from-shards is required, and one only.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags(Settings):
+    """Check what this machine has for training, and what is missing."""
+
+    folder: str = free(".", "folder in which runs will be saved", metavar="DIR")
