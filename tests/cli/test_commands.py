@@ -186,8 +186,7 @@ finally:
 
 @pytest.mark.parametrize("words", ["--help", "predict --help", "finetune --help-all", "predict --modell x"])
 def test_help_and_misspelt_flags_import_no_torch(words: str):
-    command = [sys.executable, "-c", _IMPORTS, *words.split()]
-    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE)
+    result = run("-c", _IMPORTS, *words.split(), fresh=True, check=False)
     assert result.stdout.splitlines()[-1] == "False" and "Traceback" not in result.stderr
 
 
