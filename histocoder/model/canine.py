@@ -28,6 +28,7 @@ from histocoder.model.layers import (
     dropout,
     layer_norm,
     linear,
+    without_weights,
 )
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Canine(nn.Module):
     @classmethod
     def from_transformers(cls, model: CanineModel) -> Canine:
         """Return a CANINE that shares the weights of transformers' `model`."""
-        with torch.device("meta"):
+        with without_weights():
             found = cls(CanineConfig.from_dict(model.config.to_dict()))
         weights = model.float().state_dict()
         found.load_state_dict({name: weights[name] for name in found.state_dict()}, assign=True)

@@ -126,8 +126,9 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
-        angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
+        with torch.device("cpu"):  # see `without_weights`
+            frequencies = torch.exp(-torch.arange(0, dim, 2) * math.log(10000) / dim)
+            angles = torch.arange(MAX_TARGET_LEN).unsqueeze(1) * frequencies  # (MAX_TARGET_LEN, dim / 2)
         table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
         self.register_buffer("pos_embedding", table.unsqueeze(1))  # as published, (MAX_TARGET_LEN, 1, dim)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -9,10 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from histocoder.model.copies import in_precision, stacked
 from histocoder.ops import kernels
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Build modules on the meta device, without initial values, which would import torch's compiler there."""
+    with torch.device("meta"), _WithoutInit():
+        yield
+
+
+class _WithoutInit(TorchFunctionMode):
+    """Skips the functions of `torch.nn.init`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if getattr(func, "__module__", "") == nn.init.__name__ else func(*args, **kwargs)
 
 
 class TransformerLayer(nn.Module):

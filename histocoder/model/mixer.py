@@ -17,7 +17,7 @@ from histocoder.model.canine import POSITIONS, Canine, CanineLayer
 from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import Encoder, encoder_from_config
-from histocoder.model.layers import TransformerLayer, linear
+from histocoder.model.layers import TransformerLayer, linear, without_weights
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.model.ngram import NgramEncoder
 from histocoder.model.pretrained import pretrained
@@ -87,7 +87,7 @@ class MixerModel(nn.Module):
         cls, config: ModelConfig, weights: Mapping[str, Tensor], *, tokenizer: Tokenizer = CHARACTERS
     ) -> MixerModel:
         """Build a model with copies of `weights`; raise a RuntimeError if names or shapes differ from the model's."""
-        with torch.device("meta"):
+        with without_weights():
             model = cls(config, tokenizer=tokenizer)
         empty = model.state_dict()
         own = {name: weight.to(empty.get(name, weight).dtype, copy=True) for name, weight in weights.items()}

@@ -190,6 +190,11 @@ def test_help_and_misspelt_flags_import_no_torch(words: str):
     assert result.stdout.splitlines()[-1] == "False" and "Traceback" not in result.stderr
 
 
+def test_opening_a_model_does_not_import_torchs_compiler(model: Path):
+    code = "import sys; from histocoder import Coder; Coder.from_pretrained(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    assert run("-c", code, model, fresh=True).stdout == "False\n"
+
+
 def test_convert_there_and_back(tmp_path: Path):
     published = shared("reference/occcanine/last.bin")
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())
