@@ -191,8 +191,9 @@ def test_help_and_misspelt_flags_import_no_torch(words: str):
 
 
 def test_opening_a_model_does_not_import_torchs_compiler(model: Path):
-    code = "import sys; from histocoder import Coder; Coder.from_pretrained(sys.argv[1]); print('torch._dynamo' in sys.modules)"
-    assert run("-c", code, model, fresh=True).stdout == "False\n"
+    opening = "import sys; from histocoder import Coder; Coder.from_pretrained(sys.argv[1])"
+    result = run("-c", f"{opening}; print('torch._dynamo' in sys.modules)", model, fresh=True)
+    assert result.stdout == "False\n"
 
 
 def test_convert_there_and_back(tmp_path: Path):
