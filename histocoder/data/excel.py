@@ -112,7 +112,7 @@ def _value(cell: Any) -> Any:
     value = cell.value
     if isinstance(value, bool):
         return str(value).upper()
-    if isinstance(value, int) and _ZEROS.fullmatch(cell.number_format):
+    if isinstance(value, int) and value >= 0 and _ZEROS.fullmatch(cell.number_format):
         return str(value).zfill(len(cell.number_format))
     if isinstance(value, str):
         return unescape(value) if value.strip() else None

@@ -95,7 +95,7 @@ def test_lost_zeros_are_told_or_kept_by_their_format(tmp_path: Path):
     with pytest.raises(UserError, match=r"shorter than the block of 5, such as line 2, h: '2000'"):
         prepare(FinetuneConfig(str(path), ("h",)), tmp_path / "out")
     book = openpyxl.load_workbook(path)
-    for row in (2, 3):
+    for row in (2, 3, 4):
         book["Data"].cell(row, 2).number_format = "00000"
     book.save(path)
     assert read_table(path, ["h"]).columns["h"].to_pylist() == ["02000", "61110", "-1"]
