@@ -10,7 +10,14 @@ a dot. Lower case "na" and "none" are left out, since people write them as words
 _KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
-_SHORTENED = re.compile(r"-?[0-9](\.[0-9]+)?[eE][+-][0-9]{2,3}")
+_MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
+_SPOILT = {
+    "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
+    "a date": re.compile(
+        rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]", re.IGNORECASE
+    ),
+    "an error": re.compile(r"#[A-Z/0]{2,}[!?]"),
+}
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
@@ -49,6 +56,12 @@ def looks_like_a_number(cell: str) -> bool:
     return not cell.lstrip("+-").isdigit() and _NUMBER.fullmatch(cell) is not None
 
 
-def is_shortened(cell: str) -> bool:
-    """Return whether a cell is a number as spreadsheets and R shorten it, such as "6E+04"."""
-    return _SHORTENED.fullmatch(cell) is not None
+def spoilt(cell: str) -> str | None:
+    """Return what spreadsheets and R have made of a code; None for other cells.
+
+    Examples
+    --------
+    >>> spoilt("6E+04"), spoilt("1-Nov"), spoilt("#REF!"), spoilt("61110")
+    ('a number', 'a date', 'an error', None)
+    """
+    return next((what for what, form in _SPOILT.items() if form.fullmatch(cell)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from histocoder.data.cells import (
     MISSING_MARKS,
     bare,
     is_integer,
-    is_shortened,
     looks_like_a_number,
     printed_hisco,
+    spoilt,
     whole_number,
 )
 from histocoder.data.key import Key
@@ -28,6 +29,7 @@ from histocoder.formatters import MISSING, Formatter
 
 _NEVER_SHORT = {"", "-1", "-2", "-3", MISSING}
 _NUM_EXAMPLES = 3
+_BETWEEN_CODES = re.compile(r"[\s;,/|&+]+")
 
 
 @dataclass(frozen=True)
@@ -202,16 +204,19 @@ class LabelChecker:
             return None
         system = self._formatter.system
         problem = system.problem(code)
-        if looks_like_a_number(code) and (problem is not None or (self._key is None and is_shortened(code))):
-            return "looks like a number that a spreadsheet has made of a code; save the column as text"
+        changed = spoilt(code) or ("a number" if problem is not None and looks_like_a_number(code) else None)
+        if changed is not None and (problem is not None or self._key is None):
+            return f"looks like {changed} that a spreadsheet has made of a code; save the column as text"
         if problem is None:
             is_strange = self._key is not None and code != MISSING and code not in self._key.index
             return "is not in the key" if is_strange else None
+        parts = _BETWEEN_CODES.split(code)
+        if len(parts) > 1 and all(system.problem(p) is None and system.length(p) == system.block_size for p in parts):
+            return "holds several codes; put each in a column of its own"
         if self._rules.is_training and self._formatter.name == "general":
-            if "has ','" in problem:
-                return f"{problem} (see --use-within-block-sep)"
-            if system.length(code) > system.block_size:
-                return f"{problem} (see --block-size)"
+            is_long = system.length(code) > system.block_size
+            flag = " (see --use-within-block-sep)" if "has ','" in problem else " (see --block-size)" * is_long
+            return f"{problem}{flag}"
         return problem
 
     def finish(self, say: Callable[[str], None]) -> None:
