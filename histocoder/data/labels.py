@@ -257,7 +257,7 @@ class LabelChecker:
 
     def _describe_short(self) -> str:
         ways = "add --zero-pad-codes if leading zeros were lost"
-        if self._formatter.name == "general" and self._rules.is_training:
+        if self._formatter.name == "general":
             ways += ", or --allow-codes-shorter-than-block-size if they are meant so"
         return (
             f"{self._file.path}: {self._short.count:,} codes are shorter than the block of "
