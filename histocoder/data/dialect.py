@@ -133,7 +133,7 @@ def _rows_in_cell(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | No
 
     Two stray quotation marks make one cell of all rows between them, with as many delimiters as these rows have.
     """
-    for column in filter(_may_have_breaks, batch.columns if batch.num_columns > 1 else ()):
+    for column in filter(_may_have_breaks, batch.columns):
         for row in np.flatnonzero(pc.match_substring_regex(column, _BREAK.pattern)):
             text = column[int(row)].as_py()
             num_breaks = len(_BREAK.findall(text))

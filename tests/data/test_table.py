@@ -111,6 +111,12 @@ def test_quotation_marks_too_few_or_too_many(
     assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
+def test_ditto_marks_in_a_single_column_are_told(tmp_path: Path):
+    (tmp_path / "t.csv").write_text('occ1\nfarmer\n"\nbaker\n"\nsmith\n')
+    with pytest.warns(RowsInCellWarning, match="line 3: one cell holds 2 line breaks"):
+        read_table(tmp_path / "t.csv", ["occ1"])
+
+
 def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):
     path = tmp_path / "t.csv"
     path.write_text('occ1,h\n"a\nb",1\n\nc,2\n\n\nd,3\n')
