@@ -45,6 +45,8 @@ class Dialect:
     """Number of lines before the header."""
     escape: str | None = None
     """Character before quotation marks within cells, as R's write.table has it; None: they are doubled."""
+    has_odd_quotes: bool = False
+    """Whether the number of quotation marks is odd, so that one may be opened and not closed."""
 
     @property
     def is_utf8(self) -> bool:
@@ -60,7 +62,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     Raises UserError if the file is not text in UTF-8 or cp1252, is damaged UTF-8, or has no header.
     """
     try:
-        is_utf8, has_escapes = _scan(path)
+        is_utf8, has_escapes, has_odd_quotes = _scan(path)
         encoding, escape = "utf-8-sig" if is_utf8 else "cp1252", "\\" if has_escapes else None
         with _text_of(path, encoding) as file, _long_cells():
             headers = {}
@@ -77,7 +79,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
     best = max(headers, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
-    return headers[best], Dialect(encoding, best, num_skipped, escape)
+    return headers[best], Dialect(encoding, best, num_skipped, escape, has_odd_quotes)
 
 
 def opened(path: Path) -> BinaryIO:
@@ -106,10 +108,10 @@ class RowsInCellWarning(Notice):
         )
 
 
-def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
+def csv_batches(path: Path, header: list[str], dialect: Dialect, *, warn: bool = True) -> Iterator[pa.RecordBatch]:
     """Yield all columns as text, without `without_formulas`' apostrophes; raises UserError where the form is broken."""
     ragged: list[pa.csv.InvalidRow] = []
-    num_rows, is_warned, last = 0, False, ""
+    num_rows, is_warned, last = 0, not warn, ""
     try:
         for batch in pa.csv.open_csv(path, **_csv_options(header, dialect, ragged)):
             if not is_warned and (found := _rows_in_cell(batch, dialect.delimiter)):
@@ -124,8 +126,7 @@ def csv_batches(path: Path, header: list[str], dialect: Dialect) -> Iterator[pa.
     except UnicodeDecodeError as error:
         raise _no_text(path) from error
     if _BREAK.search(last) and not _ends_with_quote(path):
-        line = find_lines(path, dialect, np.array([num_rows - 1]))[0]
-        raise UserError(f"{path}, line {line}: a quotation mark is opened and not closed. Close it, or remove it.")
+        raise UserError(_unclosed(path, dialect))
 
 
 def _rows_in_cell(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
@@ -221,20 +222,36 @@ def _malformed(path: Path, dialect: Dialect, ragged: list[pa.csv.InvalidRow], er
         )
     if "Empty CSV" in str(error):
         return f"{path} has a header but no rows."
-    reason = "a quotation mark is opened and not closed" if "straddling" in str(error) else str(error)
-    return f"{path} is not a well-formed CSV file: {reason}."
+    if "straddling" in str(error):
+        return _unclosed(path, dialect)
+    return f"{path} is not a well-formed CSV file: {error}."
+
+
+def _unclosed(path: Path, dialect: Dialect) -> str:
+    """Return what is wrong with a file whose last row, or first one longer than a block, opens a quotation mark."""
+    start = passed = 0
+    with _text_of(path, dialect.encoding) as file, _long_cells():
+        _rewind(file, dialect.num_skipped)
+        reader = csv.reader(file, delimiter=dialect.delimiter, escapechar=dialect.escape)
+        try:
+            for _ in reader:
+                start, passed = passed, reader.line_num
+        except csv.Error:
+            start = passed
+    line = dialect.num_skipped + start + 1
+    return f"{path}, line {line}: a quotation mark is opened and not closed. Close it, or remove it."
 
 
 def _no_text(path: Path) -> UserError:
     return UserError(f"{path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
 
 
-def _scan(path: Path) -> tuple[bool, bool]:
-    """Return whether a CSV file is UTF-8, and whether quotation marks in its cells have backslashes before them.
+def _scan(path: Path) -> tuple[bool, bool, bool]:
+    """Return whether a CSV file is UTF-8; whether quotation marks in cells have backslashes before them, or are odd.
 
     Raises UserError if it is not text, or damaged UTF-8.
     """
-    has_escapes = False
+    has_escapes, num_quotes = False, 0
     decoder, line, passed = codecs.getincrementaldecoder("utf-8")(), 1, 0
     damage = ""  # description of the first byte that is not UTF-8
     with opened(path) as file:
@@ -266,13 +283,14 @@ def _scan(path: Path) -> tuple[bool, bool]:
                 number = passed + len(chunk) - len(read) + at + 1
                 damage = f"line {in_line}: the byte 0x{read[at]:02X} (byte {number} of the file)"
             has_escapes |= b'\\"' in chunk and _ESCAPED.search(chunk) is not None
+            num_quotes += chunk.count(b'"')
             line += chunk.count(b"\n")
             passed += len(chunk)
     if damage and (head.startswith(codecs.BOM_UTF8) or _is_mostly_utf8(path)):
         raise UserError(
             f"{path}, {damage} is not UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 again."
         )
-    return not damage, has_escapes
+    return not damage, has_escapes, num_quotes % 2 == 1
 
 
 def _is_mostly_utf8(path: Path) -> bool:

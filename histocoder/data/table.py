@@ -184,6 +184,9 @@ def open_table(
     header, dialect = (source.rows.schema.names, None) if source is not None else sniff(path, known)
     file = TableFile(path, header, dialect, source)
     file.check(columns)
+    if dialect is not None and dialect.has_odd_quotes:
+        for _ in csv_batches(path, header, dialect, warn=False):
+            pass  # an open quotation mark raises an error here, before any row is worked on
     return file
 
 

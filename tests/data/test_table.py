@@ -111,6 +111,16 @@ def test_quotation_marks_too_few_or_too_many(
     assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
+@pytest.mark.parametrize("num_bytes", [1 << 22, 64], ids=["in a block", "over blocks"])
+def test_open_quotation_marks_are_found_before_rows_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+):
+    monkeypatch.setattr(dialect, "_BLOCK_BYTES", num_bytes)
+    (tmp_path / "t.csv").write_text("occ1,note\n" + "a,x\n" * 30 + 'b,"y\n' + "c,z\n" * 60)
+    with pytest.raises(UserError, match=r"line 32: a quotation mark is opened and not closed\. Close it"):
+        open_table(tmp_path / "t.csv", ["occ1"])
+
+
 def test_ditto_marks_in_a_single_column_are_told(tmp_path: Path):
     (tmp_path / "t.csv").write_text('occ1\nfarmer\n"\nbaker\n"\nsmith\n')
     with pytest.warns(RowsInCellWarning, match="line 3: one cell holds 2 line breaks"):
