@@ -66,7 +66,6 @@ def _code_file(
         with _naming_sheets("--join-sheet"):
             join = Join(Path(config.join), system=coder.system, codes=coder.codes, sheet=config.join_sheet)
     how = config_of(PredictConfig, config)
-    say(f"Coding in mode {how.mode or coder.mode}.")
     options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
     if config.engine is not None:
         num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)

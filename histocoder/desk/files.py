@@ -285,7 +285,7 @@ class Files:
             return "failed", str(error)
         finally:
             self._bar = None
-        return "done", "\n".join(said[:-1])  # the last one says that it is coded
+        return "done", "\n".join(said[1:-1])  # the first and the last one say that it is coded
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def predict_file(
     config = replace(config, mode=config.mode or coder.mode)  # since the parts record it
     chunks = ChunkCoder(coder, config, known=known)
     table, form, num_rows = _open(coder, config, chunks.names, join)
+    say(f"Coding in mode {config.mode}.")
     parts = Parts(form.path)
     chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
@@ -88,6 +89,7 @@ def predict_file_by(
     """Write a file as `predict_file` does, from an engine that yields the input with the columns of its codes."""
     config = replace(config, mode=config.mode or coder.mode)
     table, form, _ = _open(coder, config, ChunkCoder(coder, config, known=None).names, join)
+    say(f"Coding in mode {config.mode}.")
     with _writing(form.path):
         check_free(form.path, overwrite=overwrite, source=table.path)
         with replacing(form.path) as temporary:

@@ -152,6 +152,10 @@ def test_sheets_of_other_workbooks_have_their_flags(model: Path, tmp_path: Path,
         main([*flags, "--known-sheet", "rows", "--join-sheet", "classes"])
     said = capsys.readouterr()
     assert "out.csv exists already" in said.err and said.out == ""
+    with pytest.raises(SystemExit):
+        main([*flags, "--known-sheet", "rows", "--join-sheet", "classes", "--overwrite", "--input-col", "job"])
+    said = capsys.readouterr()
+    assert "has no column 'job'" in said.err and said.out == ""
 
 
 def test_labels_of_stata_are_read_and_codes_are_codes(tmp_path: Path):

@@ -145,9 +145,9 @@ def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
     coder = Coder(load_model(model), "cpu")
     settings = config(tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     predict_file(coder, settings, model_id="m", chunk_rows=10, say=said.append)
-    languages = [text.partition(" and ")[0] for text in said[:2]]
+    languages = [text.partition(" and ")[0] for text in said[1:3]]
     assert languages == ["The model does not know the language xx", "The model does not know the language yy"]
-    assert said[2].startswith("10 descriptions are cut") and len(said) == 4
+    assert said[3].startswith("10 descriptions are cut") and len(said) == 5
 
 
 def test_what_is_read_as_cp1252_is_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
