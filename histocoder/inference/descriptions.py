@@ -8,8 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from histocoder.data.cells import MISSING_MARKS, spoilt
 from histocoder.data.languages import is_language, language_code, same_language
 from histocoder.errors import Notice, UserError, warn_user
+
+_MARKS = MISSING_MARKS - {"None"}
+"""Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
 
 
 class UnknownLanguageWarning(Notice):
@@ -54,7 +58,8 @@ class Descriptions(NamedTuple):
         """Return the descriptions of n rows; blank ones are missing.
 
         Languages are those that a model knows, under its own codes; others are replaced by "unk", with a warning. If
-        the model does not say, all are kept, with a warning about those that are not in histocoder's table.
+        the model does not say, all are kept, with a warning about those that are not in histocoder's table. Marks of
+        missing values are words here, with a warning.
         """
         series = (
             texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
@@ -69,7 +74,12 @@ class Descriptions(NamedTuple):
         place = np.full(len(pairs), -1)
         present = pairs[~missing]
         place[~missing] = present.groupby(["text", "lang"], sort=False).ngroup().to_numpy()
-        return cls(present.drop_duplicates().reset_index(drop=True), place, series.index)
+        distinct = present.drop_duplicates().reset_index(drop=True)
+        for text in sorted(t for t in set(distinct["text"]) if t in _MARKS or spoilt(t) == "an error"):
+            warn_user(
+                Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank.")
+            )
+        return cls(distinct, place, series.index)
 
     def spread(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return each row's of the distinct descriptions' rows, after which comes that of a missing one."""

@@ -150,6 +150,16 @@ def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
     assert said[3].startswith("10 descriptions are cut") and len(said) == 5
 
 
+def test_marks_of_missing_descriptions_are_told_once(model: Path, tmp_path: Path):
+    (tmp_path / "in.csv").write_text("occ1,lang\n" + "NA,en\nfarmer,en\n#NAME?,en\nNone,en\n" * 20)
+    said: list[str] = []
+    settings = config(tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
+    predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", chunk_rows=10, say=said.append)
+    assert [text.split("'")[1] for text in said[1:-1]] == ["#NAME?", "NA"]
+    assert said[2] == "The description 'NA' is coded as a word. If it means a missing one, leave it blank."
+    assert read(tmp_path / "out.csv")["hisco_1"].ne("").all()
+
+
 def test_what_is_read_as_cp1252_is_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "in.csv").write_text("occ1,lang\nvæver,da\n", encoding="cp1252")
     coder, settings = Coder(load_model(model), "cpu"), config(tmp_path / "in.csv", tmp_path / "out.csv")
