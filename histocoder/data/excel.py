@@ -30,6 +30,9 @@ _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 """Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it is small."""
 _FIRST_YEAR = 1901
 """First year whose dates Excel has right: it has none before 1900, and a 29 February then."""
+_UNSAVED = re.compile(rb'<c (?![^>]*t="str")[^>]*>\s*<f(\s[^>]*)?(/>|>[^<]*</f>)\s*(<v\s*/>|<v>\s*</v>|</c>)')
+"""A cell with a formula whose value is not stored; that of an empty text is."""
+_BLOCK_BYTES = 1 << 22
 _ZEROS = re.compile(r"0+")
 _ESCAPED = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")
 """Beginning of a character in Excel's notation, such as _x000D_ for a carriage return."""
@@ -139,7 +142,26 @@ def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
     unlike = _unlike([str(names[i]) for i in kept])
     if renamed := [name for i, name in zip(kept, unlike, strict=True) if name != str(names[i])]:
         notices.append(f"{path}: columns of the same name are numbered: {', '.join(map(shown, renamed))}.")
+    if num_unsaved := _num_unsaved(sheet):
+        notices.append(
+            f"{path}: {num_unsaved:,} formulas have no stored value and are read as blank cells. Open the workbook in "
+            "Excel or LibreOffice and save it there, which stores them."
+        )
     return pa.Table.from_arrays(arrays, unlike), header_row + 1, notices
+
+
+def _num_unsaved(sheet: Any) -> int:
+    """Return the number of formulas without a stored value, as programs other than spreadsheets write them."""
+    count, rest, is_over = 0, b"", False
+    with sheet._get_source() as source:
+        while not is_over:
+            block = source.read(_BLOCK_BYTES)
+            is_over = not block
+            rest += block
+            end = len(rest) if is_over else max(rest.rfind(b"<c "), 0)
+            count += sum(1 for _ in _UNSAVED.finditer(rest, 0, end))
+            rest = rest[end:]
+    return count
 
 
 def _unlike(names: list[str]) -> list[str]:

@@ -276,6 +276,15 @@ def test_columns_of_excel_with_the_same_name_are_numbered(tmp_path: Path):
     assert read_table(path, file.header).columns["a.2"].to_pylist() == ["2"]
 
 
+def test_formulas_without_stored_values_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = [["occ1", "hisco_1"], ["farmer", "=60000+1110"], ["baker", "=CONCATENATE(77,610)"], ["cook", "53130"]]
+    path = workbook(tmp_path / "t.xlsx", ("Data", rows))
+    for num_bytes in (1 << 22, 50):
+        monkeypatch.setattr("histocoder.data.excel._BLOCK_BYTES", num_bytes)
+        (notice,) = open_table(path, ["occ1"]).notices
+        assert "2 formulas have no stored value and are read as blank cells. Open the workbook in Excel" in notice
+
+
 def test_characters_in_the_notation_of_excel_are_read_as_characters(tmp_path: Path):
     path = workbook(tmp_path / "t.xlsx", ("a", [["occ1"], ["smith_x000D_\nand farrier"], ["_x005F_x000D_"]]))
     texts = ["smith\r\nand farrier", "_x000D_"]
