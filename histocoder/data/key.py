@@ -48,12 +48,13 @@ class Key:
         return Key((*self.codes, *sorted(set(codes) - set(self.codes))), {**descriptions, **self.descriptions})
 
 
-def read_key(path: str | Path) -> Key:
+def read_key(path: str | Path, *, num_digits: int = 0) -> Key:
     """Read a key file.
 
     It has a column of codes (`system_code`, or `hisco`, `occ1950`) and one of class indices from 0 (`code` or `index`);
     optionally one of descriptions (`desc` or `title`). A row without code and index is left out, and codes in `hisco`
-    and `occ1950` get their leading zeros back: OccCANINE's own key is such a file.
+    and `occ1950` get their leading zeros back: OccCANINE's own key is such a file. Codes of digits in `system_code` get
+    zeros up to `num_digits`.
 
     Raises UserError if a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
     """
@@ -81,7 +82,7 @@ def read_key(path: str | Path) -> Key:
             f"The key {path} must number its codes 0, 1, 2, … in the column {index_col!r}, each once; line "
             f"{table.lines(odd[:1])[0]} has {shown(indices[odd[0]])}."
         )
-    num_digits = _NUM_DIGITS.get(code_col, 0)
+    num_digits = _NUM_DIGITS.get(code_col, num_digits)
     codes = [code.zfill(num_digits) if code.isdigit() else code for code in map(str.strip, cells)]
     if len(odd := np.flatnonzero(pd.Series(codes, dtype=object).duplicated())):
         raise UserError(

@@ -89,7 +89,8 @@ def prepare(
 def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None) -> None:
     """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
     _refuse_to_replace(config, folder)
-    key = read_key(config.key) if config.key else None
+    num_digits = config.block_size if config.zero_pad_codes else 0
+    key = read_key(config.key, num_digits=num_digits) if config.key else None
     corrections = read_corrections(config, formatter_of(config)) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
         found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE)

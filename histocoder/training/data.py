@@ -70,7 +70,8 @@ def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
             f"--formatter {config.formatter} has no mark for a row without any code; give such rows a code of their "
             "own (in HISCO -1) instead of --blank-means-no-occupation."
         )
-    key = read_key(config.key) if config.key else None
+    num_digits = formatter.block_size if config.zero_pad_codes else 0
+    key = read_key(config.key, num_digits=num_digits) if config.key else None
     train, val = (
         ExampleFiles(
             tuple(map(Path, paths)),

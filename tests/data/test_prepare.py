@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -106,6 +107,8 @@ def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path, logg
     settings = config(checked, language_col=None, corrections=(str(checked),))
     assert len(read_corrections(settings, formatter_of(settings))) == 7
     assert "7 checked rows are used; 10 are not checked" in logged[-1]
+    read_corrections(replace(settings, target_cols=("hisco_1", "hisco_2")), formatter_of(settings))
+    assert any("has no column 'hisco_2': the rows that it corrects get no such codes." in text for text in logged)
     checked.write_text("occ1,checked,hisco_1\nbonde,x,61110\nsmed,later,83110\n")
     with pytest.raises(UserError, match=r"review\.csv, line 3, checked: 'later' is neither yes nor no\. Write x"):
         read_corrections(settings, formatter_of(settings))
@@ -337,6 +340,14 @@ def test_codes_outside_the_key_are_refused_or_dropped(tmp_path: Path):
     files = ExampleFiles((tmp_path / "t.csv",), ("hisco_1",), formatter, key=key, rules=LabelRules(drop_bad=True))
     heard: list[str] = []
     assert len(files.read(say=heard.append)) == 1 and re.search("1 rows", heard[-1])
+
+
+def test_zeros_are_restored_in_the_key_too(tmp_path: Path):
+    (tmp_path / "key.csv").write_text("system_code,code,desc\n-1,0,None\n2000,1,Boss\n61110,2,Farmer\n")
+    (tmp_path / "t.csv").write_text("occ1,hisco_1\nboss,2000\nfarmer,61110\nnone,-1\n")
+    settings = config(tmp_path / "t.csv", language_col=None, key=str(tmp_path / "key.csv"), zero_pad_codes=True)
+    prepare(settings, tmp_path / "out")
+    assert read_key(tmp_path / "out" / "key.csv").descriptions == {"-1": "None", "02000": "Boss", "61110": "Farmer"}
 
 
 def test_a_key_as_occcanine_has_it(tmp_path: Path):
