@@ -129,6 +129,8 @@ def _read(path: str, config: PrepareConfig, formatter: Formatter) -> Iterator[tu
     file = open_table(path, needed, optional=optional, codes=config.target_cols)
     for notice in file.notices:
         log.info(notice)
+    if lacking := [name for name in config.target_cols[1:] if name not in file.header]:
+        log.info(f"{path} has no column {', '.join(map(repr, lacking))}: the rows that it corrects get no such codes.")
     table = file.read([*needed, *(name for name in optional if name in file.header)])
     marks = [(mark or "").strip().casefold() for mark in table.columns[CHECKED_COL].to_pylist()]
     if unclear := [row for row, mark in enumerate(marks) if mark not in _YES | _NO]:
