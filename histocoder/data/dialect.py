@@ -33,6 +33,8 @@ _BREAK = re.compile(r"\r\n|\n|\r")
 _NOT_ASCII = bytes(range(128, 256))
 _ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')
 """A quotation mark within a quoted cell that has a backslash before it, and is not doubled."""
+_TWICE_ENCODED = re.compile(rb"\xc3\x83\xc2[\xa0-\xbf]")
+"""An accented letter in UTF-8 that was read as cp1252, and written in UTF-8 again: "Ã¤" in place of "ä"."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Dialect:
     """Character before quotation marks within cells, as R's write.table has it; None: they are doubled."""
     has_odd_quotes: bool = False
     """Whether the number of quotation marks is odd, so that one may be opened and not closed."""
+    twice_encoded: int = 0
+    """First line with a letter that was encoded twice; 0: none."""
 
     @property
     def is_utf8(self) -> bool:
@@ -62,7 +66,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     Raises UserError if the file is not text in UTF-8 or cp1252, is damaged UTF-8, or has no header.
     """
     try:
-        is_utf8, has_escapes, has_odd_quotes = _scan(path)
+        is_utf8, has_escapes, *found = _scan(path)
         encoding, escape = "utf-8-sig" if is_utf8 else "cp1252", "\\" if has_escapes else None
         with _text_of(path, encoding) as file, _long_cells():
             headers = {}
@@ -79,7 +83,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
     best = max(headers, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
-    return headers[best], Dialect(encoding, best, num_skipped, escape, has_odd_quotes)
+    return headers[best], Dialect(encoding, best, num_skipped, escape, *found)
 
 
 def opened(path: Path) -> BinaryIO:
@@ -246,12 +250,13 @@ def _no_text(path: Path) -> UserError:
     return UserError(f"{path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
 
 
-def _scan(path: Path) -> tuple[bool, bool, bool]:
-    """Return whether a CSV file is UTF-8; whether quotation marks in cells have backslashes before them, or are odd.
+def _scan(path: Path) -> tuple[bool, bool, bool, int]:
+    """Return whether a CSV file is UTF-8, whether quotation marks in its cells have backslashes before them, and the
+    last two fields of `Dialect`.
 
     Raises UserError if it is not text, or damaged UTF-8.
     """
-    has_escapes, num_quotes = False, 0
+    has_escapes, num_quotes, twice_encoded = False, 0, 0
     decoder, line, passed = codecs.getincrementaldecoder("utf-8")(), 1, 0
     damage = ""  # description of the first byte that is not UTF-8
     with opened(path) as file:
@@ -284,13 +289,15 @@ def _scan(path: Path) -> tuple[bool, bool, bool]:
                 damage = f"line {in_line}: the byte 0x{read[at]:02X} (byte {number} of the file)"
             has_escapes |= b'\\"' in chunk and _ESCAPED.search(chunk) is not None
             num_quotes += chunk.count(b'"')
+            if not twice_encoded and (match := _TWICE_ENCODED.search(chunk)):
+                twice_encoded = line + chunk.count(b"\n", 0, match.start())
             line += chunk.count(b"\n")
             passed += len(chunk)
     if damage and (head.startswith(codecs.BOM_UTF8) or _is_mostly_utf8(path)):
         raise UserError(
             f"{path}, {damage} is not UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 again."
         )
-    return not damage, has_escapes, num_quotes % 2 == 1
+    return not damage, has_escapes, num_quotes % 2 == 1, twice_encoded
 
 
 def _is_mostly_utf8(path: Path) -> bool:

@@ -71,6 +71,11 @@ class TableFile:
             notices.append(
                 f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."
             )
+        if self.dialect.is_utf8 and self.dialect.twice_encoded:
+            notices.append(
+                f"{self.path}, line {self.dialect.twice_encoded}: accented letters are written as 'Ã' and a sign: "
+                "UTF-8 was read as Windows-1252 once. Open the original as UTF-8, and save it again."
+            )
         if self.dialect.escape:
             notices.append(
                 f"{self.path}: quotation marks have backslashes before them, as R writes them; it is read so."

@@ -77,6 +77,16 @@ def test_damaged_utf8_is_told_from_cp1252_wherever_blocks_end(tmp_path: Path, mo
             open_table(path, ["occ1"])
 
 
+def test_text_that_was_encoded_twice_is_told(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("occ1,h\nfarmer,1\ndräng,2\n".encode().decode("cp1252").encode())
+    (notice,) = open_table(path, ["occ1"]).notices
+    assert f"{path}, line 3: accented letters are written as 'Ã' and a sign" in notice
+    for text in ("dräng", "IRMÃ (freira)", "Ã"):
+        path.write_text(f"occ1,h\n{text},1\n", "utf-8")
+        assert not open_table(path, ["occ1"]).notices
+
+
 @pytest.mark.parametrize(("content", "message"), BAD)
 def test_refused_in_one_sentence(tmp_path: Path, content: bytes, message: str):
     path = tmp_path / "t.csv"
