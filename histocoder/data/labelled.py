@@ -22,6 +22,8 @@ _MAX_LABEL_BYTES = 120
 """Limit of SPSS; Stata takes more."""
 _LONGEST_TEXT = 2045
 """Number of characters from which Stata needs its type strL."""
+_INTEGER = re.compile(r"-?[0-9]+")
+"""Form of labels that are codes themselves, as Stata's `encode` makes them."""
 _NUMBER = re.compile(r"-[0-9]{1,8}|[0-9]{0,9}")
 """Form of integers that can have labels in Stata, or of blank cells."""
 
@@ -46,7 +48,9 @@ def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[st
         match = _CODES.fullmatch(titles.get(name) or "")
         if match is not None:
             values[name] = values[name].map(lambda value, length=int(match[1] or 0): _code(value, length))
-        elif value_labels.get(name) and name not in codes:
+        elif value_labels.get(name) and (
+            name not in codes or all(map(_INTEGER.fullmatch, value_labels[name].values()))
+        ):
             labels = {_text(value): label for value, label in value_labels[name].items()}
             values[name] = values[name].map(lambda value, labels=labels: labels.get(_text(value), _text(value)))
             labelled.append(str(name))

@@ -175,6 +175,14 @@ def test_labels_of_stata_are_read_and_codes_are_codes(tmp_path: Path):
     assert [found[name].to_pylist() for name in found] == [["02000", "-1", None], ["02000", "A", None]]
 
 
+def test_codes_that_stata_has_encoded_are_their_labels(tmp_path: Path):
+    frame = pd.DataFrame({"occ1": ["boss", "none", "cook"], "h": pd.Categorical(["02000", "-1", "53130"])})
+    frame.to_stata(tmp_path / "t.dta", write_index=False)
+    file = open_table(tmp_path / "t.dta", ["occ1", "h"], codes=["h"])
+    assert file.read(["h"]).columns["h"].to_pylist() == ["02000", "-1", "53130"]
+    assert "read as their value labels: h" in file.notices[0]
+
+
 def test_folders_of_parquet_are_one_table(model: Path, tmp_path: Path):
     for year, codes in ((1880, [61110, None]), (1890, [77610, 2000])):
         (tmp_path / "in" / f"year={year}").mkdir(parents=True)
