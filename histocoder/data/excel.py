@@ -144,7 +144,7 @@ def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
         notices.append(f"{path}: columns of the same name are numbered: {', '.join(map(shown, renamed))}.")
     if num_unsaved := _num_unsaved(sheet):
         notices.append(
-            f"{path}: {num_unsaved:,} formulas have no stored value and are read as blank cells. Open the workbook in "
+            f"{path}: formulas without a stored value ({num_unsaved:,}) are read as blank cells. Open the workbook in "
             "Excel or LibreOffice and save it there, which stores them."
         )
     return pa.Table.from_arrays(arrays, unlike), header_row + 1, notices

@@ -290,7 +290,7 @@ def test_formulas_without_stored_values_are_told(tmp_path: Path, monkeypatch: py
     for num_bytes in (1 << 22, 50):
         monkeypatch.setattr("histocoder.data.excel._BLOCK_BYTES", num_bytes)
         (notice,) = open_table(path, ["occ1"]).notices
-        assert "2 formulas have no stored value and are read as blank cells. Open the workbook in Excel" in notice
+        assert "formulas without a stored value (2) are read as blank cells. Open the workbook in Excel" in notice
 
 
 def test_characters_in_the_notation_of_excel_are_read_as_characters(tmp_path: Path):
