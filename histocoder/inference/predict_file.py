@@ -16,6 +16,7 @@ from tqdm import tqdm
 from histocoder import distributed
 from histocoder.checkpoints.lock import holding
 from histocoder.config import PredictConfig
+from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile, count_rows, is_parquet, open_table
 from histocoder.errors import Interrupted, UserError
@@ -62,6 +63,8 @@ def predict_file(
     chunks = ChunkCoder(coder, config, known=known)
     table, form, num_rows = _open(coder, config, chunks.names, join)
     say(f"Coding in mode {config.mode}.")
+    if LANG_COL in table.header and config.language_col is None and config.language == "unk":
+        say(f"{config.input}: languages are taken as unknown (unk); the column {LANG_COL!r} is not chosen for them.")
     parts = Parts(form.path)
     chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
+from histocoder.config import PredictConfig
 from histocoder.errors import Interrupted, UserError
 from histocoder.evaluation.review import review
 from histocoder.inference.coder import Coder
@@ -158,6 +159,15 @@ def test_marks_of_missing_descriptions_are_told_once(model: Path, tmp_path: Path
     assert [text.split("'")[1] for text in said[1:-1]] == ["#NAME?", "NA"]
     assert said[2] == "The description 'NA' is coded as a word. If it means a missing one, leave it blank."
     assert read(tmp_path / "out.csv")["hisco_1"].ne("").all()
+
+
+def test_languages_that_are_not_used_are_told(model: Path, tmp_path: Path):
+    write_archive(tmp_path / "in.csv", 3)
+    for language in ({}, {"language": "da"}, {"language_col": "lang"}):
+        said: list[str] = []
+        settings = PredictConfig(input=str(tmp_path / "in.csv"), output=str(tmp_path / "out.csv"), **language)
+        predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", say=said.append, overwrite=True)
+        assert any("the column 'lang' is not chosen" in text for text in said) == (not language)
 
 
 def test_what_is_read_as_cp1252_is_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
