@@ -118,14 +118,18 @@ def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None 
         )
     needed = [*by, *predicted, f"{prefix}conf"]
     file.check(needed)
+    if not predicted:
+        raise UserError(f"{predictions} has no column {prefix}prob_1; give the output of histocoder predict.")
     parts, passed = [], 0
     for chunk in file.chunks(chunk_rows=_CHUNK_ROWS, columns=needed):
         frame = chunk.select(needed).to_pandas()
         cells = frame.pop(f"{prefix}conf")
-        frame["conf"] = pd.to_numeric(cells, errors="coerce")
-        if len(bad := np.flatnonzero(frame["conf"].isna() & cells.notna() & (cells != ""))):
+        frame["conf"] = pd.to_numeric(cells.astype(str).str.replace(",", "."), errors="coerce")
+        if len(bad := np.flatnonzero(~frame["conf"].between(0, 1) & cells.notna() & (cells != ""))):
             line = file.lines(bad[:1] + passed)[0]
-            raise UserError(f"{predictions}, line {line}, {prefix}conf: {shown(cells[bad[0]])} is not a number.")
+            raise UserError(
+                f"{predictions}, line {line}, {prefix}conf: {shown(str(cells[bad[0]]))} is not a number from 0 to 1."
+            )
         passed += len(frame)
         parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
     names = {**predicted, columns.input_col: columns.run_input_col or columns.input_col}
@@ -162,13 +166,17 @@ def _language_col(header: list[str], prefix: str, predicted: Iterable[str], of_r
 def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
     """Return the new name of each of a coding's columns of codes, of their meanings, and of alternatives.
 
-    A column of codes precedes a `prob_…` of the same number.
+    A column of codes precedes a `prob_…` of the same number; raises UserError where it does not.
     """
     names: dict[str, str] = {}
     targets = iter(target_cols)
-    for before, name in itertools.pairwise(header):
+    for before, name in itertools.pairwise(["", *header]):
         number = name.removeprefix(f"{prefix}prob_")
-        if number != name and before.endswith(f"_{number}"):
+        if number != name and number.isdigit():
+            if not before.endswith(f"_{number}"):
+                raise UserError(
+                    f"The column before {name!r} must be that of its codes, as histocoder predict writes them."
+                )
             names[before] = next(targets, before.removeprefix(prefix))
             if (meaning := f"{prefix}desc_{number}") in header:
                 names[meaning] = meaning.removeprefix(prefix)

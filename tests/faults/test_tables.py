@@ -228,6 +228,23 @@ def test_other_tables(tmp_path: Path):
     assert "line 3, code1: '999" in refusal(files.read)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("occ1,hisco_1,prob_1,conf\na,61110,0.5,123\n", "line 2, conf: '123' is not a number from 0 to 1"),
+        ("occ1,conf,prob_1,hisco_1\na,0.5,0.5,61110\n", "column before 'prob_1' must be that of its codes"),
+        ("occ1,hisco_1,conf\na,61110,0.5\n", "has no column prob_1; give the output of histocoder predict"),
+    ],
+)
+def test_coded_files_that_people_have_changed(tmp_path: Path, content: str, message: str):
+    (tmp_path / "t.csv").write_text(content)
+    assert message in refusal(lambda: review(tmp_path / "t.csv", tmp_path / "out.csv", budget=1))
+    (tmp_path / "t.csv").write_text("occ1;hisco_1;prob_1;conf\na;61110;0,5;0,5\n")
+    assert review(tmp_path / "t.csv", tmp_path / "out.csv", budget=1)[["hisco_1", "conf"]].to_numpy().tolist() == [
+        ["61110", 0.5]
+    ]
+
+
 def test_lines_are_those_of_the_file():
     content = b'occ1,hisco_1\n"a\nb",61110\n\nc,77610\n'
     with table_of(content) as table:
