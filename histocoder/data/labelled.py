@@ -168,16 +168,17 @@ def write_labelled(
 
 
 def _storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Turn dates into times, booleans and decimals into numbers, and times of day into text."""
+    """Turn dates into times, booleans, decimals and half floats into numbers, and other types into text."""
     column = for_sheets(column)
     kind = column.type
     if pa.types.is_date(kind):
         return column.cast(pa.timestamp("ms"))
     if pa.types.is_boolean(kind):
         return column.cast(pa.int8())
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind) or pa.types.is_float16(kind):
         return column.cast(pa.float64())
-    return column.cast(pa.string()) if pa.types.is_time(kind) else column
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return column.cast(pa.string()) if is_bytes or pa.types.is_time(kind) or pa.types.is_duration(kind) else column
 
 
 def _legal_names(names: list[str], *, longest: int) -> list[str]:

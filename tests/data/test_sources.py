@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -266,6 +266,8 @@ def test_what_sheets_can_not_hold_is_written_as_text_or_as_clocks_showed_it(tmp_
             "alive": pa.array([True, None]),
             "paid": pa.array([Decimal("1.50"), None]),
             "code": ["7", "02110"],
+            "name": pa.array([b"Ann", None]),
+            "lived": pa.array([timedelta(1), None]),
         }
     )
     path = tmp_path / f"out{suffix}"
@@ -274,6 +276,7 @@ def test_what_sheets_can_not_hold_is_written_as_text_or_as_clocks_showed_it(tmp_
     assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
     assert found["code"].to_pylist() == ["7", "02110"]  # codes of several lengths have no zeros to be restored
     assert str(found["born"][0]).startswith("1850-03-01") and str(found["seen"][0]).startswith("2020-03-01 12")
+    assert found["name"].to_pylist() == ["Ann", None]
     assert float(found["paid"][0].as_py()) == 1.5 and not found["born"][1].is_valid
 
 
