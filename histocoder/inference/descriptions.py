@@ -79,6 +79,8 @@ class Descriptions(NamedTuple):
             warn_user(
                 Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank.")
             )
+        if 2 * distinct["text"].str.fullmatch(r"[0-9\s]+").sum() > len(distinct) > 1:
+            warn_user(Notice("Most descriptions are numbers. Check that their column is the right one."))
         return cls(distinct, place, series.index)
 
     def spread(self, frame: pd.DataFrame) -> pd.DataFrame:

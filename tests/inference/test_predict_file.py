@@ -161,6 +161,15 @@ def test_marks_of_missing_descriptions_are_told_once(model: Path, tmp_path: Path
     assert read(tmp_path / "out.csv")["hisco_1"].ne("").all()
 
 
+def test_codes_in_place_of_descriptions_are_told(model: Path, tmp_path: Path):
+    (tmp_path / "in.csv").write_text("occ1,h\nfarmer 1,61110\nbaker,77610\n,\ncook,53130\n")
+    for column in ("occ1", "h"):
+        said: list[str] = []
+        settings = PredictConfig(input=str(tmp_path / "in.csv"), output=str(tmp_path / "out.csv"), input_col=column)
+        predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", say=said.append, overwrite=True)
+        assert ("Most descriptions are numbers. Check that their column is the right one." in said) == (column == "h")
+
+
 def test_languages_that_are_not_used_are_told(model: Path, tmp_path: Path):
     write_archive(tmp_path / "in.csv", 3)
     for language in ({}, {"language": "da"}, {"language_col": "lang"}):
