@@ -66,7 +66,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     Raises UserError if the file is not text in UTF-8 or cp1252, is damaged UTF-8, or has no header.
     """
     try:
-        is_utf8, has_escapes, *found = _scan(path)
+        is_utf8, has_escapes, has_odd_quotes, twice_encoded = _scan(path)
         encoding, escape = "utf-8-sig" if is_utf8 else "cp1252", "\\" if has_escapes else None
         with _text_of(path, encoding) as file, _long_cells():
             headers = {}
@@ -83,7 +83,7 @@ def sniff(path: Path, columns: Sequence[str]) -> tuple[list[str], Dialect]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged, or not a gzip file ({error}). Compress it again.") from error
     best = max(headers, key=lambda d: (len(set(columns) & set(headers[d])), len(headers[d])))
-    return headers[best], Dialect(encoding, best, num_skipped, escape, *found)
+    return headers[best], Dialect(encoding, best, num_skipped, escape, has_odd_quotes, twice_encoded)
 
 
 def opened(path: Path) -> BinaryIO:
