@@ -161,7 +161,7 @@ class RunFolder:
         """End the run with a message and `interrupted.json` at a stop signal before or after training."""
 
         def end(signum: int, _frame: object) -> None:
-            raise Interrupted(f"{signal.Signals(signum).name}: ended. When started again, the run resumes.", signum)
+            raise Interrupted(f"{signal.Signals(signum).name}: stopped. Run the same command again to resume.", signum)
 
         before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS if in_main_thread()}
         try:

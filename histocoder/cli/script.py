@@ -49,9 +49,9 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
         case KeyboardInterrupt():
             end = "Interrupted.", 130
         case BrokenPipeError():  # as after `| head`
-            end = "Ended, since nobody reads its output any more.", _NOBODY_READS
+            end = "Stopped, because the program that read the output has ended.", _NOBODY_READS
         case OSError() if _is_full(error):
-            end = f"error: The output can't be written ({error.strerror}). Make room, and start again.", 2
+            end = f"error: The output can't be written ({error.strerror}). Make room, and run the command again.", 2
         case RuntimeError():
             end = _ending_of_torch(error)
     return end
@@ -67,7 +67,7 @@ def _ending_of_torch(error: RuntimeError) -> tuple[str, int] | None:
         return f"error: {full_gpu_message(error)}", 2
     if distributed.is_lost_contact(error):
         reason = str(error).splitlines()[0]
-        again = "When started again, the run resumes from its last checkpoint."
+        again = "Run the same command again to resume from the last checkpoint."
         return f"error: another process has ended or can't be reached ({reason}). {again}", 1
     return None
 

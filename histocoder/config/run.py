@@ -16,7 +16,7 @@ from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, Sta
 NUM_GREEDY = 1024
 """Number of validation rows that are decoded freely during training; all are scored with teacher forcing."""
 RANK_TIMEOUT = 300.0
-"""Seconds without a sign of life after which a process counts as hung."""
+"""Seconds without a heartbeat after which a process counts as hung."""
 _WORKERS_EACH = 8
 """Loader processes per processor at most; more than one is of no use, and each takes memory."""
 

@@ -88,14 +88,14 @@ class BatchLoader:
             if what is None and "No space left" in str(error):
                 sys.unraisablehook = lambda _: None  # torch's own, when its half-made workers are deleted
                 what = (
-                    "/dev/shm, where loader workers leave batches, is full; make it larger, in a container with "
-                    "--shm-size 1g."
+                    "/dev/shm, which loader workers pass batches through, is full; make it larger, in a container "
+                    "with --shm-size 1g."
                 )
             if what is None:
                 raise
             raise MachineError(
-                f"{what} When started again, the run resumes from its last checkpoint; --num-workers 0 loads "
-                "data without such processes."
+                f"{what} Run the same command again to resume from the last checkpoint; --num-workers 0 loads data "
+                "without such processes."
             ) from error
         finally:
             _expect_ends()
@@ -108,10 +108,10 @@ class BatchLoader:
         if error.startswith("DataLoader timed out"):
             self._late = self._num_received % len(self._workers)
         if (i := self._late) is not None:
-            return f"Loader worker {i} (process {self._workers[i].pid}) has given no batch for {self._timeout:g} s."
+            return f"Loader worker {i} (process {self._workers[i].pid}) has returned no batch for {self._timeout:g} s."
         for i, worker in enumerate(self._workers):
             if worker.exitcode:  # the others are ended by torch, with 0
-                return f"Loader worker {i} (process {worker.pid}) was killed, perhaps for want of memory."
+                return f"Loader worker {i} (process {worker.pid}) was killed, perhaps because memory ran out."
         return None
 
 

@@ -189,7 +189,7 @@ def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
 
 def _describe(record: dict[str, Any]) -> str:
     rows = record["rows"]
-    return f"{rows['train']:,} rows to train on, {rows['val']:,} to validate on, {record['codes']:,} codes."
+    return f"{rows['train']:,} training rows, {rows['val']:,} validation rows, {record['codes']:,} codes."
 
 
 def _write_split(

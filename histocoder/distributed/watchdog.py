@@ -1,4 +1,4 @@
-"""A thread that ends its process if the launcher is gone, or another rank hangs or has failed."""
+"""A thread that ends its process if the launcher has ended, or another rank hangs or has failed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Watchdog(threading.Thread):
                 self._check()
         except RuntimeError:  # the store is gone, with the process that held it
             if not self._stopped.wait(_GRACE_SECONDS):
-                self._end("the launcher, or rank 0, can't be reached any more")
+                self._end("it has lost the connection to the launcher or to rank 0")
 
     def stop(self) -> None:
         """Stop checking, since the process ends by itself."""
@@ -72,7 +72,7 @@ class Watchdog(threading.Thread):
 
     def _check(self) -> None:
         if self._launcher is not None and os.getppid() != self._launcher:
-            self._end("its launcher is gone")
+            self._end("its launcher has ended")
         if self._store is None:
             return
         self._num_beats += 1
@@ -105,10 +105,10 @@ class Watchdog(threading.Thread):
             self._heard, self._heard_at = sign, now
         elif now - self._heard_at > self._patience:
             self.announce("", 1)
-            silence = f"has given no sign of life for {now - self._heard_at:.0f} s"
+            silence = f"has sent no heartbeat for {now - self._heard_at:.0f} s"
             self._end(f"rank {self._next} {silence}; it hangs or has ended")
 
     def _end(self, reason: str) -> None:
-        again = "When started again, the run resumes from its last checkpoint."
-        print(f"error: rank {self._rank} ends: {reason}. {again}", file=sys.stderr, flush=True)
+        again = "Run the same command again to resume from the last checkpoint."
+        print(f"error: rank {self._rank} stops: {reason}. {again}", file=sys.stderr, flush=True)
         os._exit(1)

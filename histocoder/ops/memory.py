@@ -126,8 +126,8 @@ class RowsAtOnce:
             torch.cuda.empty_cache()
         if num_rows == 1:
             raise UserError(
-                f"Out of memory ({self._device}) with one description at once. End other programs that use it"
-                + ("." if self._device.type == "cpu" else ", or compute on the CPU, with --device cpu.")
+                f"Out of memory ({self._device}) with a single description. Stop other programs that use it"
+                + ("." if self._device.type == "cpu" else ", or compute on the CPU with --device cpu.")
             )
         self._limit = num_rows // 2
-        warn_user(Notice(f"Memory ran out with {num_rows:,} descriptions at once; going on with {self._limit:,}."))
+        warn_user(Notice(f"Out of memory with {num_rows:,} descriptions at once; continuing with {self._limit:,}."))

@@ -31,9 +31,9 @@ def banner(trainer: Trainer, *, encoder: str) -> list[str]:
     lines = {
         "script": Path(sys.argv[0]).name,
         "encoder": encoder,
-        "parameters": f"{_millions(total)}: {_millions(trained)} trained{frozen}",
-        "data": f"{len(data):,} rows to train on ({data.arrays.num_distinct:,} distinct descriptions), "
-        f"{len(trainer.val_data):,} to validate on, {_counted(model.config.num_classes, 'code', 'codes')}",
+        "parameters": f"{_millions(total)}: {_millions(trained)} trainable{frozen}",
+        "data": f"{len(data):,} training rows ({data.arrays.num_distinct:,} distinct descriptions), "
+        f"{len(trainer.val_data):,} validation rows, {_counted(model.config.num_classes, 'code', 'codes')}",
         "machine": ", ".join([processes, nodes, *names]),
         "strategy": ", ".join(filter(None, [trainer.learner.strategy.name, distributed.backend(), precision])),
         "batch": f"{size:,} × {f'{parts:,} accumulated × ' if parts > 1 else ''}{processes} "

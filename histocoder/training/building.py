@@ -57,7 +57,7 @@ def seeded_model(
             f"--gradient-checkpointing: transformers does not support it for {type(model.encoder).__name__}; omit it."
         )
     if any(map(is_table, model.parameters())) and config.fsdp:
-        raise UserError("--fsdp does not go with an n-gram encoder, which is small; omit it.")
+        raise UserError("--fsdp does not support n-gram encoders, which are small; omit it.")
     if config.freeze_encoder:
         model.freeze_encoder()
     elif not is_canine(model.config.encoder):
@@ -83,7 +83,8 @@ def _freeze_unused(model: MixerModel) -> None:
         trained[name].requires_grad_(False)
     if unused:
         log.info(
-            f"Notice: {len(unused)} weights of the encoder, such as {unused[0]}, are not trained: no output needs them."
+            f"Notice: {len(unused)} weights of the encoder, such as {unused[0]}, are not trained; no output depends on "
+            "them."
         )
 
 
@@ -179,7 +180,7 @@ def _from_initial_checkpoint(
         if head is None or len(head) < system.vocab_size or not is_like:
             raise UserError(
                 f"--initial-checkpoint: the decoder of {path} writes codes in another form ({form['name']}, "
-                f"{form['num_blocks']} of {form['block_size']} tokens). Take the encoder alone with --only-encoder."
+                f"{form['num_blocks']} of {form['block_size']} tokens). Load only its encoder with --only-encoder."
             )
         model_config = replace(model_config, formatter=form, vocab_size=len(head))
     model_config = replace(model_config, encoder=encoder_config)
@@ -193,7 +194,7 @@ def _from_initial_checkpoint(
     except RuntimeError as error:
         raise UserError(
             f"--initial-checkpoint: the weights in {path} do not fit this model ({misfit(error)}). "
-            "Check --encoder, or take the encoder alone with --only-encoder."
+            "Check --encoder, or load only its encoder with --only-encoder."
         ) from error
     check_positions(model.encoder, config.max_len, name=str(path))
     return model
@@ -228,7 +229,6 @@ def _describe_other_codes(path: Path, theirs: Sequence[str], ours: Sequence[str]
         if codes
     ]
     return (
-        f"--initial-checkpoint: the codes of {path} are others than these data's: "
-        f"{'; '.join(parts)}. Name its key with --key, or "
-        "take the encoder alone with --only-encoder."
+        f"--initial-checkpoint: the codes of {path} differ from those of these data: "
+        f"{'; '.join(parts)}. Pass its key with --key, or load only its encoder with --only-encoder."
     )

@@ -46,7 +46,8 @@ class Progress:
     def _say_estimate(self) -> None:
         seconds = (time.monotonic() - self._counted_since) / (ESTIMATE_AFTER - _FIRST_STEPS)
         steps = self._total - self._start
-        log.info(f"about {_duration(seconds * steps)} for {steps:,} steps, {seconds:.3g} s each, without validation")
+        each = f"{_duration(seconds * steps)} ({seconds:.3g} s each)"
+        log.info(f"estimated time for {steps:,} steps, without validation: {each}")
 
     def line(self, step: int, values: dict[str, float]) -> None:
         """Print a line with the step, some numbers, and the time left."""

@@ -143,7 +143,7 @@ class InBackground(Tracker):
         self._thread = threading.Thread(target=self._work, args=(begin,), daemon=True)
         self._thread.start()
         if not self._begun.wait(patience):
-            self._give_up(f"has not answered within {patience:g} s")
+            self._give_up(f"did not respond within {patience:g} s")
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._put(lambda tracker: tracker.log(step, values))
@@ -157,14 +157,14 @@ class InBackground(Tracker):
         if not self._given_up:
             self._thread.join(self._patience)
         if self._thread.is_alive():
-            self._give_up(f"has not taken in all it was given within {self._patience:g} s")
+            self._give_up(f"did not receive everything within {self._patience:g} s")
 
     def _put(self, line: Callable[[Tracker], None] | None) -> None:
         try:
             if not self._given_up:
                 self._lines.put_nowait(line)
         except queue.Full:
-            self._give_up("takes in no more numbers")
+            self._give_up("is too far behind")
 
     def _work(self, begin: Callable[[], Tracker]) -> None:
         try:
@@ -184,4 +184,6 @@ class InBackground(Tracker):
     def _give_up(self, why: str) -> None:
         if not self._given_up:
             self._given_up = True
-            distributed.log.warning(f"warning: {self._name} {why}; the run continues, with all numbers in {LOG_FILE}.")
+            distributed.log.warning(
+                f"warning: {self._name} {why}; the run continues without it. {LOG_FILE} has all metrics."
+            )

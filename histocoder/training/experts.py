@@ -135,7 +135,10 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
     for folder in folders:
         _save(folder, model)
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
-    return f"Exactly right of distinct validation rows, in %: {shares}. Predicting is in mode {best} from now on."
+    return (
+        f"accuracy on distinct validation descriptions, in %: {shares}. Default prediction mode: {best} (another "
+        "replaces combined only if it is better by more than one standard error)."
+    )
 
 
 def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:
@@ -145,7 +148,7 @@ def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert
     model.load_state_dict(weights)
     _set_linear_expert(model, expert)
     model.config = replace(model.config, fitted_to_validation=True)
-    remark = "After it was measured, it was trained on the validation data as well."
+    remark = "After this evaluation it was trained on the validation data as well."
     _save(folder, model, remark=f"\n{remark}\n")
 
 
@@ -157,6 +160,6 @@ def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
 def _save(folder: Path, model: MixerModel, *, remark: str = "") -> None:
     """Write a model again, and its card, with a remark behind the card's section on accuracy."""
     save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
-    path, behind = folder / CARD_FILE, "\n## What it is"
+    path, behind = folder / CARD_FILE, "\n## Model"
     if remark and path.is_file():
         write_card(folder, path.read_text(encoding="utf-8").replace(behind, remark + behind, 1))

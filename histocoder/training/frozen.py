@@ -77,14 +77,14 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     num_vectors = int(distinct.offsets[-1]) + len(distinct.rows)  # of tokens, and of texts
     num_bytes = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     free = shutil.disk_usage(path.parent).free
-    what = f"The frozen encoder's outputs of {len(distinct.rows):,} distinct descriptions"
+    what = f"The frozen encoder's outputs for {len(distinct.rows):,} distinct descriptions"
     if num_bytes > _SHARE_OF_DISK * free:
         log.info(
             f"warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
-            "They are computed again each time; set --cache-dir to a folder with more room."
+            "They are not stored but computed in every step; set --cache-dir to a folder with more room."
         )
         return None
-    log.info(f"{what} are computed once: {num_bytes / 1e9:,.3g} GB in {path}.")
+    log.info(f"{what} are computed once and stored: {num_bytes / 1e9:,.3g} GB in {path}.")
     write_encodings(path, distinct, _encode(model, data, distinct))
     return path
 

@@ -32,7 +32,7 @@ def advice(config: TrainConfig, device: torch.device, *, max_len: int, requested
     size = f"{config.batch_size} rows" if config.tokens_per_batch is None else f"{config.tokens_per_batch} positions"
     allocating = f" while allocating {requested}" if requested else ""
     remedies = "".join(f"\n  {i}. {remedy}" for i, remedy in enumerate(_remedies(config, device, max_len), 1))
-    what = " Try in this order, each on top of the ones before:" if remedies else " No other flag saves memory."
+    what = " Try these in order, each in addition to those before it:" if remedies else " No other flag saves memory."
     return (
         f"Out of memory ({device}){allocating}, with batches of {size} of up to {max_len} characters each."
         f"{what}{remedies}"
@@ -42,7 +42,7 @@ def advice(config: TrainConfig, device: torch.device, *, max_len: int, requested
 def full_gpu_message(error: torch.OutOfMemoryError) -> str:
     """Return what to say where no flag is known to save memory."""
     asked = f": {size} could not be allocated" if (size := _requested(error)) else ""
-    return f"The GPU's memory is full{asked}. End other programs that use it, or compute on the CPU, with --device cpu."
+    return f"The GPU's memory is full{asked}. Stop other programs that use it, or compute on the CPU with --device cpu."
 
 
 def _remedies(config: TrainConfig, device: torch.device, max_len: int) -> Iterator[str]:
@@ -59,11 +59,11 @@ def _remedies(config: TrainConfig, device: torch.device, max_len: int) -> Iterat
         yield f"--max-len {max(max_len // 8 * 4, _MIN_MAX_LEN)}, which cuts longer descriptions, in a new run"
     is_alone, on_gpu = distributed.world_size() == 1, device.type == "cuda"
     if is_alone and config.fsdp is None and on_gpu:
-        yield "--fsdp full_shard --fsdp-cpu-offload, which keep weights and optimizer state in the machine's memory"
+        yield "--fsdp full_shard --fsdp-cpu-offload, which keep weights and optimizer state in CPU memory"
     if is_alone:
-        yield "several processes with --fsdp full_shard, which share the model out among them"
+        yield "several processes with --fsdp full_shard, which shard the model"
     elif config.fsdp is None:
-        yield "--fsdp full_shard, which shares the model out among the processes"
+        yield "--fsdp full_shard, which shards the model over the processes"
     elif config.fsdp == "shard_grad_op":
         yield "--fsdp full_shard in place of shard_grad_op"
     if config.fsdp is not None and not config.fsdp_cpu_offload and on_gpu:

@@ -55,4 +55,4 @@ def profiling(
     with profile(activities=[ProfilerActivity.CPU, *gpu], schedule=steps, on_trace_ready=write) as running:
         yield running.step
     if recorded <= 0:
-        log.info(f"--profile: no step was profiled; the first {SKIPPED_STEPS} never are.")
+        log.info(f"--profile: no step was profiled. The first {SKIPPED_STEPS} steps never are; train for more.")

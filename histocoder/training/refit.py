@@ -44,7 +44,7 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
     run = trainer.run
     corrections = held_out(run.path)
     files = replace(train_files, paths=train_files.paths + val_files.paths + corrections)
-    log.info(f"All is measured: {BEST_FOLDER}/ learns from the validation data too (--no-refit leaves that out).")
+    log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
     arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
     data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
     weights, _ = initial_weights(run.best)
@@ -60,10 +60,10 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
         save_refitted(run.best, weights, expert)
 
     distributed.run_on_primary(save, doing="saving the model")
-    measured = f"the {len(trainer.val_data):,} of validation{' and the held-out corrections' if corrections else ''}"
+    measured = f"{len(trainer.val_data):,} validation rows{' and the held-out corrections' if corrections else ''}"
     log.info(
-        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including {measured}; the model in {run.path} "
-        "itself has not seen those."
+        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {measured}. The last model, in "
+        f"{run.path}, was not trained on those."
     )
 
 

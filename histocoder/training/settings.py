@@ -25,7 +25,8 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
     check_strategy(config, device, computing_dtype(config.precision, device, use_amp=config.use_amp))
     if config.world_size is not None:
         log.info(
-            f"Notice: --world-size has no effect; by its launcher the run has {distributed.world_size()} process(es)."
+            "Notice: --world-size has no effect. The launcher sets the number of processes; this run has "
+            f"{distributed.world_size()}."
         )
     if config.auto_batch_size and device.type != "cuda":
         raise UserError("--auto-batch-size needs a GPU; on this device set --batch-size.")
@@ -41,8 +42,8 @@ def check_batch_size(config: TrainConfig, num_rows: int) -> None:
     if config.tokens_per_batch is None and config.step_size(distributed.world_size()) > num_rows:
         times = "" if num_parts == 1 else f" × {num_parts} (processes × accumulated batches)"
         log.info(
-            f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} rows to train on, so that "
-            "an epoch is one small step. A smaller --batch-size takes more of them."
+            f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} training rows, so each "
+            "epoch is a single step. Lower --batch-size for more steps."
         )
 
 

@@ -40,10 +40,10 @@ def check_strategy(config: StrategyConfig, device: torch.device, dtype: torch.dt
         raise UserError("--fsdp-cpu-offload keeps shards out of a GPU's memory, and there is no GPU; omit it.")
     if config.fsdp_cpu_offload and dtype == torch.float16:  # torch's GradScaler does not wait for copies from the GPU
         raise UserError(
-            "--fsdp-cpu-offload does not go with fp16; use --precision bf16, or fp32 if the GPU has no bf16."
+            "--fsdp-cpu-offload does not work with fp16; use --precision bf16, or fp32 if the GPU has no bf16."
         )
     if config.ddp_comm_hook == "bf16" and device.type != "cuda":
-        raise UserError("--ddp-comm-hook bf16 needs GPUs: torch has it for NCCL alone; omit it.")
+        raise UserError("--ddp-comm-hook bf16 needs GPUs: torch supports it with NCCL only; omit it.")
 
 
 class Replicated:

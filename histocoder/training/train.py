@@ -171,19 +171,19 @@ def _finish(
     """Fit the experts of a trained model, and report on it."""
     folder = trainer.run.path
     if not config.no_experts:
-        log.info("Training is done. Fitting the linear expert, and choosing the mode to predict in.")
+        log.info("Training finished. Fitting the linear expert and choosing the prediction mode.")
         from histocoder.training.experts import fit_experts  # here, since it takes a second to import
 
         distributed.run_on_primary(lambda: fit_experts(trainer, val_files), doing="fitting the experts")
     if not config.no_report:
-        log.info("Writing the report: coding the validation data, and comparing with a linear model.")
+        log.info("Writing the report: predicting on the validation data and comparing with a linear model.")
         before = corrected_model(config)
         distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
     if isinstance(config, FinetuneConfig) and refits(config, trainer):
         with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
             refit(config, trainer, train_files, val_files)
     log.info(
-        f"Saved in {folder}: {CONFIG_FILE} and model.safetensors (the last), best/ (most often right in validation)."
+        f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
     )
 
 
@@ -219,7 +219,7 @@ def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
     if config.initial_checkpoint is not None:
         flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
         log.info(
-            f"Notice: {flags} no effect on a run that resumes; --resume never starts a new run from those weights."
+            f"Notice: {flags} no effect on a resumed run. To start a new run from those weights, add --resume never."
         )
 
 
@@ -271,7 +271,7 @@ def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles,
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
     for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
         log.info(line)
-    log.info(f"The report is {path}.")
+    log.info(f"Wrote the report to {path}.")
 
 
 def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:

@@ -172,12 +172,12 @@ class Trainer:
         kept = f" {best} holds the best model so far." if best.is_dir() else ""
         if last is None:
             return UserError(
-                f"{what}, and there is no checkpoint from before.{kept} Lower --learning-rate and start a new run."
+                f"{what}, and there is no earlier checkpoint.{kept} Start a new run with a lower --learning-rate."
             )
         return UserError(
-            f"{what}; the last good checkpoint is {last}.{kept} When started again, the run resumes from that "
-            "checkpoint; if it ends like this, lower --learning-rate in another folder, with --initial-checkpoint "
-            f"{best if kept else last}."
+            f"{what}; the last good checkpoint is {last}.{kept} Run the same command again to resume from that "
+            "checkpoint. If it ends like this again, start a new run in another folder with a lower --learning-rate "
+            f"and --initial-checkpoint {best if kept else last}."
         )
 
     def validate(self) -> dict[str, float]:
@@ -228,7 +228,7 @@ class Trainer:
             return
         self.check_skipped()
         if not self.learner.is_finite():
-            raise self.not_finite("The model's weights are not finite, and are not saved")
+            raise self.not_finite("The model's weights are not finite and were not saved")
         self.saved_step = self.state.step
         started = time.monotonic()
         mine = {"rng": torch.get_rng_state(), "meter": self.meter.state()}
@@ -283,8 +283,8 @@ class Trainer:
             lambda: self.run.mark_interrupted(step=step, signum=signum), doing="marking the interruption"
         )
         raise Interrupted(
-            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. When "
-            "started again without --overwrite and --resume, the run resumes from there.",
+            f"{signal.Signals(signum).name}: saved at step {step} of {self.total_steps}. Run the same command again, "
+            "without --overwrite and --resume, to resume from there.",
             signum,
         )
 

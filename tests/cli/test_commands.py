@@ -98,7 +98,7 @@ def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
     ended = subprocess.run([sys.executable, *command], check=False, **streams, **options)
     os.close(writing)
     assert ended.returncode == 128 + signal.SIGPIPE
-    assert ended.stderr == "Ended, since nobody reads its output any more.\n"
+    assert ended.stderr == "Stopped, because the program that read the output has ended.\n"
 
 
 def test_output_that_can_not_take_all_characters(model: Path, monkeypatch: pytest.MonkeyPatch):
@@ -116,7 +116,9 @@ def test_output_that_is_closed_or_full(model: Path, monkeypatch: pytest.MonkeyPa
         main(["predict", "--model", str(model), "farmer"])
     assert ended.value.code == 2
     said = capfd.readouterr().err
-    assert said == "error: The output can't be written (No space left on device). Make room, and start again.\n"
+    assert (
+        said == "error: The output can't be written (No space left on device). Make room, and run the command again.\n"
+    )
 
 
 def test_closed_streams_do_not_end_training(table: Path, tmp_path: Path):
@@ -309,7 +311,7 @@ def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, caps
         evaluate(model, data, "--train-data", data, "--language", "en", *flags)
         said = capsys.readouterr().out
         assert ("with a linear model 100.0" in said) is has_linear and "Try more epochs" in said
-        assert "--known would answer 64 of the 64 descriptions" in said
+        assert "--known would take the codes of 64 of the 64 descriptions" in said
         page = (tmp_path / "evaluation" / "report.html").read_text(encoding="utf-8")
         assert "Beside simple methods" in page and ("Linear model on" in page) is has_linear
 

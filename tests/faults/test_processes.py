@@ -281,7 +281,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path):
         wait_for_step(first, 3)
         second.send(signal.SIGSTOP)
         ended = end_of(first)
-    assert ended.returncode == 1 and "rank 1 has given no sign of life for 5 s" in ended.stderr
+    assert ended.returncode == 1 and "rank 1 has sent no heartbeat for 5 s" in ended.stderr
 
 
 @pytest.mark.slow
@@ -309,7 +309,7 @@ def test_a_rank_0_of_torchrun_that_hangs_is_named(tmp_path: Path):
         os.kill(workers[0], signal.SIGSTOP)
         assert job.end() != 0
         assert not any(map(is_alive, workers))
-    assert "rank 0 has given no sign of life" in job.output
+    assert "rank 0 has sent no heartbeat" in job.output
 
 
 @pytest.mark.slow

@@ -31,15 +31,15 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: 
     ended = run("tests/faulty.py", f"ENOSPC:{call}:1", "--", *args, check=False)
     # a machine with one processor is warned of by torch before
     (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert ended.returncode == 1 and said.startswith("error: /dev/shm, where") and "--num-workers 0" in said
+    assert ended.returncode == 1 and said.startswith("error: /dev/shm, which") and "--num-workers 0" in said
     assert "Traceback" not in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize(
     ("worker", "sent", "what"),
     [
-        (1, "SIGKILL", "was killed, perhaps for want of memory"),
-        pytest.param(1, "SIGSTOP", "has given no batch for 3 s", marks=pytest.mark.slow),
+        (1, "SIGKILL", "was killed, perhaps because memory ran out"),
+        pytest.param(1, "SIGSTOP", "has returned no batch for 3 s", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.slow), ("--persistent-workers",)])
@@ -50,7 +50,7 @@ def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, 
     )
     assert result.returncode == 1
     found = re.search(
-        rf"error: Loader worker {worker} \(process (\d+)\) {what}\. When started again, .*\n", result.stderr
+        rf"error: Loader worker {worker} \(process (\d+)\) {what}\. Run the same command again .*\n", result.stderr
     )
     assert found is not None, result.stderr
     assert not is_alive(int(found[1]))
@@ -65,7 +65,7 @@ def test_a_worker_that_is_stopped_behind_its_message_is_named(table: Path, tmp_p
     data = OccupationDataset(arrays, formatter=files.formatter, classes=tuple(arrays.code_table), max_len=64)
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
     loader = BatchLoader(data, sampler, LoaderConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
-    late = r"Loader worker 0 \(process \d+\) has given no batch for 1 s"
+    late = r"Loader worker 0 \(process \d+\) has returned no batch for 1 s"
     with pytest.raises(MachineError, match=late), loader.naming_workers():
         batches = iter(loader)
         next(batches)

@@ -27,7 +27,7 @@ def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.
         banner_module.distributed, "gather_texts", lambda text: names if text == "GPU" else ["0", "1"] * 4
     )
     lines = banner(trainer, encoder="tiny")
-    assert re.fullmatch(r"parameters  [\d.]+ million: [\d.]+ million trained, [\d.]+ million frozen", lines[2])
+    assert re.fullmatch(r"parameters  [\d.]+ million: [\d.]+ million trainable, [\d.]+ million frozen", lines[2])
     assert lines[3].endswith(", 1 code")
     assert lines[4] == "machine     8 processes, 2 nodes, 4 × NVIDIA A100, 4 × NVIDIA H100"
     assert lines[6] == "batch       16 × 8 processes = 128 rows a step"
@@ -39,7 +39,7 @@ def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
     lines = first.stdout.splitlines()
     start = lines.index("script      finetune.py")
     assert lines[start + 1] == "encoder     tiny"
-    assert "58 rows to train on (58 distinct descriptions), 6 to validate on, 8 codes" in lines[start + 3]
+    assert "58 training rows (58 distinct descriptions), 6 validation rows, 8 codes" in lines[start + 3]
     assert lines[start + 4].startswith("machine     2 processes, 1 node, 2 × ")
     assert lines[start + 5 : start + 8] == [
         "strategy    DDP, gloo, fp32",
@@ -59,11 +59,10 @@ def test_the_time_of_all_steps_is_that_of_steps_alone(monkeypatch: pytest.Monkey
         if step % 8 == 0:  # a validation, which ends later
             now += 100.0
             shown.pause(100.0)
-    assert capsys.readouterr().out == "about 1:15:00 for 9,000 steps, 0.5 s each, without validation\n"
+    assert capsys.readouterr().out == "estimated time for 9,000 steps, without validation: 1:15:00 (0.5 s each)\n"
 
 
 def test_the_time_is_said_once_after_twenty_steps(table: Path, tmp_path: Path):
     lines = run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 22)).stdout.splitlines()
-    said = [i for i, line in enumerate(lines) if line.startswith("about 0:")]
+    said = [i for i, line in enumerate(lines) if line.startswith("estimated time for 22 steps")]
     assert len(said) == 1 and lines[said[0] - 1].startswith("step 20/22")
-    assert " for 22 steps, " in lines[said[0]]

@@ -83,7 +83,7 @@ def test_each_text_is_encoded_once_for_all_epochs_and_runs(
 ):
     fit(folder)
     assert sum(encoded) == 64 + 64  # of 128 rows to train on, in three epochs, and 64 to validate on, six times
-    assert capsys.readouterr().out.count("64 distinct descriptions are computed once: 0.0") == 2
+    assert capsys.readouterr().out.count("64 distinct descriptions are computed once and stored: 0.0") == 2
     fit(folder)
     assert sum(encoded) == 64 + 64 and "once" not in capsys.readouterr().out
 

@@ -54,7 +54,7 @@ def test_out_of_memory_on_one_rank_is_said_once_and_ends_all(table: Path, tmp_pa
     ended = two_ranks(faulty(args, "memory:1:5"), check=False)
     assert [one.returncode for one in ended] == [2, 2] and not leftovers(tmp_path / "out")
     said = "".join(one.stderr for one in ended)
-    assert said.count("Out of memory") == 1 and "--fsdp full_shard, which shares" in said and "Traceback" not in said
+    assert said.count("Out of memory") == 1 and "--fsdp full_shard, which shards" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def test_rows_are_halved_until_they_fit():
         return rows.tolist(), None if others is None else others.tolist()
 
     room, rows = 3, torch.arange(10)
-    with pytest.warns(Notice, match="with (10|5) descriptions at once; going on with (5|2)") as notices:
+    with pytest.warns(Notice, match="with (10|5) descriptions at once; continuing with (5|2)") as notices:
         pieces = list(RowsAtOnce(CPU).each(work, rows, -rows))
     assert len(notices) == 2
     assert [piece for piece, _ in pieces] == [slice(start, start + 2) for start in range(0, 10, 2)]
     own, others = zip(*(found for _, found in pieces), strict=True)
     assert [*chain(*own)] == rows.tolist() and [*chain(*others)] == (-rows).tolist()
     room = 0
-    with pytest.raises(UserError, match="one description at once"), pytest.warns(Notice):
+    with pytest.raises(UserError, match="a single description"), pytest.warns(Notice):
         list(RowsAtOnce(CPU).each(work, rows, None))
     with pytest.raises(RuntimeError, match="size of tensor"):  # what fails for another reason is not tried again
         list(RowsAtOnce(CPU).each(lambda some: some + torch.ones(3), rows))

@@ -35,7 +35,7 @@ def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model
     assert "best/ is now trained on all 64 rows, including the 6 of validation" in printed
     assert config(out / "best")["fitted_to_validation"] and not config(out).get("fitted_to_validation")
     card = (out / "best" / "README.md").read_text(encoding="utf-8")
-    assert card.count("it was trained on the validation data as well.\n\n## What it is") == 1
+    assert card.count("it was trained on the validation data as well.\n\n## Model\n") == 1
     assert config(out / "best")["experts"] and config(out / "best")["num_linear_features"]
     before = (out / "best" / "model.safetensors").read_bytes()
     again = run(*trained(table, out)).stdout
@@ -52,7 +52,7 @@ def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model
         "--output",
         tmp_path / "e",
     )
-    assert "Notice: 6 of these 6 descriptions are among the run's validation data" in ended.stdout + ended.stderr
+    assert "Notice: 6 of these 6 descriptions are in the run's validation data" in ended.stdout + ended.stderr
     ended = run(
         "-m", "histocoder", "evaluate", "--model", out, "--data", out / "data_val.csv", "--output", tmp_path / "f"
     )
