@@ -73,8 +73,8 @@ def run(config: EvaluateFlags) -> None:
         log.info(line)
     if config.save_thresholds:
         change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
-        log.info(f"The flat head's thresholds are kept in {folder / 'config.json'}.")
-    log.info(f"The report is {report}.")
+        log.info(f"Saved the flat head's thresholds in {folder / 'config.json'}.")
+    log.info(f"Wrote the report to {report}.")
 
 
 def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
@@ -103,8 +103,8 @@ def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iter
     num_seen = sum(map(set(folded(validation.texts)).__contains__, folded(examples.texts)))
     if num_seen:
         log.info(
-            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are among the run's validation data, to "
-            f"which the model was fitted after they were measured. Accuracy on them is in {run / REPORT_FILE}."
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data, on which "
+            f"the model was trained in the end. Its accuracy on them before that is in {run / REPORT_FILE}."
         )
     yield validation
 
@@ -114,12 +114,12 @@ def _check_report_folder(output: Path, *, overwrite: bool) -> None:
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
     if not overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
-        raise UserError(f"A report is in {output} already. Add --overwrite to replace it, or choose another --output.")
+        raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
 
 
 def _check_may_change(model: Path) -> None:
     """Raise a UserError if the model is the hub's or a checkpoint, whose config.json must not change."""
     if not model.is_dir():
-        raise UserError(f"There is no folder {model} to keep thresholds in; a model of the hub's must be saved in one.")
+        raise UserError(f"--save-thresholds: there is no folder {model}. Save a model from the hub to a folder first.")
     if is_checkpoint(model):
-        raise UserError(f"{model} is a checkpoint, which is never altered. Name its run's folder, or best/.")
+        raise UserError(f"{model} is a checkpoint, which is never changed. Name its run's folder, or best/.")

@@ -116,7 +116,7 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
         files = replace(files, paths=(path, *held_out(path.parent)))
     if has_languages and (language := _language_of_run(config, path.parent)):
         has_languages = False
-        say(f"--known auto takes descriptions to be in the run's language. For the model, add --language {language}.")
+        say(f"--known auto assumes that texts are in the run's language. For the model, add --language {language}.")
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     read = f"{files.input_col} {files.language_col} {rules} {settings}"
     sources = " ".join(map(fingerprint, files.paths))
@@ -125,8 +125,8 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
         known.add(coded(examples))
     if number := known.num_contradictory:
         say(
-            f"{path}: {number:,} descriptions have several sets of codes; the most frequent counts, of equally "
-            "frequent ones the first in the file."
+            f"{path}: {number:,} descriptions have several sets of codes. The most frequent set is used, or in a tie "
+            "the first in the file."
         )
     return known
 
@@ -155,7 +155,7 @@ def _standard_streams(config: PredictFlags) -> Iterator[tuple[PredictFlags, Call
         yield config, log.info
         return
     if distributed.world_size() > 1:
-        raise UserError("Standard input and output are those of one process; name files, or start one process.")
+        raise UserError("Standard input and output work with one process only; name files, or start one process.")
     with tempfile.TemporaryDirectory() as folder:
         source = f"{folder}/standard input" if config.input == "-" else config.input
         output = f"{folder}/standard output" if config.output == "-" else config.output
@@ -168,9 +168,7 @@ def _standard_streams(config: PredictFlags) -> Iterator[tuple[PredictFlags, Call
                 lambda text: print(text.replace(f"{folder}/", ""), file=sys.stderr, flush=True),
             )
         except Interrupted as error:
-            message = (
-                "Interrupted. Nothing is kept where - is input or output; name files to resume from what is coded."
-            )
+            message = "Interrupted. With - as input or output nothing is kept; name files to be able to resume."
             raise Interrupted(message, error.signum) from None
         except UserError as error:
             raise UserError(str(error).replace(f"{folder}/", "")) from error

@@ -95,7 +95,7 @@ class PredictConfig(PredictOptions, FileOptions):
         found = {f"{self.columns}{'' if name in first else other}{name}": name for name in names}
         if clash := [name for name in found if name in taken]:
             raise UserError(
-                f"{self.input} has a column {clash[0]!r} already. Choose with --columns what the names of the new "
-                f"columns begin with, such as --columns pred_{self.columns}."
+                f"{self.input} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, "
+                f"such as --columns pred_{self.columns}."
             )
         return found

@@ -109,14 +109,14 @@ class Baselines:
     def _notice(self) -> str | None:
         """Return why there is no linear model."""
         if self._num_rows > MAX_ROWS:
-            return f"The linear model is left out: there are more than {MAX_ROWS:,} training rows."
+            return f"No linear model is fitted, because there are more than {MAX_ROWS:,} training rows."
         if self._max_size == 0:
-            return f"{_COMMAND} compares with a linear model as well."
+            return f"{_COMMAND} also compares with a linear model."
         num_codes = len(set().union(*(_codes_of_rows(part)[1] for part in self._parts)))
         if self._num_rows * num_codes > self._max_size:
             return (
-                f"The linear model is left out, since with {self._num_rows:,} rows and {num_codes:,} codes it takes "
-                f"more than half a minute; {_COMMAND} compares with it."
+                f"No linear model is fitted, because with {self._num_rows:,} rows and {num_codes:,} codes it takes "
+                f"more than half a minute; {_COMMAND} fits one."
             )
         return None
 

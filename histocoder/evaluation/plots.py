@@ -19,10 +19,10 @@ INK, GREY, PALE = "#222222", "#8A8A8A", "#E3E3E3"
 ANSWER, FLAT = "answer", "flat head"
 _WIDTH = 8.0  # inches
 _ACCURACIES = {
-    "greedy_seq_acc": ("decoder, as in use", BLUE, "-", "o"),
+    "greedy_seq_acc": ("decoder", BLUE, "-", "o"),
     "flat_acc": ("flat head", ORANGE, "-.", "s"),
-    "seq_acc": ("decoder, shown the true codes so far", GREEN, "--", "^"),
-    "token_acc": ("the same, of single tokens", PINK, ":", "D"),
+    "seq_acc": ("decoder, teacher-forced", GREEN, "--", "^"),
+    "token_acc": ("tokens, teacher-forced", PINK, ":", "D"),
 }
 
 
@@ -57,7 +57,12 @@ def reliability(calibrations: Mapping[str, Mapping[str, Any]]) -> Figure:
         bins = [one for one in found["bins"] if one["count"]]
         x, y = ([100 * one[value] for one in bins] for value in ("conf", "accuracy"))
         upper.plot(
-            x, y, color=colour, marker="o", clip_on=False, label=f"{name} (mean distance {100 * found['ece']:.1f} %)"
+            x,
+            y,
+            color=colour,
+            marker="o",
+            clip_on=False,
+            label=f"{name} (calibration error {100 * found['ece']:.1f} %)",
         )
         lows = [100 * one["low"] for one in found["bins"]]
         counts = [one["count"] for one in found["bins"]]
@@ -81,7 +86,7 @@ def production_curve(curves: Mapping[str, Mapping[str, Sequence[float | None]]])
         axes.plot(100 * left, 100 * accuracy, color=colour, label=name, linewidth=2)
     low = min(float(np.nanmin(np.array(curve["accuracy"], dtype=float))) for curve in curves.values())
     axes.set(xlim=(0, 100), ylim=(max(0, np.floor(10 * low - 0.5) * 10), 100.8))
-    axes.set(xlabel="least certain descriptions, left to a person", ylabel="the others exactly right")
+    axes.set(xlabel="descriptions left to a person, least certain first", ylabel="others exactly right")
     _percent(axes.xaxis)
     _percent(axes.yaxis)
     _legend(axes, loc="lower right")

@@ -79,7 +79,7 @@ def review(
     form = Output(output, raw=raw)
     form.check(budget)
     if output.exists() and not overwrite:
-        raise UserError(f"{output} exists already, perhaps filled in. Add --overwrite to replace it.")
+        raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
     table = in_order_of_worth(predictions, columns, sheet=sheet)
     chosen = table.iloc[:budget]
     written = pa.Table.from_pandas(chosen, preserve_index=False)
@@ -90,9 +90,9 @@ def review(
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     log.info(
-        f"Wrote {len(chosen):,} descriptions to {output}. They stand for {rows:,} of {total:,} rows, of which about "
+        f"Wrote {len(chosen):,} descriptions to {output}. They occur in {rows:,} of {total:,} rows, of which about "
         f"{wrong:,.0f} are likely wrong. Correct the codes, and write x in the column {CHECKED_COL!r} of each row that "
-        "is right now."
+        "is now right."
     )
     return chosen
 
@@ -113,7 +113,7 @@ def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None 
     by = [columns.input_col, *([language_col] if language_col else [])]
     if columns.input_col in (CHECKED_COL, "conf", "times", *predicted.values()):
         raise UserError(
-            f"{predictions}: the file to correct has a column {columns.input_col!r} of its own. Rename that of the "
+            f"{predictions}: the file to correct gets a column {columns.input_col!r} of its own. Rename the column of "
             "descriptions."
         )
     needed = [*by, *predicted, f"{prefix}conf"]
@@ -189,8 +189,8 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
     settings = run_settings(run)
     if not settings.get("dataset"):
         return (
-            f"Then train on, beside the data that the model was trained on: finetune.py --initial-checkpoint {model} "
-            f"--corrections {corrections} --dataset …, with the flags that tell what these data look like."
+            "Then train on the corrections together with the model's training data: finetune.py --initial-checkpoint "
+            f"{model} --corrections {corrections} --dataset …, with the flags that describe that table."
         )
     number = next(n for n in itertools.count(2) if not run.with_name(f"{run.name}-{n}").exists())
     flags: dict[str, list[str | Path]] = {
@@ -203,7 +203,7 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
     words = [word for flag, values in flags.items() for word in (flag, *(_from_here(value) for value in values))]
     script = Path(__file__).parents[2] / "finetune.py"
     program = [_from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
-    return "Then train on:\n" + shlex.join([_from_here(sys.executable), *program, *words])
+    return "Then train on the corrections:\n" + shlex.join([_from_here(sys.executable), *program, *words])
 
 
 def _from_here(path: str | Path) -> str:

@@ -27,8 +27,8 @@ def summary(metrics: Metrics) -> list[str]:
     topk = metrics["topk"]["overall"]
     last = str(len(topk))
     lines.append(
-        f"The most probable code is a right one for {percent(topk['1'])} of them; among the {last} most probable there "
-        f"is one for {percent(topk[last])}."
+        f"The most probable code is right for {percent(topk['1'])} of them; one of the {last} most probable is right "
+        f"for {percent(topk[last])}."
     )
     by_codes = answer["by_num_codes"]
     if len(by_codes) > 1:
@@ -36,38 +36,38 @@ def summary(metrics: Metrics) -> list[str]:
             f"{percent(s['accuracy'])} of those with {_NUMBERS.get(int(number), f'{number} codes')}"
             for number, s in by_codes.items()
         ]
-        lines.append(f"Exactly right are {_and(parts)}.")
+        lines.append(f"By number of true codes: {_and(parts)} are exactly right.")
     large = {lang: s["accuracy"] for lang, s in answer["by_language"].items() if s["n"] >= _MIN_ROWS}
     if len(large) > 1:
         best, worst = max(large, key=lambda lang: large[lang]), min(large, key=lambda lang: large[lang])
         lines.append(
-            f"Of languages with {_MIN_ROWS} descriptions or more, “{best}” comes out best ({percent(large[best])}) and "
-            f"“{worst}” worst ({percent(large[worst])})."
+            f"Among languages with {_MIN_ROWS} descriptions or more, “{best}” has the highest accuracy "
+            f"({percent(large[best])}) and “{worst}” the lowest ({percent(large[worst])})."
         )
     gap = overall["conf"] - overall["accuracy"]
-    leaning = "about as sure as it should be"
+    leaning = "about as confident as it is accurate"
     if abs(gap) > 0.02:
-        leaning = "surer than it should be" if gap > 0 else "less sure than it might be"
+        leaning = "overconfident" if gap > 0 else "underconfident"
     lines.append(
-        f"The model is {leaning}: on average its confidence is {percent(overall['conf'])}, and confidence and "
-        f"accuracy lie {100 * answer['calibration']['ece']:.1f} percentage points apart."
+        f"The model is {leaning}: its mean confidence is {percent(overall['conf'])}, and its expected calibration "
+        f"error is {100 * answer['calibration']['ece']:.1f} percentage points."
     )
     if number := metrics.get("num_true_outside_key"):
         lines.append(
             f"{percent(number / metrics['num_rows'])} of the descriptions have a true code that is not in the model's "
-            "key: no answer could be exactly right for them."
+            "key; the model can't get them exactly right."
         )
     if number := metrics["num_outside_key"]:
         lines.append(f"For {percent(number / metrics['num_rows'])} the decoder wrote a code that is not in the key.")
     if "by_text_seen" in answer:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": 0.0})
         if unseen["n"] == metrics["num_rows"]:
-            lines.append("None of the descriptions stands, letter by letter, in the training data.")
+            lines.append("None of the descriptions occurs verbatim in the training data.")
         elif not unseen["n"]:
-            lines.append("All stand, letter by letter, in the training data; expect less of new descriptions.")
+            lines.append("All occur verbatim in the training data; expect lower accuracy on new descriptions.")
         else:
             lines.append(
-                f"{unseen['n']:,} descriptions do not stand, letter by letter, in the training data; of these, "
+                f"{unseen['n']:,} descriptions do not occur verbatim in the training data; of these, "
                 f"{percent(unseen['accuracy'])} are exactly right."
             )
     if "baselines" in metrics:
@@ -108,11 +108,13 @@ def gain_in_words(metrics: Metrics) -> list[str]:
         mean, low, high = (100 * found[part]["difference"]["rows"][end] for end in ("mean", "low", "high"))
         lines.append(
             f"Of the same {found[part]['num_rows']:,} {name}, {before} were exactly right before training on the "
-            f"corrections, and {after} are now (95\u00a0% interval of the difference of {mean:+.1f} percentage points: "
-            f"{low:+.1f} to {high:+.1f})."
+            f"corrections, and {after} are now. The difference is {mean:+.1f} percentage points (95\u00a0% confidence "
+            f"interval: {low:+.1f} to {high:+.1f})."
         )
     if found["before_has_seen"]:
-        lines.append("The model before was trained on that validation data, too, and looks better there than it is.")
+        lines.append(
+            "The earlier model was trained on that validation data as well, so its accuracy there is too high."
+        )
     return lines
 
 
@@ -121,8 +123,8 @@ def would_answer(metrics: Metrics) -> str:
     exact, num_rows = metrics["baselines"]["exact_match"], metrics["num_rows"]
     right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
     return (
-        f"histocoder predict --known would answer {round(exact['answered'] * num_rows):,} of the {num_rows:,} "
-        f"descriptions ({percent(exact['answered'])}) with codes of the training data{right}."
+        f"histocoder predict --known would take the codes of {round(exact['answered'] * num_rows):,} of the "
+        f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
     )
 
 
@@ -134,8 +136,8 @@ def _difference(name: str, other: Metrics) -> str:
         where = "level with"
     sure = "" if low > 0 or high < 0 or where == "level with" else ", which may be chance"
     return (
-        f"The model is {where} {name} in distinct descriptions (95\u00a0% interval of the difference: {low:+.1f} to "
-        f"{high:+.1f}){sure}."
+        f"On distinct descriptions the model is {where} {name}{sure} (95\u00a0% confidence interval of the difference: "
+        f"{low:+.1f} to {high:+.1f})."
     )
 
 
@@ -143,13 +145,13 @@ def _target(production: Metrics) -> str:
     enough = [i for i, accuracy in enumerate(production["accuracy"]) if (accuracy or 0) >= TARGET_ACCURACY]
     wanted = f"{100 * TARGET_ACCURACY:.0f}\u00a0%"
     if not enough:
-        return f"However many are left to a person, less than {wanted} of the others are right."
+        return f"However many are left to a person, fewer than {wanted} of the others are right."
     if enough[-1] == len(production["share"]) - 1:
-        return f"That is {wanted} or more without any left to a person."
+        return f"That is {wanted} or more even if none are left to a person."
     share, conf = production["share"][enough[-1]], production["conf"][enough[-1]]
     return (
-        f"For {wanted} of what is coded automatically to be right, the least certain {100 * (1 - share):.0f}\u00a0%, "
-        f"those with a confidence below {conf:.2f}, must be left to a person."
+        f"To get {wanted} of the automatically coded descriptions right, leave the least certain "
+        f"{100 * (1 - share):.0f}\u00a0%, those with a confidence below {conf:.2f}, to a person."
     )
 
 

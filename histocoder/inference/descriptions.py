@@ -21,7 +21,7 @@ class UnknownLanguageWarning(Notice):
 
     def __init__(self, languages: Sequence[str], known: Sequence[str]) -> None:
         super().__init__(
-            f"The model does not know the language {', '.join(languages)} and takes it as unknown (unk); it knows "
+            f"The model does not know the language {', '.join(languages)} and treats it as unknown (unk); it knows "
             f"{', '.join(known)}."
             if known
             else not_in_table(languages)
@@ -32,8 +32,8 @@ class UnknownLanguageWarning(Notice):
 def not_in_table(languages: Sequence[str]) -> str:
     """Return a notice about languages that histocoder does not know."""
     return (
-        f"The language {', '.join(languages)} is not in histocoder's table of languages and is read as it stands. Give "
-        "an ISO 639-1 code or an English name; docs/configuration.md lists them."
+        f"The language {', '.join(languages)} is not in histocoder's table of languages; it is read as written. "
+        "Give an ISO 639-1 code or an English name; docs/configuration.md lists them."
     )
 
 

@@ -32,7 +32,7 @@ class Join:
         code_col = next((lower[name.lower()] for name in names if name.lower() in lower), file.header[0])
         self._path, self._names = path, [name for name in file.header if name != code_col]
         if not self._names:
-            raise UserError(f"--join {path} has no column beside that of the codes, {code_col!r}.")
+            raise UserError(f"--join {path} has no column other than that of the codes, {code_col!r}.")
         table = file.read([code_col, *self._names])
         known, width = set(codes), max(map(len, codes), default=0)
         self._rows: dict[str, tuple[str | None, ...]] = {}
@@ -82,8 +82,8 @@ class Join:
         codes = ", ".join(code for code, _ in self._lacking.most_common(_NUM_EXAMPLES))
         more = ", …" if len(self._lacking) > _NUM_EXAMPLES else ""
         return (
-            f"--join {self._path} lacks {len(self._lacking):,} codes ({codes}{more}), which {self._lacking.total():,} "
-            "cells have; its columns are blank there."
+            f"--join {self._path} has no row for {len(self._lacking):,} codes ({codes}{more}), which occur in "
+            f"{self._lacking.total():,} cells; its columns are blank there."
         )
 
 

@@ -34,7 +34,7 @@ _PART, _BATCHES = ".arrow", ".batches"
 def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> None:
     """Raise a UserError if writing an output would lose a file."""
     if output.exists() and not overwrite:
-        raise UserError(f"{output} exists already. Add --overwrite to replace it, or choose another --output.")
+        raise UserError(f"{output} already exists. Add --overwrite to replace it, or choose another --output.")
     if source is not None and source.exists() and output.exists() and output.samefile(source):
         raise UserError("--output is the input itself; choose another.")
 
@@ -73,7 +73,7 @@ class Parts:
             if names:
                 num_done = sum(not name.endswith(_BATCHES) for name in names)
                 more = ", and parts of others" if num_done < len(names) else ""
-                say(f"Resuming where it was interrupted: {num_done} chunks are done{more}.")
+                say(f"Resuming an interrupted run: {num_done} chunks are done{more}.")
             return
         self.delete()
         make_folder(self.folder)
@@ -118,8 +118,8 @@ class Parts:
         for file in files:
             if not file.exists():
                 raise UserError(
-                    f"The chunk {file}, one of {num_chunks}, was coded and is gone. The others are kept: start it "
-                    "again."
+                    f"The chunk {file}, one of {num_chunks}, was coded but is missing now. The others are kept; run "
+                    "the command again."
                 )
         with self._kept_for_later(output.path) as temporary:
             write_tables(output, temporary, map(pa.feather.read_table, files), join, say=say)
@@ -137,7 +137,9 @@ class Parts:
         except UserError as error:
             if self._is_empty:
                 raise
-            raise UserError(f"{error} The chunks coded so far are kept: make room and start it again.") from error
+            raise UserError(
+                f"{error} The chunks coded so far are kept. Make room, and run the command again."
+            ) from error
 
 
 class Batches:

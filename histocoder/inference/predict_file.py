@@ -120,7 +120,7 @@ def _open(
     codes = {own: name for own, name in plain.items() if name.startswith(f"{coder.system}_")}
     for name in join.columns(codes) if join is not None else ():
         if name in (*table.header, *new):
-            raise UserError(f"--join: the output has a column {name!r} already; rename the table's.")
+            raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")
     form = Output(
         Path(config.output),
         delimiter=table.dialect.delimiter if config.excel and table.dialect is not None else ",",
@@ -178,8 +178,8 @@ def _code_chunk(coder: ChunkCoder, number: int, chunk: pa.Table, parts: Parts, *
     except KeyboardInterrupt:
         batches.keep()
         raise Interrupted(
-            f"Interrupted: about {rows_done + round(batches.num_told):,} rows are coded, and kept beside "
-            f"{parts.output}. The same command resumes from there.",
+            f"Interrupted: about {rows_done + round(batches.num_told):,} rows are coded, and kept next to "
+            f"{parts.output}. Run the same command again to resume.",
             signal.SIGINT,
         ) from None
 

@@ -20,7 +20,9 @@ class TextCutWarning(Notice):
     """Some descriptions are longer than the model reads."""
 
     def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
-        super().__init__(f"{count:,} descriptions are cut: with the language they are longer than {max_len} {unit}.")
+        super().__init__(
+            f"{count:,} descriptions are truncated: with the language they are longer than {max_len} {unit}."
+        )
         self.count, self.max_len, self.unit = count, max_len, unit
 
 

@@ -25,4 +25,4 @@ def test_the_corrected_model_is_compared_on_the_same_rows(tmp_path: Path):
     evaluation = evaluate(after, examples)
     evaluation.metrics["corrections"] = found
     page = write_report(tmp_path, evaluation, after, title="t").read_text(encoding="utf-8")
-    assert "What corrections have brought" in page and "+33.3 (" in page and words[2] in page
+    assert "Gain from the corrections" in page and "+33.3 (" in page and words[2] in page

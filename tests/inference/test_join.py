@@ -31,13 +31,15 @@ def test_columns_are_added_by_code(tmp_path: Path, columns: str, capsys: pytest.
         assert out[f"{prefix}hisclass_{i}"].tolist() == [classes.get(code, "") for code in codes]
         assert out[f"{prefix}title_{i}"].tolist() == [f"class {classes[c]}" if c in classes else "" for c in codes]
         num_lacking += (codes == "61110").sum()
-    assert num_lacking and f"lacks 1 codes (61110), which {num_lacking} cells have" in capsys.readouterr().out
+    assert (
+        num_lacking and f"has no row for 1 codes (61110), which occur in {num_lacking} cells" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hisco\n61110\n", "no column beside that of the codes, 'hisco'"),
+        ("hisco\n61110\n", "no column other than that of the codes, 'hisco'"),
         ("hisco,c\n61110,1\n6-11.10,2\n", r"line 3: the code '61110' has another row with other values"),
         ("", "is empty"),
     ],

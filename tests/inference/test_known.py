@@ -94,7 +94,7 @@ def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Pa
     capsys.readouterr()
     predict(*flags, "--output", tmp_path / "out.csv", "--known", tmp_path / "known.csv")
     said = capsys.readouterr().out
-    assert "1 descriptions have several sets of codes; the most frequent counts" in said
+    assert "1 descriptions have several sets of codes. The most frequent set is used" in said
     out, plain = read(tmp_path / "out.csv"), read(tmp_path / "plain.csv")
     known = out["source"] == "known"
     assert f"{known.sum()} of 60 rows got the codes of hand-coded descriptions" in said
@@ -148,7 +148,7 @@ def test_resumed_chunks_keep_known_codes_and_count_them(model: Path, tmp_path: P
             code(out, "a")
         (parts / "000001.arrow").unlink()
         said = code(out, other)
-        assert ("Resuming where it was interrupted: 3 chunks are done." in said) is (other == "a")
+        assert ("Resuming an interrupted run: 3 chunks are done." in said) is (other == "a")
         assert said[-2] == whole[-2] == f"{num_known} of 100 rows got the codes of hand-coded descriptions (--known)."
         assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 

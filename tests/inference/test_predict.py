@@ -102,10 +102,10 @@ def test_prediction_that_does_not_fit_goes_on_with_less_at_once(
     monkeypatch.setattr(coder, "_encoded_at_once", 64)
     with pytest.warns(Notice) as notices:
         pd.testing.assert_frame_equal(coder.predict(texts, "en", mode=mode), easily, atol=1e-6, rtol=0)
-    sizes = [re.findall(r"with (\d+) descriptions at once; going on with (\d+)", str(one.message)) for one in notices]
+    sizes = [re.findall(r"with (\d+) descriptions at once; continuing with (\d+)", str(one.message)) for one in notices]
     assert sizes == [[("48", "24")], [("24", "12")]]
     room = 0
-    with pytest.warns(Notice), pytest.raises(UserError, match="one description at once"):
+    with pytest.warns(Notice), pytest.raises(UserError, match="a single description"):
         coder.predict(texts, "en", mode=mode)
 
 
@@ -179,7 +179,7 @@ def test_constrained_codes_are_in_the_key(coder: Coder):
 
 
 def test_long_texts_and_strange_languages_are_said(coder: Coder):
-    with pytest.warns(UserWarning, match=r"1 descriptions are cut.* longer than 64"):
+    with pytest.warns(UserWarning, match=r"1 descriptions are truncated.* longer than 64"):
         cut = coder.predict("x" * 10_000, "en", mode="full")
     with pytest.warns(UserWarning, match=r"does not know the language xx.* it knows da, en, unk"):
         strange = coder.predict("baker", "xx", mode="full")

@@ -148,7 +148,7 @@ def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
     predict_file(coder, settings, model_id="m", chunk_rows=10, say=said.append)
     languages = [text.partition(" and ")[0] for text in said[1:3]]
     assert languages == ["The model does not know the language xx", "The model does not know the language yy"]
-    assert said[3].startswith("10 descriptions are cut") and len(said) == 5
+    assert said[3].startswith("10 descriptions are truncated") and len(said) == 5
 
 
 def test_marks_of_missing_descriptions_are_told_once(model: Path, tmp_path: Path):
@@ -198,7 +198,7 @@ def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
     ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv"])
     said = "".join(one.stdout + one.stderr for one in ended)
     assert said.count("does not know the language xx") == said.count("does not know the language yy") == 1
-    assert said.count("descriptions are cut") == said.count("Up to 2 descriptions are cut") == 1
+    assert said.count("descriptions are truncated") == said.count("Up to 2 descriptions are truncated") == 1
     assert read(tmp_path / "out.csv")["occ1"].tolist() == frame["occ1"].tolist()
 
 
@@ -343,7 +343,7 @@ def test_a_chunk_that_is_gone_is_not_passed_over(model: Path, tmp_path: Path, mo
     part = tmp_path / ".out.csv.parts" / "000001.arrow"
     with monkeypatch.context() as patched:
         patched.setattr("histocoder.distributed.wait_for_all", lambda **_: part.unlink())
-        with pytest.raises(UserError, match=r"000001\.arrow, one of 3, was coded and is gone"):
+        with pytest.raises(UserError, match=r"000001\.arrow, one of 3, was coded but is missing"):
             code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     assert not (tmp_path / "out.csv").exists()
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
@@ -411,7 +411,7 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"input": "none.csv"}, "File not found: none.csv"),
         ({"input_col": "occ"}, "no column 'occ'; it has: id, occ1"),
         ({"language_col": "language"}, "no column 'language'"),
-        ({"output": "there.csv"}, "exists already. Add --overwrite"),
+        ({"output": "there.csv"}, "already exists. Add --overwrite"),
         ({"output": "nowhere/out.csv"}, "no folder nowhere"),
         ({"language": "en"}, "not both"),
         ({"k": 0}, "k is 0; it must be 1 or more"),

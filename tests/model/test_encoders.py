@@ -99,7 +99,7 @@ def test_a_run_trains_all_of_it_and_its_folder_needs_no_other(encoder: Path, tab
     predict = ("-m", "histocoder", "predict", "--model", tmp_path / "copy", "--mode", "topk", "--language", "en")
     assert "hisco_1" in run(*predict, "farmer").stdout
     card = (tmp_path / "copy" / "README.md").read_text()
-    assert "2 deep layers of width 32" in card and "CANINE" not in card and f"{MAX_LEN} tokens" in card
+    assert "2 layers of width 32" in card and "CANINE" not in card and f"{MAX_LEN} tokens" in card
 
 
 def test_a_canine_from_a_folder_is_trained(table: Path, tmp_path: Path):
@@ -253,7 +253,7 @@ def test_language_and_description_are_two_texts_and_nothing_in_them_is_special(
 
 def test_what_is_cut_is_told(tmp_path: Path):
     coder = Coder(model_of(save_pretrained("byt5", tmp_path)), "cpu")
-    with pytest.warns(UserWarning, match="1 descriptions are cut: .* longer than 64 tokens"):
+    with pytest.warns(UserWarning, match="1 descriptions are truncated: .* longer than 64 tokens"):
         coder.predict(["farmer", "x" * 61], "en")  # with language and two ends: 65
 
 

@@ -133,7 +133,7 @@ def test_no_double_is_asked_of_a_gpu(tmp_path: Path, table: Path):
     args = finetune(table, tmp_path / "out", *steps)  # as on Macs, whose GPUs have none
     args[args.index("--no-report")] = "--overwrite"  # so that there is one
     result = run("-c", WITHOUT_DOUBLES, *args)
-    assert "The report is" in result.stdout and result.stdout.count("farmer") == 4
+    assert "Wrote the report to" in result.stdout and result.stdout.count("farmer") == 4
 
 
 LITTLE_ROOM = """

@@ -65,7 +65,7 @@ def test_the_report_of_a_run(table: Path, tmp_path: Path):
         *("-m", "histocoder", "evaluate", "--model", tmp_path / "out" / "best", "--save-thresholds"),
         *("--data", tmp_path / "out" / "data_val.csv", "--output", tmp_path / "evaluation"),
     )
-    assert "None of the descriptions stands" in again.stdout  # it found what the run was trained on
+    assert "None of the descriptions occurs verbatim" in again.stdout  # it found what the run was trained on
     assert json.loads((tmp_path / "out" / "best" / "config.json").read_text())["thresholds"].keys() == {"*"}
     assert (tmp_path / "evaluation" / "report.html").exists()
 
@@ -276,7 +276,7 @@ def test_initial_checkpoint(table: Path, tmp_path: Path):
     assert "no effect" not in run(*whole).stdout
     assert_same_weights(tmp_path / "first", tmp_path / "whole")
     resumed = run(*whole, "--only-encoder").stdout
-    assert "Notice: --initial-checkpoint and --only-encoder have no effect on a run that resumes" in resumed
+    assert "Notice: --initial-checkpoint and --only-encoder have no effect on a resumed run" in resumed
 
     long = finetune(table, tmp_path / "long", *still, "--initial-checkpoint", tmp_path / "first", "--max-len", 512)
     assert "The model reads 128 positions at most; set --max-len" in run(*long, check=False).stderr

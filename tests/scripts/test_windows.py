@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is
 def test_training_and_its_report(tmp_path: Path, table: Path):
     args = finetune(table, tmp_path / "out", "--batch-size", 16, "--num-workers", 1, "--max-steps", 2)
     args.remove("--no-report")
-    assert "The report is" in run(*args, env=ENVIRONMENT, fresh=True).stdout
+    assert "Wrote the report to" in run(*args, env=ENVIRONMENT, fresh=True).stdout
 
 
 @pytest.mark.slow
