@@ -69,7 +69,7 @@ def push_folder(folder: Path, repo_id: str, *, private: bool) -> str:
     from huggingface_hub.errors import HfHubHTTPError
 
     if not hub_answers():
-        raise UserError("The hub can't be reached; try again where there is a network.")
+        raise UserError("The hub can't be reached; try again with a network connection.")
     try:
         api = HfApi()
         api.create_repo(repo_id, private=private, exist_ok=True)

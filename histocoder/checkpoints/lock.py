@@ -34,13 +34,15 @@ def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
         try:
             held.acquire()
         except Timeout as error:
-            raise UserError(f"Another run {what}: {_named(holder)}. Wait for its end, or choose {instead}.") from error
+            raise UserError(
+                f"Another run {what}: {_named(holder)}. Wait until it ends, or choose {instead}."
+            ) from error
         except OSError:
             pass  # the file system has no locks
         holder.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}), encoding="utf-8")
         return held
 
-    held = distributed.run_on_primary(take, doing="taking its lock")
+    held = distributed.run_on_primary(take, doing="locking the folder")
     try:
         yield
     finally:
@@ -56,4 +58,4 @@ def _named(holder: Path) -> str:
         record = json.loads(holder.read_text(encoding="utf-8"))
         return f"process {record['pid']} on {record['host']}"
     except (OSError, ValueError, KeyError):
-        return "it has just begun"
+        return "it has just started"

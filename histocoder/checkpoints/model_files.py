@@ -95,7 +95,7 @@ def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
             if model_only and name not in (CONFIG_FILE, WEIGHTS_FILE) and not name.startswith(f"{TOKENIZER_FOLDER}/"):
                 continue
             if not (folder / name).is_file() or sha256(folder / name) != digest:
-                raise DamagedError(f"The file {folder / name} is missing or damaged: it is not as it was written.")
+                raise DamagedError(f"The file {folder / name} is missing or damaged: its checksum differs.")
     except OSError as error:
         raise DamagedError(f"{folder} can't be read ({error}).") from error
 
@@ -106,7 +106,7 @@ def verify_model(folder: Path) -> None:
         verify_manifest(folder, model_only=True)
     except DamagedError as error:
         raise DamagedError(
-            f"{error} Take another copy of the model; if you changed the file yourself, delete {MANIFEST_FILE} there."
+            f"{error} Get another copy of the model; if you changed the file yourself, delete {MANIFEST_FILE} there."
         ) from error
 
 
@@ -155,7 +155,7 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
         raise
     except Exception as error:  # libraries raise errors of many kinds for malformed settings
         reason = misfit(error) if isinstance(error, RuntimeError) else str(error)
-        raise DamagedError(f"{folder / CONFIG_FILE} does not describe the model beside it ({reason}).") from error
+        raise DamagedError(f"{folder / CONFIG_FILE} does not match the model's weights ({reason}).") from error
     return model.eval()
 
 
@@ -171,7 +171,7 @@ def load_tensors(path: Path) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         is_refused = "unsupported" in str(error).lower()
         reason = "it contains objects other than tensors" if is_refused else "it is not a PyTorch file"
-        raise UserError(f"{path} holds no weights that can be read: {reason}.") from error
+        raise UserError(f"{path} contains no weights that can be read: {reason}.") from error
 
 
 def read_json(path: Path, kind: type = dict) -> Any:

@@ -59,7 +59,7 @@ def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | No
         If there are no weights, or the file contains objects other than tensors.
     """
     if not path.exists():
-        raise UserError(f"There is no {path} to take weights from.")
+        raise UserError(f"There is no {path} to load weights from.")
     saved: dict[str, Any] = {}
     if path.is_dir():
         for name, kind in (("key", dict), ("chars", list)):
@@ -76,7 +76,7 @@ def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | No
         saved |= loaded if "model" in loaded else {"model": loaded}
     weights = saved.get("model")
     if not isinstance(weights, dict) or not weights or not all(isinstance(one, Tensor) for one in weights.values()):
-        raise UserError(f"{path} holds no weights that can be read: they belong to no known model.")
+        raise UserError(f"{path} contains no weights that can be read: they are not of a known model.")
     key, chars = saved.get("key"), saved.get("chars")
     codes = None
     if isinstance(key, dict):  # code to class; NaN is the class of blank cells, with several columns

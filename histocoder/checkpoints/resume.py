@@ -41,7 +41,9 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
     if damage:
         raise UserError(f"{damage} No older checkpoint in {path} is intact; start a new run with --resume never.")
     if resume != "auto":
-        raise UserError(f"--resume {resume}: no checkpoint is there. Name a folder checkpoints/step-…, or a run's.")
+        raise UserError(
+            f"--resume {resume}: there is no checkpoint. Name a run's folder, or a folder checkpoints/step-… in it."
+        )
     return None
 
 
@@ -60,7 +62,7 @@ def refuse_other_settings(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     raise UserError(
-        f"The run in {folder} can't be resumed with other settings. Use the earlier ones, or start a new run with "
+        f"The run in {folder} can't be resumed with other settings. Use the earlier settings, or start a new run with "
         "--resume never:\n" + "\n".join([*table, *_advice_on_batches(then, settings, gradient_accumulation_steps)])
     )
 
@@ -77,4 +79,4 @@ def _advice_on_batches(then: dict[str, Any], now: dict[str, Any], num_accumulate
             if wanted % num_parts == 0:
                 yield f"With {what}, set {flag} {wanted // num_parts}."
             else:
-                yield f"{wanted} can't be shared equally by {what}; choose numbers that divide it."
+                yield f"{wanted} can't be divided equally among {what}; choose numbers that divide it."

@@ -104,7 +104,7 @@ class RunFolder:
         found = [name for name in (*prepared, *_FILES, *_FOLDERS) if os.path.lexists(self.path / name)]
         if found:
             raise UserError(
-                f"{self.path} is not the folder of a run, and holds {', '.join(found)}, which a run would replace. "
+                f"{self.path} is not a run's folder, and contains {', '.join(found)}, which a run would replace. "
                 "Choose a new folder."
             )
 
@@ -179,7 +179,7 @@ class RunFolder:
     def raise_if_interrupted(self) -> None:
         """Raise Interrupted, on all ranks, if a launcher restarts (--max-restarts) a run that was asked to stop."""
         record = distributed.broadcast_from_primary(
-            lambda: _read(self._interrupted) if restarts() else "", doing="looking for interrupted.json"
+            lambda: _read(self._interrupted) if restarts() else "", doing="reading interrupted.json"
         )
         if record:
             values = json.loads(record)

@@ -45,10 +45,10 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
         reasons = error.failures.values() if isinstance(error, dcp.api.CheckpointException) else [(error, None)]
         reason = "; ".join(sorted({str(failure) for failure, _ in reasons}))
         raise UserError(
-            f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are untouched: make room, "
-            "or fix the folder, and start it again."
+            f"Could not save the checkpoint in {folder.parent} ({reason}). Older checkpoints are intact. Make room, or "
+            "fix the folder, and run the same command again."
         ) from error
-    run_on_primary(lambda: _check_all_written(folder), doing="looking for all shards of a checkpoint")
+    run_on_primary(lambda: _check_all_written(folder), doing="checking the shards of a checkpoint")
 
 
 def check_folder(folder: Path) -> None:
@@ -69,12 +69,12 @@ def check_folder(folder: Path) -> None:
 def _check_all_written(folder: Path) -> None:
     parts = {entry.relative_path for entry in _Reader(folder).read_metadata().storage_data.values()}
     if missing := sorted(part for part in parts if not (folder / part).is_file()):
-        raise _not_seen(f"the first one does not find {', '.join(missing)}", folder.parent)
+        raise _not_seen(f"rank 0 does not find {', '.join(missing)}", folder.parent)
 
 
 def _not_seen(what: str, folder: Path) -> UserError:
     return UserError(
-        f"--fsdp-state-dict sharded needs a folder that all processes see; {what} in {folder}. Take --fsdp-state-dict "
+        f"--fsdp-state-dict sharded needs a folder that all processes see; {what} in {folder}. Use --fsdp-state-dict "
         "full."
     )
 

@@ -154,7 +154,7 @@ def _read(path: str, config: PrepareConfig, formatter: Formatter) -> Iterator[tu
     if config.language_col in file.header:
         langs = [None if lang is None else language_code(lang) for lang in columns[config.language_col].to_pylist()]
     elif config.language_col:
-        log.info(f"{path} has no column {config.language_col!r}: its codes are for descriptions in every language.")
+        log.info(f"{path} has no column {config.language_col!r}; its codes apply to descriptions in every language.")
     num_used = 0
     for row, (text, lang) in enumerate(zip(columns[config.input_col].to_pylist(), langs, strict=True)):
         found = codes.iloc[row].tolist()

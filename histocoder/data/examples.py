@@ -135,7 +135,7 @@ class ExampleFiles:
         if checker.num_bad:
             say(f"{path}: {checker.num_bad:,} rows with labels that do not fit are left out.")
         if self.language is None and not lang_cols:
-            say(f"{path} has no column {self.language_col!r}; its language is taken as unknown (unk).")
+            say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 
     def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
         """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""

@@ -79,8 +79,8 @@ def _check_archive(path: Path) -> None:
         raise UserError(f"{path} is damaged, or not an Excel workbook. Save it again as .xlsx.") from error
     if size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size):
         raise UserError(
-            f"{path} would unpack to {size / 2**30:,.1f} GiB, far more than a workbook of its size holds. If it is "
-            "meant so, save the sheet as CSV (UTF-8)."
+            f"{path} would unpack to {size / 2**30:,.1f} GiB, far more than a workbook of its size holds. If this "
+            "is intended, save the sheet as CSV (UTF-8)."
         )
 
 
@@ -137,7 +137,7 @@ def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
     kept = [i for i, name in enumerate(names) if name is not None]
     num_beside += sum(value is not None for i in set(range(len(names))) - set(kept) for value in columns[i])
     beside = "1 cell is" if num_beside == 1 else f"{num_beside:,} cells are"
-    notices = [f"{path}: {beside} in columns without a name, and left out."] if num_beside else []
+    notices = [f"{path}: {beside} ignored, because their column has no name."] if num_beside else []
     arrays = [_array(columns[i]) for i in kept]
     unlike = _unlike([str(names[i]) for i in kept])
     if renamed := [name for i, name in zip(kept, unlike, strict=True) if name != str(names[i])]:

@@ -59,7 +59,9 @@ def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[st
     fields = [
         field.with_type(pa.string()) if text else field for field, text in zip(table.schema, is_text, strict=True)
     ]
-    notices = [f"{path}: read as their value labels: {', '.join(labelled)}."] if labelled else []
+    notices = (
+        [f"{path}: cells of these columns are read as their value labels: {', '.join(labelled)}."] if labelled else []
+    )
     return table.cast(pa.schema(fields)), notices
 
 
@@ -74,7 +76,7 @@ def _read_stata(path: Path) -> tuple[pd.DataFrame, dict[str, dict], dict[str, st
         labels = pd.read_stata(path, order_categoricals=False)
     except ValueError as error:
         raise UserError(
-            f"{path} has a value label that stands for two values; make labels unique, or drop them (label drop _all)."
+            f"{path} has a value label that is used for two values; make labels unique, or drop them (label drop _all)."
         ) from error
     found = {}
     for name in labels.columns:
@@ -164,7 +166,11 @@ def write_labelled(
     else:
         _pyreadstat(path).write_sav(frame, str(temporary), column_labels=variable_labels, variable_value_labels=labels)
     changed = [f"{old} as {new}" for old, new in zip(table.column_names, names, strict=True) if old != new]
-    return [f"{path}: names of variables can't be as they were: {', '.join(changed)}."] if changed else []
+    return (
+        [f"{path}: columns are renamed, since their names are not allowed there: {', '.join(changed)}."]
+        if changed
+        else []
+    )
 
 
 def _storable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -233,12 +233,12 @@ class LabelChecker:
             raise UserError(self._describe_bad())
         if self._marks:
             marks = ", ".join(f"{shown(mark)} ({count:,})" for mark, count in self._marks.most_common())
-            say(f"{path}: {self._marks.total():,} cells of codes are taken as missing: {marks}.")
+            say(f"{path}: {self._marks.total():,} cells of codes are treated as missing: {marks}.")
         if self._rewritten:
             cell, code = next(iter(self._rewritten))
             say(
-                f"{path}: {self._rewritten.total():,} cells of codes are read without what was added to them, such as "
-                f"{shown(cell)} as {shown(code)}."
+                f"{path}: extra characters in {self._rewritten.total():,} cells of codes are ignored; for example, "
+                f"{shown(cell)} is read as {shown(code)}."
             )
         if self._key is None and 0 < (number := self._decimals.total()) < self._num_integers:
             codes = "1 code has" if number == 1 else f"{number:,} codes have"
@@ -247,8 +247,8 @@ class LabelChecker:
                 "If a spreadsheet has changed codes, save the column as text."
             )
         if self._num_ignored:
-            codes = "1 code stands" if self._num_ignored == 1 else f"{self._num_ignored:,} codes stand"
-            say(f"{path}: {codes} behind an empty cell of the row, left out.")
+            codes = "1 code is" if self._num_ignored == 1 else f"{self._num_ignored:,} codes are"
+            say(f"{path}: {codes} ignored, because an earlier cell of the row is empty.")
         if self._num_uncoded:
             rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
             may_keep = self._rules.is_training and self._formatter.system.missing_block is not None
@@ -258,10 +258,10 @@ class LabelChecker:
     def _describe_short(self) -> str:
         ways = "add --zero-pad-codes if leading zeros were lost"
         if self._formatter.name == "general":
-            ways += ", or --allow-codes-shorter-than-block-size if they are meant so"
+            ways += ", or --allow-codes-shorter-than-block-size if they are correct"
         return (
-            f"{self._file.path}: {self._short.count:,} codes are shorter than the block of "
-            f"{self._formatter.block_size}, such as {self._short.describe(self._file)}. {ways[0].upper()}{ways[1:]}."
+            f"{self._file.path}: {self._short.count:,} codes have fewer than {self._formatter.block_size} characters, "
+            f"such as {self._short.describe(self._file)}. {ways[0].upper()}{ways[1:]}."
         )
 
     def _describe_bad(self) -> str:

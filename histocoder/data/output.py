@@ -58,7 +58,9 @@ class Output:
             from histocoder.data.excel import write_workbook
 
             num_formulas, num_cut = write_workbook(temporary, schema, tables, raw=self.raw)
-            notices = [f"{self.path}: {num_cut:,} cells are cut to what Excel takes."] if num_cut else []
+            notices = (
+                [f"{self.path}: {num_cut:,} cells are truncated to the length that Excel allows."] if num_cut else []
+            )
             return [*notices, formulas_notice(num_formulas, self.path)] if num_formulas else notices
         if self._kind in LABELLED:
             from histocoder.data.labelled import write_labelled

@@ -222,16 +222,18 @@ def _write_split(
             train.write_batch(others)
             num_train += len(others)
             added = f"{len(others):,} descriptions are added"
-            log.info(f"{num_corrected:,} rows have corrected codes, {added}, all to train on.")
+            log.info(f"{num_corrected:,} rows have corrected codes, and {added}; all are training data.")
     if num_val == 0:
-        raise UserError("All that is set aside to validate on is corrected; set aside more with --share-val.")
+        raise UserError(
+            "All validation data are corrected, which makes them training data. Set aside more with --share-val."
+        )
     if not (corrections and num_held_out):
         return {"train": num_train, "val": num_val}
     with csv_writer(folder / HELD_OUT_FILE, found.schema) as file:
         file.write_batch(corrections.held_out(found.schema))
     log.info(
-        f"{num_held_out:,} of {len(corrections):,} corrections are held out, chosen at random, to compare the model on "
-        f"with the one before ({HELD_OUT_FILE}); {num_passed:,} rows of these descriptions are not trained on."
+        f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held out ({HELD_OUT_FILE}) to "
+        f"compare the new model with the old one; {num_passed:,} rows of these descriptions are not trained on."
     )
     return {"train": num_train, "val": num_val, "held_out": num_held_out}
 

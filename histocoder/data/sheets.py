@@ -56,7 +56,7 @@ def formulas_notice(num_changed: int, path: object) -> str:
         if num_changed == 1
         else f"{num_changed:,} cells begin like formulas and were"
     )
-    return f"{path}: {cells} written with an apostrophe before it, which histocoder takes off when it reads the file."
+    return f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it reads the file."
 
 
 def for_sheets(column: pa.ChunkedArray) -> pa.ChunkedArray:

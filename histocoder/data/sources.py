@@ -99,6 +99,6 @@ def _lost_zeros(path: Path, table: pa.Table, columns: Collection[str]) -> list[s
             if len(lengths) > 1:
                 notices.append(
                     f"{path}: the column {name!r} is stored as numbers, of {lengths[0]} to {lengths[-1]} digits. If "
-                    "they are codes, the shorter ones have lost zeros in front; --zero-pad-codes puts them back."
+                    "they are codes, the shorter ones have lost leading zeros; --zero-pad-codes restores them."
                 )
     return notices

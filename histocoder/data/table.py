@@ -78,7 +78,7 @@ class TableFile:
             )
         if self.dialect.escape:
             notices.append(
-                f"{self.path}: quotation marks have backslashes before them, as R writes them; it is read so."
+                f"{self.path}: quotation marks are escaped with backslashes, as R writes them, and are read as such."
             )
         return notices
 

@@ -138,7 +138,7 @@ class PretrainedTokenizer:
                 Path(folder, name).write_bytes(content)
             self._tokenizer = auto_tokenizer(folder, {"local_files_only": True})
         if self._tokenizer.pad_token_id is None:
-            raise UserError("The encoder's tokenizer has no token for padding; choose another --encoder.")
+            raise UserError("The encoder's tokenizer has no padding token; choose another --encoder.")
         self._tokenizer.model_max_length = 10**9  # texts are cut by `token_ids`
         self.pad_id = int(self._tokenizer.pad_token_id)
         first, *_, last = self._read(["a"], ["a"])[0]
@@ -147,7 +147,7 @@ class PretrainedTokenizer:
         self._instead_of_padding = next((i for i in others if i is not None), int(self.pad_id == 0))
         added = special | set(self._tokenizer.get_added_vocab().values())
         if len(self._tokenizer) - len(added) <= 1:  # some have one token without any file
-            raise ValueError("its tokenizer has no vocabulary: files of it are missing")
+            raise ValueError("its tokenizer has no vocabulary; files are missing")
         self._ends_with_sep = last in special
         self.begins_with_cls = first in special and first == self._tokenizer.cls_token_id
 
@@ -155,7 +155,7 @@ class PretrainedTokenizer:
     def from_folder(cls, folder: Path) -> PretrainedTokenizer:
         """Read what `save` wrote; raise a UserError if it is missing or damaged."""
         if not folder.is_dir():
-            raise UserError(f"There is no {folder}, whose tokenizer the model reads with; copy it beside the model.")
+            raise UserError(f"The model's tokenizer is missing: there is no {folder}. Copy it from the original model.")
         try:
             return cls(contents(folder))
         except (OSError, ValueError) as error:

@@ -67,7 +67,9 @@ class CanineConfig:
     def __post_init__(self) -> None:
         """Raise a UserError if the activation is unknown."""
         if self.hidden_act not in _ACTIVATIONS:
-            raise UserError(f"A CANINE with {self.hidden_act!r} is unknown here; hidden_act may be gelu or relu.")
+            raise UserError(
+                f"CANINE with hidden_act {self.hidden_act!r} is not supported; hidden_act must be gelu or relu."
+            )
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> CanineConfig:

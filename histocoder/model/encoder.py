@@ -142,8 +142,8 @@ def check_vocabulary(encoder: Encoder, tokenizer: Tokenizer, *, name: str) -> No
         return
     if tokenizer.num_ids > encoder.config.vocab_size:
         raise UserError(
-            f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder {encoder.config.vocab_size:,}; "
-            "they do not belong together. Give a folder in which they do."
+            f"The tokenizer of {name} has {tokenizer.num_ids:,} tokens, its encoder has {encoder.config.vocab_size:,}; "
+            "they do not match. Name a folder in which they do."
         )
 
 
@@ -156,7 +156,7 @@ def read_encoder_config(name: str) -> dict[str, Any]:
     with _loading(name) as options:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(name, **options)[0]
     if config.get("model_type") == MODEL_TYPE:
-        raise UserError(f"{name} is a model of histocoder's; begin with its weights by --initial-checkpoint {name}.")
+        raise UserError(f"{name} is a histocoder model; start from its weights with --initial-checkpoint {name}.")
     return config
 
 
@@ -170,7 +170,7 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
     except (OSError, ValueError, RuntimeError, EOFError, ImportError, UnpicklingError, SafetensorError) as error:
         is_away = not Path(name).exists() and not hub_answers()
         first_line = str(error).strip().split("\n")[0]
-        where = "the hub can't be reached and has left no copy here" if is_away else first_line
+        where = "the hub can't be reached, and there is no cached copy" if is_away else first_line
         raise UserError(
             f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "
             "scratch with --encoder small."

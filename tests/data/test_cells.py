@@ -31,7 +31,7 @@ def test_marks_of_missing_codes_are_no_codes(tmp_path: Path, zero_pad: bool):
     marks = ["NA", "NaN", "nan", "NULL", "null", "None", "N/A", "n/a", "#N/A", "<NA>", "."]
     found = codes_of(tmp_path / "t.csv", ["61110", *marks, "NA"], zero_pad=zero_pad, say=heard.append)
     assert found == ["61110"]
-    assert "12 cells of codes are taken as missing: 'NA' (2), 'NaN' (1)" in heard[0]
+    assert "12 cells of codes are treated as missing: 'NA' (2), 'NaN' (1)" in heard[0]
     key = Key(("61110", "NA"))
     assert codes_of(tmp_path / "t.csv", ["61110", "NA"], key=key, allow_short=True) == ["61110", "NA"]
 
@@ -52,7 +52,7 @@ def test_other_ways_of_writing_a_code(tmp_path: Path, formatter):
     cells = ["61110.0", "2000.0", "-1.0", "41025", '="22675"', "'03110", "6-11.10"]
     found = codes_of(tmp_path / "t.csv", cells, formatter=formatter, zero_pad=True, say=heard.append)
     assert found == ["61110", "02000", "-1", "41025", "22675", "03110", "61110"]
-    assert "6 cells of codes are read without what was added to them, such as '61110.0' as '61110'" in heard[0]
+    assert "extra characters in 6 cells of codes are ignored; for example, '61110.0' is read as '61110'" in heard[0]
 
 
 def test_decimals_that_are_codes_stay(tmp_path: Path):

@@ -39,7 +39,7 @@ def test_the_loop_closes_over_formulas(tmp_path: Path, logged: list[str]):
     table = read_table(tmp_path / "out.csv", ["occ1", "=n"])
     assert table.columns["occ1"].to_pylist() == ["=farmer", "-baker", "'tis", "x"]
     review(tmp_path / "out.csv", tmp_path / "review.csv", budget=4)
-    assert "2 cells begin like formulas and were written with an apostrophe" in logged[0]
+    assert "2 cells begin like formulas and were written with a leading apostrophe" in logged[0]
     checked = read(tmp_path / "review.csv").assign(checked="x", hisco_1=["61110", "77610", "80110", "61110"])
     checked.to_csv(tmp_path / "review.csv", index=False)
     settings = {"dataset": str(tmp_path / "in.csv"), "target_cols": ("hisco_1",), "language_col": "lang"}
@@ -48,7 +48,7 @@ def test_the_loop_closes_over_formulas(tmp_path: Path, logged: list[str]):
     )
     config = FinetuneConfig(**settings, corrections=(str(tmp_path / "review.csv"),), initial_checkpoint="m")
     prepare(config, tmp_path / "out")
-    assert "1 rows have corrected codes, 3 descriptions are added, all to train on." in logged
+    assert "1 rows have corrected codes, and 3 descriptions are added; all are training data." in logged
     assert read(tmp_path / "out" / "data_train.csv")["occ1"].tolist().count("=farmer") == 1
     assert read(tmp_path / "out" / "rejected.csv")["occ1"].tolist() == ["=", "'=a"]
     assert any(text.startswith("rejected.csv: 1 cell begins like a formula and was") for text in logged)

@@ -97,7 +97,7 @@ def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Pa
     assert found == {("bonde", "se", "62105"): 2, ("bonde", "da", "61115"): 1, ("råd", "da", "20110"): 1}
     checked.write_text("occ1,lang,checked,hisco_1\nbonde,sv,x,62105\n")
     prepare(config(table, **settings, share_val=0.3), tmp_path / "b")
-    assert any("no column 'language': its codes are for descriptions in every language" in text for text in logged)
+    assert any("no column 'language'; its codes apply to descriptions in every language" in text for text in logged)
 
 
 def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path, logged: list[str]):
@@ -189,15 +189,15 @@ def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path:
     rows = pd.concat(pd.read_csv(tmp_path / "out" / f"data_{name}.csv", dtype=str) for name in ("train", "val"))
     found = {row["occ1"]: row[["a", "b", "c"]].dropna().tolist() for _, row in rows.iterrows()}
     assert found == {"x": ["11111"], "y": ["?", "22222"], "z": ["33333"]}
-    assert f"{table}: 2 cells of codes are taken as missing: '?' (2)." in logged
-    assert f"{table}: 1 code stands behind an empty cell of the row, left out." in logged
+    assert f"{table}: 2 cells of codes are treated as missing: '?' (2)." in logged
+    assert f"{table}: 1 code is ignored, because an earlier cell of the row is empty." in logged
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("x,11111,,22222\n", "1 code stands behind an empty cell of the row, left out"),
-        ("x,11111,,22222\ny,11111,,33333\n", "2 codes stand behind an empty cell of the row, left out"),
+        ("x,11111,,22222\n", "1 code is ignored, because an earlier cell of the row is empty"),
+        ("x,11111,,22222\ny,11111,,33333\n", "2 codes are ignored, because an earlier cell of the row is empty"),
     ],
 )
 def test_codes_behind_an_empty_cell_are_counted_aloud(rows: str, said: str, tmp_path: Path, logged: list[str]):

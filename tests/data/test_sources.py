@@ -92,7 +92,7 @@ def test_lost_zeros_are_told_or_kept_by_their_format(tmp_path: Path):
     path = workbook(tmp_path / "t.xlsx", ("Data", [["occ1", "h"], ["boss", 2000], ["farmer", 61110], ["none", -1]]))
     (notice,) = open_table(path, ["occ1"], optional=["h"]).notices
     assert "column 'h' is stored as numbers, of 4 to 5 digits" in notice and "--zero-pad-codes" in notice
-    with pytest.raises(UserError, match=r"shorter than the block of 5, such as line 2, h: '2000'"):
+    with pytest.raises(UserError, match=r"fewer than 5 characters, such as line 2, h: '2000'"):
         prepare(FinetuneConfig(str(path), ("h",)), tmp_path / "out")
     book = openpyxl.load_workbook(path)
     for row in (2, 3, 4):
@@ -151,7 +151,7 @@ def test_sheets_of_other_workbooks_have_their_flags(model: Path, tmp_path: Path,
     with pytest.raises(SystemExit):
         main([*flags, "--known-sheet", "rows", "--join-sheet", "classes"])
     said = capsys.readouterr()
-    assert "out.csv exists already" in said.err and said.out == ""
+    assert "out.csv already exists" in said.err and said.out == ""
     with pytest.raises(SystemExit):
         main([*flags, "--known-sheet", "rows", "--join-sheet", "classes", "--overwrite", "--input-col", "job"])
     said = capsys.readouterr()
