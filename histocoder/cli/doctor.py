@@ -89,9 +89,9 @@ def print_findings(findings: Iterable[Finding], say: Callable[[str], None]) -> b
             say(f"{'':24}{finding.meaning}")
         marks.append(finding.mark)
     if problems := marks.count(PROBLEM):
-        say(f"{problems} problem{'s' * (problems > 1)}: what is marked so won't work.")
+        say(f"{problems} problem{'s' * (problems > 1)} found: what is marked 'problem' won't work.")
     else:
-        say(f"Training can work here{'; the notes say what is less than it might be' if NOTE in marks else ''}.")
+        say(f"This machine can train models{'; the notes say what limits it' if NOTE in marks else ''}.")
     return not problems
 
 
@@ -131,7 +131,7 @@ def _devices() -> Finding:
     if shutil.which("nvidia-smi") is None:
         why = "No GPU: pretrained encoders are slow to train here; --encoder ngram takes minutes."
     elif torch.version.cuda is None:
-        why = "There is a driver for NVIDIA GPUs, but this torch is built without CUDA: install one that is."
+        why = "There is a driver for NVIDIA GPUs, but this torch is built without CUDA. Install one with CUDA."
     else:
         visible = f"CUDA_VISIBLE_DEVICES (now {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r})"
         why = f"There is a driver for NVIDIA GPUs, but torch finds none: check nvidia-smi, {visible}."
@@ -140,9 +140,9 @@ def _devices() -> Finding:
 
 def _precision(device: torch.device) -> Finding:
     if has_bf16(device):
-        return Finding(OK, "precision", "bf16 is multiplied in hardware; --precision auto takes it")
-    amp = "--use-amp takes fp16 instead, which is faster." if device.type == "cuda" else "Training is slower for it."
-    return Finding(NOTE, "precision", "no bf16 in hardware; --precision auto takes fp32", amp)
+        return Finding(OK, "precision", "bf16 is supported in hardware; --precision auto uses it")
+    amp = "--use-amp uses fp16 instead, which is faster." if device.type == "cuda" else "Training in bf16 is faster."
+    return Finding(NOTE, "precision", "no bf16 in hardware; --precision auto uses fp32", amp)
 
 
 def _compiler(device: torch.device) -> Finding:
@@ -150,14 +150,14 @@ def _compiler(device: torch.device) -> Finding:
         check_compiler(device)
     except UserError as error:
         return Finding(NOTE, "compiler", "none that --compile can use", str(error))
-    return Finding(OK, "compiler", "--compile can work")
+    return Finding(OK, "compiler", "--compile is supported")
 
 
 def _kernels() -> Finding:
     if kernels.library() is None:
-        what = "Training on a CPU is slower for it: install a C compiler with OpenMP (gcc), then histocoder once more."
-        return Finding(NOTE, "kernels", "not compiled when histocoder was installed, or since then out of date", what)
-    return Finding(OK, "kernels", "compiled; training on a CPU takes them")
+        what = "Training on a CPU is slower without. Install a C compiler with OpenMP (gcc), then reinstall histocoder."
+        return Finding(NOTE, "kernels", "not compiled when histocoder was installed, or out of date", what)
+    return Finding(OK, "kernels", "compiled; training on a CPU uses them")
 
 
 def _memory() -> Finding:
@@ -165,7 +165,7 @@ def _memory() -> Finding:
     if math.isinf(size):
         return Finding(NOTE, "memory", "unknown here")
     meaning = (
-        f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} before any batch: lower --batch-size, or --encoder ngram."
+        f"Training CANINE-s takes {_gb(_TRAINING_BYTES)} without any batch. Lower --batch-size, or use --encoder ngram."
     )
     return _space("memory", _gb(size), meaning, is_enough=size >= 2 * _TRAINING_BYTES)
 
@@ -175,7 +175,7 @@ def _shared_memory() -> Finding:
         return Finding(OK, "shared memory", "no /dev/shm: loader workers use files")
     size = shutil.disk_usage("/dev/shm").free
     meaning = (
-        "Loader workers pass batches through it, and are killed for want of it: keep --num-workers 0, or give a "
+        "Loader workers pass batches through it, and are killed when it is full. Keep --num-workers 0, or give a "
         "container more (docker run --shm-size=2g)."
     )
     return _space("shared memory", f"{_gb(size)} free in /dev/shm", meaning, is_enough=size >= _SHARED_MEMORY_BYTES)
@@ -199,16 +199,16 @@ def _space(what: str, found: str, meaning: str, *, is_enough: bool) -> Finding:
 def _hub() -> Finding:
     if hub_answers():
         return Finding(OK, "hub", "the Hugging Face hub can be reached")
-    offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "it can't be reached"
-    what = "Pretrained encoders come from folders (--encoder PATH), or there is --encoder ngram."
-    return Finding(NOTE, "hub", f"the Hugging Face hub: {offline}", what)
+    offline = "is not used, since HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "can't be reached"
+    what = "Use a pretrained encoder from a folder (--encoder PATH), or --encoder ngram."
+    return Finding(NOTE, "hub", f"the Hugging Face hub {offline}", what)
 
 
 def _nccl() -> Finding:
     if not torch.cuda.is_available():
-        return Finding(OK, "NCCL", "not needed without GPUs: processes talk over gloo")
+        return Finding(OK, "NCCL", "not needed without GPUs; processes communicate over gloo")
     if (version := distributed.nccl_version()) is None:
-        what = "Several GPUs can't train together: install a torch that has it."
+        what = "Several GPUs can't train together. Install a torch that has it."
         return Finding(NOTE, "NCCL", "this torch is built without it", what)
     return Finding(OK, "NCCL", version)
 
@@ -216,17 +216,17 @@ def _nccl() -> Finding:
 def _all_reduce(patience: float) -> Finding:
     """Add up numbers over several processes, as training adds up gradients."""
     if (gpus := torch.cuda.device_count()) > 1:
-        device, processes, how = "cuda", gpus, "a GPU each, NCCL"
-        remedy = "See what NCCL_DEBUG=INFO says, and whether NCCL_P2P_DISABLE=1 or --device cpu helps."
+        device, processes, how = "cuda", gpus, "one per GPU, NCCL"
+        remedy = "Set NCCL_DEBUG=INFO for details, and try NCCL_P2P_DISABLE=1 or --device cpu."
     else:
         device, processes, how = "cpu", 2, "gloo"
-        remedy = "Often the network interface is the wrong one: set GLOO_SOCKET_IFNAME=lo."
+        remedy = "Often the network interface is wrong; try GLOO_SOCKET_IFNAME=lo."
     failure, seconds = _run_processes(processes, device, patience)
     what = f"{processes} processes, {how}"
     if failure is not None:
-        remedy = f"Several processes can't train together here; one can. {remedy}"
+        remedy = f"Several processes can't train together on this machine; a single one can. {remedy}"
         return Finding(PROBLEM, "all-reduce", f"{what}: {failure}", remedy)
-    return Finding(OK, "all-reduce", f"{what}: {4 * _NUMBERS / 1e6:.0f} MB added up in {seconds:.3f} s")
+    return Finding(OK, "all-reduce", f"{what}: {4 * _NUMBERS / 1e6:.0f} MB summed in {seconds:.3f} s")
 
 
 def _run_processes(count: int, device: str, patience: float) -> tuple[str | None, float]:

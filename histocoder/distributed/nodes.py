@@ -44,7 +44,7 @@ def on_each_node(
     if distributed.world_size() == 1:
         return folder
     mark, sizes = distributed.broadcast_from_primary(
-        lambda: (_read(folder / marker), _sizes(folder, files)), doing=f"looking at {folder.name}"
+        lambda: (_read(folder / marker), _sizes(folder, files)), doing=f"checking {folder.name}"
     )
     is_seen = _read(folder / marker) == mark and _sizes(folder, files) == sizes
     asks = distributed.is_local_primary() and not (is_seen and (distributed.is_primary() or is_whole(folder)))

@@ -39,7 +39,7 @@ def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
             failure = [str(error), error.signum]
             raise
         except BaseException as error:
-            failure = [f"rank 0 failed while {doing} ({type(error).__name__}); its own output says more."]
+            failure = [f"rank 0 failed while {doing} ({type(error).__name__}); see its output for details."]
             raise
         finally:
             group.store.set(key, json.dumps(failure))
@@ -91,5 +91,6 @@ def _wait_for(store: dist.Store, key: str, doing: str) -> bytes:
         now = time.monotonic()
         if now - noticed > _NOTICE_SECONDS:
             noticed = now
-            print(f"rank {rank()} waits for rank 0 ({doing}), {now - started:.0f} s", file=sys.stderr, flush=True)
+            waited = f"{now - started:.0f} s"
+            print(f"rank {rank()} has waited {waited} for rank 0 ({doing})", file=sys.stderr, flush=True)
     return store.get(key)

@@ -99,8 +99,8 @@ def _check_launcher(required: bool) -> None:
     by_accelerate = {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ)
     if _launch.world_size == 1 and "RANK" not in os.environ and by_accelerate:
         raise UserError(
-            "accelerate launch has started one process though it was asked for several: without GPUs it starts more "
-            "through mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
+            "accelerate launch has started one process instead of several; without GPUs it starts several through "
+            "mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
         )
 
 
@@ -129,7 +129,7 @@ def _choose_device(name: str) -> torch.device:
     if _launch.local_world_size > torch.cuda.device_count():
         raise UserError(
             f"{_launch.local_world_size} processes were started here, but there are {torch.cuda.device_count()} GPUs. "
-            f"Start one process a GPU (--nproc_per_node={torch.cuda.device_count()}), or add --device cpu."
+            f"Start one process per GPU (--nproc_per_node={torch.cuda.device_count()}), or add --device cpu."
         )
     return torch.device("cuda", _launch.local_rank)
 

@@ -28,7 +28,7 @@ def connect_stores(launch: Launch) -> tuple[dist.Store, dist.Store]:
         is_srun = "SLURM_PROCID" in os.environ and "LOCAL_RANK" not in os.environ
         other = "export another MASTER_PORT" if is_srun else "choose another --master_port, or torchrun --standalone"
         raise UserError(
-            f"The processes can't connect at {address} ({str(error).splitlines()[0]}). If another run has that port, "
+            f"The processes can't connect at {address} ({str(error).splitlines()[0]}). If another run uses that port, "
             f"{other}."
         ) from error
     return store, dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
@@ -54,19 +54,19 @@ def connect(store: dist.Store, device: torch.device, launch: Launch) -> dist.Pro
         if launch.world_size == 1:
             raise
         if (cause := failure_of_nccl(error)) is not None:
-            raise MachineError(f"The processes have met, but NCCL can't start: {cause}") from error
+            raise MachineError(f"The processes are connected, but NCCL can't start: {cause}") from error
         names = ["GLOO"] if backend == "gloo" else ["NCCL", "GLOO"]
         exports = " ".join(f"{name}_SOCKET_IFNAME=eth0" for name in names)
         raise UserError(
-            f"The processes have connected at {os.environ['MASTER_ADDR']}, but can't connect to one another "
-            f"({str(error).splitlines()[0]}). Either one has ended, or they try the wrong network: name it on each "
-            f"node, as in export {exports}."
+            f"The processes have reached {os.environ['MASTER_ADDR']}, but can't connect to one another "
+            f"({str(error).splitlines()[0]}). Either one has ended, or they use the wrong network interface: name the "
+            f"right one on each node, as in export {exports}."
         ) from error
 
 
 _NOT_NETWORK = ("ncclUnhandledCudaError", "ncclInvalidUsage", "ncclInvalidArgument", "ncclInternalError")
 _ADVICE = {
-    "Duplicate GPU": "Start one process a GPU (--nproc_per_node), and name each once in CUDA_VISIBLE_DEVICES.",
+    "Duplicate GPU": "Start one process per GPU (--nproc_per_node), and name each GPU once in CUDA_VISIBLE_DEVICES.",
     "/dev/shm": "Give the container more shared memory, as with docker run --shm-size=2g.",
 }
 
@@ -78,7 +78,7 @@ def failure_of_nccl(error: RuntimeError) -> str | None:
     if advice is None and ("socket interface" in text or not any(name in text for name in _NOT_NETWORK)):
         return None
     said = text.strip().splitlines()[-1].strip().rstrip(".")
-    return f"{said}. {advice or 'NCCL_DEBUG=INFO says more.'}"
+    return f"{said}. {advice or 'Set NCCL_DEBUG=INFO for details.'}"
 
 
 _SIOCGIFADDR = 0x8915

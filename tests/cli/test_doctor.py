@@ -30,8 +30,8 @@ def test_a_machine_that_can_train(tmp_path: Path):
     assert set(WHAT) | {"all-reduce"} <= set(found) and PROBLEM not in found.values()
     assert f"torch {torch.__version__}" in result.stdout and f"free in {tmp_path}" in result.stdout
     assert "HF_HUB_OFFLINE is set" in result.stdout and found["hub"] == NOTE
-    assert "gloo: 4 MB added up in" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("Training can work here")
+    assert "gloo: 4 MB summed in" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("This machine can train models")
     assert not list(tmp_path.iterdir()) and not result.stderr
 
 
@@ -41,7 +41,7 @@ def test_processes_that_can_not_meet_are_a_problem():
     result = run("-m", "histocoder", "doctor", env=wrong, check=False)
     assert result.returncode == 1 and marks(result.stdout)["all-reduce"] == PROBLEM
     assert "nosuch" in result.stdout and "set GLOO_SOCKET_IFNAME=lo" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 problem: what is marked so won't work."
+    assert result.stdout.splitlines()[-1] == "1 problem found: what is marked 'problem' won't work."
     assert "Traceback" not in result.stdout + result.stderr
 
 
@@ -98,7 +98,7 @@ def test_the_end_says_whether_training_can_work():
         "ok       a              b",
         "note     c              d",
         "                        e",
-        "Training can work here; the notes say what is less than it might be.",
+        "This machine can train models; the notes say what limits it.",
     ]
     assert not print_findings(iter([Finding(PROBLEM, "a", "b")] * 2), said.append)
-    assert said[-1] == "2 problems: what is marked so won't work."
+    assert said[-1] == "2 problems found: what is marked 'problem' won't work."

@@ -215,7 +215,7 @@ OF_NCCL = "NCCL error in: NCCLUtils.cpp:133, %s (run with NCCL_DEBUG=INFO for de
             "invalid usage",
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
             "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
-            "both on CUDA device 1b000. Start one process a GPU",
+            "both on CUDA device 1b000. Start one process per GPU",
         ),
         (
             "unhandled cuda error",
