@@ -126,9 +126,9 @@ def _flag(action: argparse.Action) -> Flag:
     text = action.help or ""
     found = _DEFAULT.search(text)
     if found:
-        default = found[1] or "must be given"
+        default = found[1] or "required"
     elif action.required and action.option_strings:
-        default = "must be given"
+        default = "required"
     else:
         default = "" if action.default is None or action.default is False else str(action.default)
     return Flag(names, default, text[: found.start()] if found else text)

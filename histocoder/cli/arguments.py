@@ -76,7 +76,9 @@ class Parser(argparse.ArgumentParser):
         self._main = main
         if config:
             self.add_argument(
-                "--config", metavar="YAML", help="flags from a file, such as a run's args.yaml; those given here win"
+                "--config",
+                metavar="YAML",
+                help="read flags from a file, such as a run's args.yaml; the command line overrides them",
             )
         if main:
             self.add_argument(

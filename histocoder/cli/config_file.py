@@ -103,5 +103,5 @@ def _checked(action: argparse.Action, value: Any, path: str, parser: argparse.Ar
     except argparse.ArgumentError as error:
         raise UserError(f"--config {path}: {action.dest} can't be {value!r}.") from error
     if action.choices is not None and not set(items) <= set(action.choices):
-        raise UserError(f"--config {path}: {action.dest} is {value!r}; it must be of {', '.join(action.choices)}.")
+        raise UserError(f"--config {path}: {action.dest} is {value!r}; it must be one of {', '.join(action.choices)}.")
     return items if action.nargs else items[0]

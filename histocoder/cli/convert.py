@@ -18,14 +18,14 @@ def run(config: ConvertFlags) -> None:
     """Write the model in its other form."""
     output = Path(config.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):
-        raise UserError(f"{output} exists already; choose another --output.")
+        raise UserError(f"{output} already exists; choose another --output.")
     if config.from_shards:
         _put_together(Path(config.from_shards), output)
     elif config.to_occcanine:
         save_occcanine(config.to_occcanine, output)
     elif config.from_occcanine:
         if config.formatter is None:
-            raise UserError("Say with --formatter what kind of code the model gives: hisco, occ1950 or general.")
+            raise UserError("Name the model's kind of code with --formatter: hisco, occ1950 or general.")
         coder = load_occcanine(
             config.from_occcanine,
             formatter=config.formatter,

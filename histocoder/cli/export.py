@@ -26,7 +26,7 @@ def run(config: ExportFlags) -> None:
     """Write the graphs, if they give the model's codes."""
     output = Path(config.onnx)
     if output.exists():
-        raise UserError(f"{output} exists already; choose another folder for --onnx.")
+        raise UserError(f"{output} already exists; choose another folder for --onnx.")
 
     check_installed()
     folder = local_folder(config.model)
@@ -48,5 +48,5 @@ def _examples(config: ExportFlags, coder: Coder, folder: Path) -> Examples:
     if len(examples) == 0:
         raise UserError(f"{path} has no description with a code; the graphs can't be checked on it.")
     if not config.data and config.int8 and coder.model.config.fitted_to_validation:
-        log.info(f"Notice: the model has learned from {path.name} as well. Check on other rows with --data.")
+        log.info(f"Notice: the model was trained on {path.name} as well. Check it on other rows with --data.")
     return examples.take(np.random.default_rng(0).permutation(len(examples))[:_MOST_ROWS])

@@ -40,12 +40,12 @@ class PredictFlags(PredictConfig, ModelFlags):
         metavar="FILE|auto",
     )
     known_sheet: str | None = free(None, f"--known: {SHEET_HELP}", metavar="NAME")
-    known_exact: bool = free(False, "--known: compare descriptions letter by letter, case and blanks included")
+    known_exact: bool = free(False, "--known: compare descriptions exactly, including case and blanks")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
     join: str | None = free(
         None,
-        "table by code, such as HISCLASS, whose columns are added for each code (see docs/prediction.md)",
+        "table with a row per code, such as HISCLASS; its columns are added for each code (see docs/prediction.md)",
         metavar="FILE",
     )
     join_sheet: str | None = free(None, f"--join: {SHEET_HELP}", metavar="NAME")
@@ -149,7 +149,7 @@ class ExportFlags(Settings):
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
     int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
     max_loss: float = free(
-        0.5, "--int8: write nothing if more points of accuracy are lost", metavar="POINTS", between=(0, 100)
+        0.5, "--int8: write nothing if accuracy drops by more percentage points", metavar="POINTS", between=(0, 100)
     )
     data: str | None = free(
         None,
@@ -165,9 +165,11 @@ class ConvertFlags(Settings):
     """Convert models from and to OccCANINE's format, or merge shards into one model."""
 
     from_occcanine: str | None = free(
-        None, "model of OccCANINE's to convert: last.bin, or a folder as on the hub", metavar="PATH"
+        None, "OccCANINE model to convert: last.bin, or a folder as on the hub", metavar="PATH"
     )
-    to_occcanine: str | None = free(None, "folder of a histocoder model to convert", metavar="DIR")
+    to_occcanine: str | None = free(
+        None, "folder of a histocoder model to convert to OccCANINE's format", metavar="DIR"
+    )
     from_shards: str | None = free(None, "checkpoint of --fsdp-state-dict sharded to merge", metavar="DIR")
     output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
     formatter: str | None = free(
@@ -177,7 +179,7 @@ class ConvertFlags(Settings):
     target_cols: tuple[str, ...] | None = free(None, "general: columns of codes", metavar="COL")
     block_size: int | None = free(None, "general: characters of the longest code (default: 5)", metavar="N")
     encoder_config: str | None = free(
-        None, "file of the encoder's CanineConfig (default: CANINE-s's sizes)", metavar="JSON"
+        None, "file with the encoder's CanineConfig (default: CANINE-s's sizes)", metavar="JSON"
     )
     text_normalization: str = free(
         "lower_ascii",

@@ -57,7 +57,7 @@ def run(config: ServeFlags) -> None:
         app = create_app(desk, token=token, host=config.host, port=port)
         name = f"[{config.host}]" if ":" in config.host else config.host
         address = f"http://{name}:{port}/?token={token}"
-        log.info(f"Open {address}\nCtrl-C ends the server; decisions and files stay in {folder}.")
+        log.info(f"Open {address}\nPress Ctrl-C to stop the server. Decisions and files are kept in {folder}.")
         if not config.no_browser:
             threading.Timer(0.5, webbrowser.open, [address]).start()
         server = uvicorn.Config(
@@ -80,7 +80,7 @@ def _check(config: ServeFlags) -> None:
     from histocoder.desk.security import is_loopback
 
     if not is_loopback(config.host) and not config.token:
-        raise UserError(f"At {config.host} others reach the server, too: choose a secret with --token.")
+        raise UserError(f"At {config.host} others can reach the server, too. Set a secret with --token.")
     if config.token is not None and (len(config.token) < _FEWEST_CHARACTERS or not config.token.isalnum()):
         raise UserError(f"--token needs {_FEWEST_CHARACTERS} letters and digits or more.")
 
@@ -96,7 +96,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.listen()  # so that a browser that is quicker than the server waits
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"Can't listen at {host}, port {port}: {reason}. Choose another --port.") from error
+        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
     return listener
 
 

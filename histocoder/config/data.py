@@ -65,7 +65,7 @@ class TableConfig(Settings):
         require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
         require(
             not {"occ1", "lang"} & set(columns),
-            "A target column can't be called occ1 or lang, as the prepared data's own columns are; rename it.",
+            "A target column can't be called occ1 or lang, since prepared data use these names; rename it.",
         )
         require(
             self.language == "unk" or self.language_col is None,

@@ -28,7 +28,7 @@ def check_target_len(num_blocks: int, block_size: int) -> None:
     """Raise a UserError if so many codes of so many tokens exceed the decoder's positions."""
     require(
         1 + num_blocks * block_size <= MAX_TARGET_LEN,
-        f"{num_blocks} codes of {block_size} characters are more than the {MAX_TARGET_LEN - 1} places of the decoder; "
+        f"{num_blocks} codes of {block_size} characters exceed the {MAX_TARGET_LEN - 1} positions of the decoder; "
         "set --block-size to the longest code's length.",
     )
 
@@ -145,7 +145,7 @@ class ModelConfig:
         )
         known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         for name, kind in get_type_hints(cls).items():
-            require(name not in known or _fits(known[name], kind), f"config.json: {name!r} does not hold what it must.")
+            require(name not in known or _fits(known[name], kind), f"config.json: {name!r} has an invalid value.")
         for name in ("encoder", "formatter", "vocab_size"):
             require(name in known, f"config.json: {name!r} is missing.")
         for name in ("codes", "target_cols", "languages"):

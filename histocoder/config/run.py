@@ -64,7 +64,7 @@ class SavingConfig(Settings):
         """Raise a UserError if a model is to be sent without a service."""
         require(
             self.log_wandb or not self.wandb_artifact,
-            "--wandb-artifact sends the model to Weights & Biases; add --log-wandb.",
+            "--wandb-artifact needs --log-wandb; add that, or omit it.",
         )
 
 
@@ -94,7 +94,7 @@ class MachineConfig(Settings):
     distributed: bool = free(False, "require a launcher, such as torchrun")
     rank_timeout: float = free(
         RANK_TIMEOUT,
-        "seconds without a heartbeat after which a process counts as hung, and all end",
+        "seconds without a heartbeat after which a process counts as hung, and the run ends",
         metavar="S",
         at_least=5,
     )
@@ -136,7 +136,7 @@ class PrepareConfig(SeedConfig, DataConfig, TableConfig):
         require(self.input_col not in self.target_cols, f"{self.input_col!r} is both input and target column.")
         require(
             not (self.zero_pad_codes and self.use_within_block_sep),
-            "--zero-pad-codes is for codes of digits; it can't go with --use-within-block-sep.",
+            "--zero-pad-codes is for codes of digits; it can't be used with --use-within-block-sep.",
         )
 
 
@@ -162,8 +162,8 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
         )
         require(
             not self.max_epoch_steps or not (self.tokens_per_batch or self.auto_batch_size or self.scale_lr),
-            "--max-epoch-steps sets the rows of a step; it goes with none of --tokens-per-batch, --auto-batch-size and "
-            "--scale-lr.",
+            "--max-epoch-steps sets the rows of a step; it can't be used with --tokens-per-batch, --auto-batch-size "
+            "or --scale-lr.",
         )
 
     def for_rows(self, num_rows: int, num_processes: int) -> RunConfig:
@@ -187,7 +187,7 @@ class FinetuneConfig(RunConfig, PrepareConfig):
     GROUP = SavingConfig.GROUP
 
     input_col: str = changed(DataConfig, "input_col", "occ1", is_short=True)
-    no_refit: bool = free(False, "do not train best/ on the validation data as well at the end, after the report")
+    no_refit: bool = free(False, "do not train best/ on the validation data after the report")
 
 
 @dataclass(frozen=True)

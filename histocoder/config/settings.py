@@ -107,7 +107,7 @@ class Setting:
             return
         options, said = self.options, f"{self.flag} is {shown(value)}; it must"
         require(
-            options.choices is None or value in options.choices, f"{said} be of {', '.join(options.choices or ())}."
+            options.choices is None or value in options.choices, f"{said} be one of {', '.join(options.choices or ())}."
         )
         require(options.at_least is None or value >= options.at_least, f"{said} be {options.at_least} or more.")
         require(options.above is None or value > options.above, f"{said} be more than {options.above}.")

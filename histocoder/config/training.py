@@ -37,7 +37,7 @@ class StartConfig(Settings):
     only_encoder: bool = free(False, "use only the encoder of --initial-checkpoint", is_negatable=True)
     freeze_encoder: bool = fixed(
         False,
-        "train only the decoder and the flat head; without augmentation each text is encoded once, to --cache-dir",
+        "train only the decoder and the flat head; without augmentation texts are encoded once, into --cache-dir",
     )
     max_len: int = fixed(128, "maximum length of an input, in characters, or in tokens of the encoder's own tokenizer")
     text_normalization: str = fixed(
@@ -64,7 +64,7 @@ class StartConfig(Settings):
         check_decoder(dropout=self.dropout, dim_feedforward=self.decoder_dim_feedforward)
         require(
             not self.only_encoder or self.initial_checkpoint is not None,
-            "--only-encoder says what to take of --initial-checkpoint; give that as well.",
+            "--only-encoder needs --initial-checkpoint; add that, or omit it.",
         )
 
 
@@ -76,7 +76,7 @@ class FitConfig(Settings):
 
     recipe: str = free(
         "auto",
-        "values of flags that are not given: auto, by what the run starts from (see docs/configuration.md), or "
+        "defaults of flags that are not given: auto, by what the run starts from (see docs/configuration.md), or "
         "reference, OccCANINE's",
         choices=("auto", "reference"),
     )
@@ -89,10 +89,10 @@ class FitConfig(Settings):
         at_least=0,
     )
     early_stopping: int | None = free(
-        None, "end after N validations in a row without a better model (default: off)", at_least=1
+        None, "stop after N validations in a row without improvement (default: off)", at_least=1
     )
-    max_steps: int | None = free(None, "end after N steps (default: by --num-epochs)", at_least=1)
-    batch_size: int = free(None, "rows of a batch, on each process", at_least=1, is_short=True)
+    max_steps: int | None = free(None, "stop after N steps (default: by --num-epochs)", at_least=1)
+    batch_size: int = free(None, "rows per batch and process", at_least=1, is_short=True)
     max_epoch_steps: int = fixed(
         None,
         "while an epoch has more than N steps, the batch doubles, up to four times --batch-size, and learning rates "
@@ -105,7 +105,7 @@ class FitConfig(Settings):
         at_least=1,
     )
     gradient_accumulation_steps: int = free(
-        1, "batches per step and process, with the result of one batch N times as large in less memory", at_least=1
+        1, "batches per step and process; the result is that of a batch N times as large, in less memory", at_least=1
     )
     tokens_per_batch: int | None = free(
         None,
@@ -136,7 +136,9 @@ class FitConfig(Settings):
         "loss of the flat head: cross-entropy over the codes, or binary cross-entropy, summed or averaged over them",
         choices=FLAT_LOSSES,
     )
-    warmup_pct: float = free(None, "share of warm-up steps, to the nearest step", metavar="P", between=(0, 1))
+    warmup_pct: float = free(
+        None, "share of the steps in which the learning rate warms up", metavar="P", between=(0, 1)
+    )
     weight_decay: float = fixed(0.01, "weight decay of AdamW", metavar="D", at_least=0)
     max_grad_norm: float = free(1.0, "norm to which gradients are clipped", metavar="N", above=0)
     precision: str = fixed("auto", "auto: bf16 if the hardware supports it", choices=PRECISIONS)
@@ -144,7 +146,7 @@ class FitConfig(Settings):
     compile: bool = free(False, "compile the model's layers with torch.compile, in the first steps")
     max_skipped_steps: int = free(
         10,
-        "end after N consecutive steps with gradients that are not finite; checked when logging",
+        "stop after N consecutive steps with gradients that are not finite; checked when logging",
         at_least=1,
     )
 
@@ -152,7 +154,7 @@ class FitConfig(Settings):
         """Raise a UserError if the learning rate is to be scaled by rows that are not fixed."""
         require(
             not self.scale_lr or self.tokens_per_batch is None,
-            "--scale-lr goes by rows, which --tokens-per-batch does not fix; choose one of the two.",
+            "--scale-lr depends on the rows of a step, which vary with --tokens-per-batch; choose one of the two.",
         )
 
     def num_parts(self, num_processes: int) -> int:
@@ -177,7 +179,7 @@ class SeedConfig(Settings):
 class AugmentConfig(Settings):
     """Alteration of training descriptions on the fly; see `data.augment`."""
 
-    GROUP = "augmentation, of training descriptions on the fly"
+    GROUP = "augmentation of training descriptions, on the fly"
 
     augmentation_prob: float = fixed(None, "share of descriptions that are altered", metavar="P", between=(0, 1))
     num_transformations: int = fixed(
@@ -193,7 +195,7 @@ class AugmentConfig(Settings):
 class StrategyConfig(Settings):
     """Strategy that spreads a model over processes, without effect on one process."""
 
-    GROUP = "strategy, for models and batches that are large"
+    GROUP = "strategy for large models and batches"
 
     gradient_checkpointing: bool = free(
         False, "recompute each layer in the backward pass: less memory, the same results"
@@ -218,7 +220,7 @@ class StrategyConfig(Settings):
     fsdp_cpu_offload: bool = free(False, "keep shards in CPU memory, and run the optimizer there; needs GPUs")
     fsdp_state_dict: str = free(
         "full",
-        "in checkpoints: one state dict as with DDP, or a shard by each rank, in a folder that all see",
+        "in checkpoints: one state dict as with DDP, or a shard per rank, in a folder that all ranks see",
         choices=("full", "sharded"),
     )
     fsdp_reduce_dtype: str = free(

@@ -77,8 +77,8 @@ def load_occcanine(
         model = MixerModel.from_weights(config, weights)
     except RuntimeError as error:
         raise UserError(
-            f"The weights in {path} are of other sizes ({misfit(error)}); give the sizes of its encoder, "
-            "with --encoder-config JSON."
+            f"The weights in {path} have other sizes ({misfit(error)}); give the sizes of its encoder with "
+            "--encoder-config JSON."
         ) from error
     return Coder(model)
 
@@ -106,8 +106,8 @@ def _check_decoder(path: Path, weights: dict[str, Tensor], system: Formatter) ->
         )
     if (num_tokens := len(weights["decoder.head.weight"])) < system.vocab_size:
         raise UserError(
-            f"{path} knows {num_tokens} tokens, and the formatter {system.name!r} has {system.vocab_size}: its codes "
-            "are of another kind (--formatter), or of characters of its own, which chars.json in its folder would list."
+            f"{path} has {num_tokens} tokens, and the formatter {system.name!r} {system.vocab_size}. Either its codes "
+            "are of another kind (--formatter), or of characters that chars.json in its folder must list."
         )
 
 
@@ -115,17 +115,17 @@ def _key_of(path: Path, key: str | Path | None, own_codes: tuple[str, ...] | Non
     """Return the key from a file or from the model; raise a UserError if both have one and they differ."""
     if key is None:
         if own_codes is None:
-            raise UserError(f"{path} holds no key; name its key file (--key).")
+            raise UserError(f"{path} contains no key; name its key file with --key.")
         return Key(own_codes)
     given = read_key(key)
     if own_codes is not None and own_codes != given.codes:
         pairs = [
-            f"class {i} is {ours!r} there and {theirs!r} in the model"
+            f"class {i} is {ours!r} in the key and {theirs!r} in the model"
             for i, (ours, theirs) in enumerate(zip(given.codes, own_codes, strict=False))
             if ours != theirs
         ]
         sizes = f"it has {len(given.codes):,} codes, the model {len(own_codes):,}"
-        raise UserError(f"The key {key} is not that of {path}: {'; '.join(pairs[:3]) or sizes}.")
+        raise UserError(f"The key {key} does not match {path}: {'; '.join(pairs[:3]) or sizes}.")
     return given
 
 
@@ -142,7 +142,7 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
         raise UserError(f"OccCANINE has no format for the model in {folder}, whose encoder is not CANINE.")
     if model.config.decoder_prior:
         raise UserError(
-            f"The decoder in {folder} has the flat head's probabilities as its prior, which OccCANINE's has not. "
+            f"The decoder in {folder} uses the flat head's probabilities as a prior, which OccCANINE's does not. "
             "Train with --save-format occcanine or --recipe reference for a model in its format."
         )
     save_published(Path(path), model.config, model.state_dict(), step=0)

@@ -83,7 +83,7 @@ def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | 
             quantize(temporary)
             after = _accuracy(OnnxCoder(temporary), examples)
             said = f"{before:.1f} % in fp32, {after:.1f} % in int8"
-            log.info(f"Exactly right in the mode {_mode(coder)}, of {len(examples):,} rows: {said}.")
+            log.info(f"Accuracy in the mode {_mode(coder)} on {len(examples):,} rows: {said}.")
             if before - after > max_loss:
                 raise UserError(
                     f"In int8 the model loses {before - after:.1f} points of accuracy, more than --max-loss "
@@ -109,8 +109,8 @@ def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
         difference = float((ours[probs] - theirs[probs]).abs().max().max())
         if num_others or difference > _TOLERANCE:
             raise UserError(
-                f"The graphs do not give what the model gives: in the mode {mode} other codes for {num_others:,} of "
-                f"{len(examples):,} descriptions, and probabilities up to {difference:.0e} apart. Nothing was written."
+                f"The graphs do not match the model: in the mode {mode}, codes differ for {num_others:,} of "
+                f"{len(examples):,} descriptions, and probabilities by up to {difference:.0e}. Nothing was written."
             )
         most = max(most, difference)
     return f"Same codes as the model for {len(examples):,} descriptions; probabilities differ by {most:.0e} at most."

@@ -73,7 +73,7 @@ def predict_file(
         bar = tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True)
     with _writing(form.path):
         open_parts = partial(parts.open, config, settings, overwrite=overwrite, say=say)
-        distributed.run_on_primary(open_parts, doing="looking at the input")
+        distributed.run_on_primary(open_parts, doing="checking the input")
         with parts.kept_if_any():
             num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
         distributed.run_on_primary(partial(parts.join, form, num_chunks, join, say=say), doing="writing the output")
@@ -103,7 +103,7 @@ def predict_file_by(
 @contextmanager
 def _writing(output: Path) -> Iterator[None]:
     """Lock the output, so that no other run writes it."""
-    distributed.run_on_primary(partial(_check_folder, output.parent), doing="looking at the output's folder")
+    distributed.run_on_primary(partial(_check_folder, output.parent), doing="checking the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
         yield
 

@@ -313,7 +313,7 @@ def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, caps
         assert ("with a linear model 100.0" in said) is has_linear and "Try more epochs" in said
         assert "--known would take the codes of 64 of the 64 descriptions" in said
         page = (tmp_path / "evaluation" / "report.html").read_text(encoding="utf-8")
-        assert "Beside simple methods" in page and ("Linear model on" in page) is has_linear
+        assert "Comparison with simple methods" in page and ("Linear model on" in page) is has_linear
 
 
 def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
@@ -325,7 +325,7 @@ def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     (checkpoint / "state.json").write_text("{}")
     before = (checkpoint / "config.json").read_bytes()
     monkeypatch.setattr("histocoder.cli.evaluate.local_folder", lambda name: pytest.fail(f"{name} was opened"))
-    for name, message in ((checkpoint, "never altered"), ("org/name", "There is no folder org/name")):
+    for name, message in ((checkpoint, "never changed"), ("org/name", "There is no folder org/name")):
         with pytest.raises(SystemExit) as ended:
             evaluate(name, data, "--save-thresholds")
         said = capsys.readouterr().err
@@ -362,7 +362,7 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path, logged
         "22222",
         "33333",
     ]
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
     with pytest.raises(UserError, match="no column 'occ'"):
         review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, columns=Columns("occ"))
@@ -413,7 +413,7 @@ def test_review_names_languages_as_the_run_does(
 def test_review_refuses_descriptions_in_a_column_of_its_own(tmp_path: Path, name: str):
     (tmp_path / "out.csv").write_text(f"{name},pred_hisco_1,pred_prob_1,pred_conf\nsmed,83110,0.9,0.9\n")
     columns = Columns(name, target_cols=("hisco_1",))
-    with pytest.raises(UserError, match="Rename that of the descriptions"):
+    with pytest.raises(UserError, match="Rename the column of descriptions"):
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1, columns=columns)
 
 

@@ -58,7 +58,7 @@ def test_one_code_alone_is_every_rows(recwarn: pytest.WarningsRecorder):
 
 @pytest.mark.parametrize(
     ("max_size", "max_rows", "notice"),
-    [(23, 100, "8 rows and 3 codes"), (0, 100, "--baselines compares"), (24, 7, "more than 7 training rows")],
+    [(23, 100, "8 rows and 3 codes"), (0, 100, "--baselines also compares"), (24, 7, "more than 7 training rows")],
 )
 def test_a_linear_model_that_is_left_out(max_size, max_rows, notice, monkeypatch):
     monkeypatch.setattr(baselines, "MAX_ROWS", max_rows)

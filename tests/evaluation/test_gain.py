@@ -21,7 +21,7 @@ def test_the_corrected_model_is_compared_on_the_same_rows(tmp_path: Path):
     assert found["held_out"]["before"] == found["held_out"]["after"] == {"rows": 0.5, "texts": 0.5}
     words = gain_in_words({"corrections": found})
     assert words[0].startswith("Of the same 6 rows of validation data, 66.7\u00a0% were exactly right before")
-    assert words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%") and "looks better" in words[2]
+    assert words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%") and "is too high" in words[2]
     evaluation = evaluate(after, examples)
     evaluation.metrics["corrections"] = found
     page = write_report(tmp_path, evaluation, after, title="t").read_text(encoding="utf-8")

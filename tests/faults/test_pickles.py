@@ -60,7 +60,7 @@ def test_the_trap_would_catch(tmp_path: Path):
 def test_as_initial_checkpoint(table: Path, tmp_path: Path, trap: Evil, write):
     write({"model": {"decoder.head.weight": trap}, "key": trap}, tmp_path / "last.bin")
     args = finetune(table, tmp_path / "out", "--batch-size", 8, "--initial-checkpoint", tmp_path / "last.bin")
-    assert "last.bin holds no weights that can be read" in refused(*args)
+    assert "last.bin contains no weights that can be read" in refused(*args)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -68,7 +68,7 @@ def test_as_a_folder_from_the_hub(table: Path, tmp_path: Path, trap: Evil):
     (tmp_path / "hub").mkdir()
     torch.save({"weight": trap}, tmp_path / "hub" / "pytorch_model.bin")
     args = finetune(table, tmp_path / "out", "--batch-size", 8, "--initial-checkpoint", tmp_path / "hub")
-    assert "pytorch_model.bin holds no weights that can be read" in refused(*args)
+    assert "pytorch_model.bin contains no weights that can be read" in refused(*args)
 
 
 def test_as_an_encoder(table: Path, tmp_path: Path, trap: Evil):
@@ -94,4 +94,4 @@ def test_in_a_checkpoint_whose_sums_are_right(table: Path, tmp_path: Path, trap:
     sums = json.loads((checkpoint / "manifest.json").read_text())
     sums["optimizer.pt"] = hashlib.sha256((checkpoint / "optimizer.pt").read_bytes()).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(sums))
-    assert "optimizer.pt holds no weights that can be read: it contains objects other than tensors" in refused(*args)
+    assert "optimizer.pt contains no weights that can be read: it contains objects other than tensors" in refused(*args)

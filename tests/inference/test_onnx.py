@@ -185,7 +185,7 @@ def test_int8_beyond_the_loss_writes_nothing(
         onnx_export.export(coder, out, examples(), max_loss=0.5)
     assert list(tmp_path.iterdir()) == []
     onnx_export.export(coder, out, examples(), max_loss=0.5)
-    assert logged[-1] == f"Exactly right in the mode combined, of {len(TEXTS)} rows: 80.0 % in fp32, 79.6 % in int8."
+    assert logged[-1] == f"Accuracy in the mode combined on {len(TEXTS)} rows: 80.0 % in fp32, 79.6 % in int8."
     assert (out / "encoder.onnx").stat().st_size < (folder / "encoder.onnx").stat().st_size
     assert set(OnnxCoder(out).predict(TEXTS, "en")["hisco_1"]) <= set(CODES)
 
@@ -217,7 +217,7 @@ def test_mistakes_of_exporting_are_one_sentence(tmp_path: Path, monkeypatch: pyt
     assert "needs onnx. Install what is missing: pip install 'histocoder[onnx]'." in said()
     out.mkdir()
     before = sorted(tmp_path.iterdir())
-    assert f"{out} exists already; choose another folder for --onnx." in said()
+    assert f"{out} already exists; choose another folder for --onnx." in said()
 
 
 def test_mistakes_of_opening_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

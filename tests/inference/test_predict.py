@@ -230,7 +230,7 @@ def test_bf16_is_near_and_leaves_the_model_as_it_was(coder: Coder):
 
 def test_bad_arguments(coder: Coder):
     for arguments, message in (
-        ({"mode": "best"}, "--mode is best; it must be of combined, greedy"),
+        ({"mode": "best"}, "--mode is best; it must be one of combined, greedy"),
         ({"k": 0}, "--k is 0"),
         ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"threshold": 1.0}, "--threshold is 1.0; it must be 0 or more and less than 1"),
@@ -267,7 +267,7 @@ def test_no_model(tmp_path, config, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"codes": CODES[1:]}, "does not describe the model beside it .size mismatch for linear_decoder.weight"),
+        ({"codes": CODES[1:]}, "does not match the model's weights .size mismatch for linear_decoder.weight"),
         ({"decoder_num_heads": 7}, "can't be shared by 7 heads"),
         ({"codes": None}, "'codes' does not hold"),
         ({"thresholds": {"en": "high"}}, "'thresholds' does not hold"),

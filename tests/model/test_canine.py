@@ -128,5 +128,5 @@ def test_sizes_are_read_from_files_of_transformers_and_are_canine_s_by_default()
     theirs = CanineConfig(num_hidden_layers=3, hidden_act="relu")
     assert CanineConfigOfOurs.from_dict(theirs.to_dict()).to_diff_dict().items() <= theirs.to_dict().items()
     assert CanineConfigOfOurs().to_diff_dict().items() <= CanineConfig().to_dict().items()
-    with pytest.raises(UserError, match="hidden_act may be gelu or relu"):
+    with pytest.raises(UserError, match="hidden_act must be gelu or relu"):
         Canine(CanineConfigOfOurs(hidden_act="swish"))

@@ -313,7 +313,7 @@ def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: 
         with pytest.raises(DamagedError, match="tokenizer"):
             load_model(tmp_path / "model", verify=verify)
     shutil.rmtree(tmp_path / "model" / "tokenizer")
-    with pytest.raises(UserError, match="copy it beside the model"):
+    with pytest.raises(UserError, match="tokenizer is missing"):
         load_model(tmp_path / "model", verify=False)
 
 

@@ -66,7 +66,7 @@ def test_names_that_help_and_checks_repeat_are_those_of_the_package():
 def test_python_gives_what_flags_give(tmp_path: Path):
     config = FinetuneConfig(dataset=tmp_path / "t.csv", target_cols=["a", "b"], num_epochs=2)
     assert config == parse(FinetuneConfig, f"--dataset {tmp_path}/t.csv --target-cols a b --num-epochs 2".split())
-    with pytest.raises(UserError, match="--precision is int8; it must be of auto, fp32, bf16, fp16"):
+    with pytest.raises(UserError, match="--precision is int8; it must be one of auto, fp32, bf16, fp16"):
         replace(config, precision="int8")
 
 

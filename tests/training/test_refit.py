@@ -73,7 +73,10 @@ def test_a_run_on_corrections_reports_its_gain(tmp_path: Path):
     said = run(*more, "--initial-checkpoint", tmp_path / "one" / "best", "--corrections", checked).stdout
     found = json.loads((tmp_path / "two" / "metrics.json").read_text(encoding="utf-8"))["corrections"]
     number = found["held_out"]["num_rows"]
-    assert f"{number} of 40 corrections are held out" in said and f"{number} held-out corrections" in said
+    assert (
+        f"{number} of 40 corrections, chosen at random, are held out" in said
+        and f"{number} held-out corrections" in said
+    )
     assert found["validation"]["num_rows"] == 6 and not found["before_has_seen"]
     assert "rows, including the 6 of validation and the held-out corrections" in said
 

@@ -352,7 +352,7 @@ def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, 
     out = tmp_path / "out"
     ended = two_ranks(["-c", ELSEWHERE, *finetune(data, out, *STEPS, "--batch-size", 6, *SHARDED)], check=False)
     assert [one.returncode for one in ended] == [2, 2]
-    assert ended[0].stderr.count("needs a folder that all processes see; the first one does not find __1_0.distcp") == 1
+    assert ended[0].stderr.count("needs a folder that all processes see; rank 0 does not find __1_0.distcp") == 1
     assert not list_checkpoints(out) and not leftovers(out)
 
 
