@@ -65,7 +65,7 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse({"detail": text}, status)
 
     app.add_exception_handler(UserError, lambda _, error: answer(422, str(error)))
-    app.add_exception_handler(KeyError, lambda _, __: answer(404, "There is no such thing here."))
+    app.add_exception_handler(KeyError, lambda _, __: answer(404, "Not found."))
     app.add_exception_handler(Busy, lambda _, __: answer(429, "The model is busy. Try again in a moment."))
     app.add_exception_handler(
         Conflict,

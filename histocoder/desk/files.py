@@ -156,7 +156,7 @@ class Files:
         """Code a file as `histocoder predict` does, after those that wait already."""
         record = self._store.file(file)
         if record["state"] in _WAITING:
-            raise UserError(f"{record['name']} is being coded already.")
+            raise UserError(f"{record['name']} is already being coded.")
         path = self._path(record)
         with _named(path, record["name"]):
             config = self._config(record, options)
@@ -246,7 +246,7 @@ class Files:
             try:
                 state, message = self._code(record)
             except Exception as error:
-                message = f"The program failed: {error}. Where histocoder serve runs there is more."
+                message = f"The program failed: {error}. The output of histocoder serve has details."
                 self._store.put_file(record["id"], state="failed", message=message)
                 self.start()  # for the other files; this thread ends, and Python prints the traceback
                 raise

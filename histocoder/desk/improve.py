@@ -134,7 +134,7 @@ class Improve:
         if not self.may_train:
             raise UserError("This server does not train; start it with --allow-training, or run the command yourself.")
         if now.state == "running":
-            raise UserError("Training is running already.")
+            raise UserError("Training is already running.")
         if not now.corrections:
             raise UserError("There are no corrections yet. Check some descriptions under Review first.")
         if not now.is_complete:

@@ -64,10 +64,10 @@ class Neighbours:
         """Describe the search, and how many descriptions it finds."""
         number, more = f"{len(self.rows):,}", ""
         if len(self.rows) < self._total:
-            number += f" of {self._total:,}, the most frequent,"
+            number = f"the {number} most frequent of {self._total:,}"
             more = "" if self._has_graph else "; pip install faiss-cpu to search more"
-        how = "search by a graph (faiss, HNSW)" if self._has_graph else "exact search"
-        state = "" if self.is_ready else f"; {self._num_done / len(self.rows):.0%} are read"
+        how = "approximate search (faiss, HNSW)" if self._has_graph else "exact search"
+        state = "" if self.is_ready else f"; {self._num_done / len(self.rows):.0%} are encoded"
         return f"{how} among {number} descriptions of the training data{more}{state}"
 
     def encode(self, coder: Coder, turns: Turns, stop: threading.Event) -> None:

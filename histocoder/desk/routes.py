@@ -95,7 +95,7 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
             no_occupation=coding.code(none) if none else None,
             languages=coding.languages,
             has_known=coding.known is not None,
-            neighbours=near.describe() if near else "there are no training data beside the model",
+            neighbours=near.describe() if near else "not available, since there are no training data next to the model",
             may_train=desk.improve.may_train,
             upload_bytes=UPLOAD_BYTES,
         )
@@ -126,7 +126,7 @@ def add_files(app: FastAPI, desk: Desk) -> None:
             await run_in_threadpool(files.remove, file)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 free = shutil.disk_usage(path.parents[1]).free / 1e9
-                raise HTTPException(507, f"The disk is full: {free:.1f} GB are free.") from error
+                raise HTTPException(507, f"The file does not fit on the disk: {free:.1f} GB are free.") from error
             raise
         return files.get(file)
 
@@ -224,7 +224,7 @@ def _decided_codes(decision: Decision, coding: CodingDesk) -> list[str] | None:
         return [coding.no_occupation]
     codes = coding.check_codes(decision.codes)
     if not codes:
-        raise UserError("There is no code. Choose one, or say that there is no occupation, or that it is unsure.")
+        raise UserError("No code is chosen. Choose one, or mark the description as no occupation or unsure.")
     return codes
 
 

@@ -104,7 +104,7 @@ class Guard:
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_own(host):
-            return 421, "This server does not answer under that name."
+            return 421, "This server does not answer to that host name."
         if origin is not None and origin.partition("://")[2] != host:
             return 403, "Requests from other sites are refused."
         if self._is_token(headers.get("authorization", "").removeprefix("Bearer ")):

@@ -176,7 +176,7 @@ def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):
         server.send_signal(signal.SIGKILL)
         server.wait()
         page.press(Keys.ENTER)
-        wait_until(lambda: "does not answer" in page.text("#status"))
+        wait_until(lambda: "does not respond" in page.text("#status"))
         kept = decisions(model)
         with serving(model, "--port", port, "--data", coded):
             for _ in range(10):

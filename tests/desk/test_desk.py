@@ -152,7 +152,7 @@ def test_a_full_disk_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("histocoder.desk.routes._save_body", fill)
     refused = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n")
-    assert refused.status_code == 507 and refused.json()["detail"].startswith("The disk is full: ")
+    assert refused.status_code == 507 and refused.json()["detail"].startswith("The file does not fit on the disk: ")
     assert client.get("/api/files").json() == []
 
 

@@ -33,7 +33,7 @@ def opened(cache: Path, coder: Any) -> Neighbours:
     codes = pd.DataFrame({"hisco_1": ["61110"] * NUMBER}, dtype=object)
     examples = Examples([str(i) for i in range(NUMBER)], ["en"] * NUMBER, codes)
     found = Neighbours(examples, cache=cache, source="here")
-    assert "0% are read" in found.describe()
+    assert "0% are encoded" in found.describe()
     found.encode(coder, Turns(), threading.Event())
     return found
 
@@ -49,7 +49,7 @@ def test_a_graph_finds_the_exact_neighbours(tmp_path: Path, monkeypatch: pytest.
     kept = [opened(tmp_path / "graph.npz", coder), opened(tmp_path / "graph.npz", coder)]
     assert coder.num_encoded == 2 * NUMBER
     assert exact.describe() == "exact search among 400 descriptions of the training data"
-    assert graph.describe() == "search by a graph (faiss, HNSW) among 400 descriptions of the training data"
+    assert graph.describe() == "approximate search (faiss, HNSW) among 400 descriptions of the training data"
     for other in (graph, *kept):
         for own, found in zip(exact.find(asked), other.find(asked), strict=True):
             assert [place for place, _ in found] == [place for place, _ in own]
@@ -61,5 +61,5 @@ def test_without_faiss_the_most_frequent_are_searched(tmp_path: Path, monkeypatc
     monkeypatch.setattr(neighbours, "_MOST_EXACT", 100)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     found = opened(tmp_path / "exact.npz", Encoder())
-    assert found.describe().startswith("exact search among 100 of 400, the most frequent, descriptions")
+    assert found.describe().startswith("exact search among the 100 most frequent of 400 descriptions")
     assert "pip install faiss-cpu to search more" in found.describe() and len(found.rows) == 100

@@ -18,10 +18,10 @@ for (const [path, methods] of Object.entries(api.paths))
     get("routes").append(el("article", { class: "panel" },
       el("h2", { class: "code" }, `${method.toUpperCase()} ${path}`),
       el("p", {}, route.description),
-      takes.length ? el("p", { class: "quiet" }, `Takes ${takes.join("; ")}`) : null,
-      body(answer) ? el("p", { class: "quiet" }, `Gives ${body(answer)}`) : null));
+      takes.length ? el("p", { class: "quiet" }, `Parameters: ${takes.join("; ")}`) : null,
+      body(answer) ? el("p", { class: "quiet" }, `Returns ${body(answer)}`) : null));
   }
-get("routes").append(el("h2", {}, "Forms"));
+get("routes").append(el("h2", {}, "Schemas"));
 for (const [title, schema] of Object.entries(api.components.schemas))
   get("routes").append(el("article", { class: "panel" }, el("h3", {}, title), el("p", {}, schema.description || ""),
     el("ul", { class: "list" }, Object.entries(schema.properties || {}).map(([field, of]) => el("li", {}, `${field}: ${name(of)}`)))));

@@ -30,7 +30,7 @@ function send(file, sheet = "") {
   const request = new XMLHttpRequest();
   const stop = el("button", { onclick: () => request.abort() }, "Cancel");
   const progress = (share) =>
-    get("sending").replaceChildren(el("p", {}, `Sending ${file.name}`), bar(share, "Sent", true), stop);
+    get("sending").replaceChildren(el("p", {}, `Uploading ${file.name}`), bar(share, "Uploaded", true), stop);
   const end = (text) => {
     get("sending").hidden = true;
     get("file").value = "";
@@ -41,7 +41,7 @@ function send(file, sheet = "") {
   progress(0);
   request.upload.onprogress = (event) => progress(event.loaded / event.total);
   request.onabort = () => end("Cancelled.");
-  request.onerror = () => end("The file could not be sent: the server ended the connection.");
+  request.onerror = () => end("The file could not be uploaded: the server closed the connection.");
   request.onload = doing(async () => {
     const body = JSON.parse(request.responseText || "{}");
     if (request.status !== 201) {
@@ -92,7 +92,7 @@ async function choose(file) {
       el("label", {}, "Descriptions are in ", input),
       el("label", {}, "Languages are in ", column),
       el("label", {}, "Language ", language)),
-    el("label", { class: "inline" }, known, " Descriptions of the training data keep the codes that people gave them"),
+    el("label", { class: "inline" }, known, " Descriptions that occur in the training data keep their hand-coded codes"),
     el("div", { class: "row" },
       el("button", { class: "primary", type: "submit" }, "Code this file"),
       el("button", { type: "button", onclick: () => (form.hidden = true) }, "Not now")),
@@ -148,10 +148,10 @@ function shown(file) {
   const speed = file.rows_per_second ? `, ${count(file.rows_per_second)} rows/s` : "";
   const left = file.seconds_left == null ? "" : `, ${duration(file.seconds_left)} left`;
   const states = {
-    new: "Sent; its columns are to be chosen.",
-    queued: "Waits for its turn.",
+    new: "Uploaded. Choose its columns.",
+    queued: "Waiting in the queue.",
     running: `${count(file.rows_done)} of about ${count(file.num_rows)} rows${speed}${left}`,
-    cancelled: "Cancelled; what is coded is kept for when it continues.",
+    cancelled: "Cancelled. Rows that are coded are kept; Continue codes the rest.",
     failed: "Not coded.",
     done: "Coded.",
   };

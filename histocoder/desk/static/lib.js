@@ -25,7 +25,7 @@ export async function api(path, options = {}) {
   try {
     response = await fetch(`/api/${path}`, rest);
   } catch {
-    throw new Refused(0, { detail: "The server does not answer. Nothing that was saved is lost; is it still running?" });
+    throw new Refused(0, { detail: "The server does not respond. Check that it is running. Everything that was saved is kept." });
   }
   const body = response.headers.get("content-type")?.startsWith("application/json") ? await response.json() : null;
   if (!response.ok) throw new Refused(response.status, body);
@@ -95,6 +95,6 @@ export const languageSelect = (id) => el("select", { id }, languageOptions());
 
 export function nearest(neighbours) {
   return el("ul", { class: "list near" }, neighbours.map((one) =>
-    el("li", {}, el("span", {}, one.text), el("span", { class: "percent", title: "likeness of the encodings" }, one.similarity.toFixed(2)),
+    el("li", {}, el("span", {}, one.text), el("span", { class: "percent", title: "cosine similarity of the encodings" }, one.similarity.toFixed(2)),
       el("span", { class: "of" }, `${codeNames(one.codes)} · ${languageName(one.lang)}`))));
 }

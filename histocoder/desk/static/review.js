@@ -1,7 +1,7 @@
 // Review cards: the least certain and most frequent descriptions first, by keys or by mouse.
 import { api, bar, codeName, codeNames, count, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
 
-const KEYS = [["↵", "accept the codes"], ["1–9", "take an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
+const KEYS = [["↵", "accept the codes"], ["1–9", "choose an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
   ["0", "no occupation"], ["?", "unsure"], ["u", "undo"], ["← →", "move"]];
 let about, source, cards = [], at = 0, chosen = [], note = "", lastChange = 0, timer, isBusy = false, isOver = false;
 
@@ -88,7 +88,7 @@ function draw() {
   const one = present(), { card, answer } = one;
   const state = card.status === "open" ? null : el("span", { class: "badge" }, card.status === "unsure" ? `unsure: ${card.who}` : `settled: ${card.who}`);
   get("card").replaceChildren(el("div", { class: "panel" },
-    el("p", { class: "quiet" }, `No. ${count(card.place + 1)} of ${count(source.cards)} · stands for ${count(card.times)} ${card.times === 1 ? "row" : "rows"} · ${languageName(card.lang)} `, state),
+    el("p", { class: "quiet" }, `No. ${count(card.place + 1)} of ${count(source.cards)} · occurs in ${count(card.times)} ${card.times === 1 ? "row" : "rows"} · ${languageName(card.lang)} `, state),
     el("h2", { class: "text", tabindex: "-1" }, card.text),
     note ? el("p", { class: "notice", role: "alert" }, note) : null,
     el("h3", {}, "Codes"),
@@ -168,7 +168,7 @@ async function alone(action) {
 const decide = (action) => alone(async () => {
   const one = present();
   if (!one) return;
-  if (action === "settle" && !chosen.length) return say("There is no code. Choose one, or 0 for no occupation, or ? for unsure.");
+  if (action === "settle" && !chosen.length) return say("No code is chosen. Choose one, or press 0 for no occupation or ? for unsure.");
   const codes = chosen.map((code) => code.code);
   try {
     one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, action, codes } });
@@ -183,8 +183,8 @@ const decide = (action) => alone(async () => {
 });
 
 const decidedBy = (card) => {
-  const what = card.status === "unsure" ? "is unsure" : card.status === "open" ? "took a decision back" : `has decided: ${card.codes.join(", ")}`;
-  return `${card.who || "Another reviewer"} ${what}. Accept to put the codes below in its place, or go on with →.`;
+  const what = card.status === "unsure" ? "is unsure" : card.status === "open" ? "undid a decision" : `has decided: ${card.codes.join(", ")}`;
+  return `${card.who || "Another reviewer"} ${what}. Accept to replace that with the codes below, or continue with →.`;
 };
 
 async function go(place) {
@@ -210,7 +210,7 @@ const undo = () => alone(async () => {
   if (place < 0) cards.splice(at, 0, back);
   else cards[place] = back;
   choose(place < 0 ? at : place);
-  say(`Taken back: ${back.card.text}`);
+  say(`Undone: ${back.card.text}`);
   trust().catch(() => {});
 });
 
@@ -256,15 +256,15 @@ async function trust(sources) {
   const keys = el("input", { type: "checkbox", checked: usesKeys(), onchange: (event) => localStorage.setItem("keys", event.target.checked ? "on" : "off") });
   get("trust").replaceChildren(...[
     select,
-    el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, by ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
+    el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, with ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
       now.cards_unsure ? `; ${count(now.cards_unsure)} unsure` : ""),
     bar(now.rows ? now.rows_settled / now.rows : 0, "Settled", true),
-    now.rest ? el("p", {}, el("span", { class: "figure" }, percent(now.rest.mean, 1)), `of the other rows are right, about; 95 % interval ${range(now.rest)}`) : null,
+    now.rest ? el("p", {}, el("span", { class: "figure" }, percent(now.rest.mean, 1)), `of the other rows are right, by estimate; 95 % interval ${range(now.rest)}`) : null,
     now.whole ? el("p", {}, `The whole file: about ${percent(now.whole.mean, 1)} right.`) : null,
     now.cards_settled ? el("p", {}, `The model was right in ${count(now.right)} of the ${count(now.cards_settled)} checked.`) : null,
-    now.hour_cards ? el("p", {}, `An hour more, at ${now.seconds_per_card.toFixed(1)} s each, settles ${count(now.hour_rows)} rows; then about ${percent(now.hour_whole, 1)} of the file are right.`)
-      : el("p", { class: "quiet" }, "After some decisions: what an hour more brings."),
-    el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export what is settled (CSV)")),
+    now.hour_cards ? el("p", {}, `Another hour, at ${now.seconds_per_card.toFixed(1)} s each, settles ${count(now.hour_rows)} rows; about ${percent(now.hour_whole, 1)} of the file are then right.`)
+      : el("p", { class: "quiet" }, "After some decisions, this shows what another hour brings."),
+    el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export settled descriptions (CSV)")),
     el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
     el("label", { class: "inline" }, keys, " Use these keys"),
     el("p", { class: "quiet" }, `You are ${who()}. `, el("button", { class: "plain", onclick: () => (localStorage.removeItem("who"), hide(), show()) }, "Change")),
