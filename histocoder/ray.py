@@ -46,7 +46,7 @@ def code(
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     num_gpus, compute : float, ray.data.ActorPoolStrategy, optional
-        GPUs of each actor, by default 1 where there are any; and how many actors, by default up to one a GPU or CPU.
+        GPUs per actor, by default 1 if there are any; and number of actors, by default up to one per GPU or CPU.
     input_col, language_col, mode, precision, **options
         See the flags of `histocoder predict`; options are `language`, `k`, `threshold`, `constrain`, `min_confidence`,
         `batch_size` and `columns`.

@@ -45,15 +45,15 @@ class Coder:
     device : str, optional
         By default a GPU if there is one.
     precision : {"auto", "fp32", "bf16", "fp16"}
-        auto is bf16 where the hardware has it, several times as fast as fp32; probabilities then differ in their third
-        digit, some in their second.
+        auto uses bf16 if the hardware supports it, which is several times as fast as fp32; probabilities then differ in
+        the third digit, some in the second.
     compile : bool
-        Whether torch compiles the encoder's layers first, which takes a minute.
+        Whether to compile the encoder's layers with `torch.compile` first, which takes a minute.
 
     Attributes
     ----------
     system : str
-        Name that the codes' columns begin with; see `ModelConfig.system`.
+        Prefix of the names of the columns of codes; see `ModelConfig.system`.
     codes : tuple of str
         Codes of the model's key.
     precision : str
@@ -102,12 +102,12 @@ class Coder:
         Parameters
         ----------
         path_or_hub_id : path
-            A run's folder, one of its checkpoints', any other with `config.json` and `model.safetensors`, or the name
-            of a Hugging Face hub repo of the same form.
+            Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or the name of
+            a Hugging Face hub repo with these files.
         device, precision, compile
             See `Coder`.
         verify : bool
-            Whether to compare the model's files with the sums in its `manifest.json`, where it has one.
+            Whether to verify the model's files with the checksums in its `manifest.json`, if it has one.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class Coder:
 
     @property
     def mode(self) -> str:
-        """The mode that validated best, the default of `predict`."""
+        """The mode chosen in validation, the default of `predict`."""
         return self.model.config.mode
 
     def describe(self, code: str) -> str | None:
@@ -169,21 +169,22 @@ class Coder:
         Parameters
         ----------
         texts : str, or sequence or Series of str, of n descriptions
-            A missing or blank one gets missing codes.
+            Missing or blank descriptions get missing codes.
         lang : str, or sequence or Series of n
-            Language of all, or of each.
+            Language of all descriptions, or of each.
         mode : {"combined", "greedy", "flat", "topk", "full"}, optional
-            By default the one that validated best. combined: decoder, flat head and linear expert together, codes of
-            the key only. greedy: the sequence decoder, all its blocks. flat: the linear head. topk: the `k` most
-            probable codes of the decoder's first block, exactly. full: the probability there of every code.
+            By default the mode chosen in validation. combined: decoder, flat head and linear expert together, codes of
+            the key only. greedy: the codes that the decoder generates. flat: the flat head's best code, and others
+            above its threshold. topk: the decoder's `k` most probable first codes. full: the decoder's probability of
+            every code as first code.
         k : int
-            Number of codes of topk.
+            Number of codes in mode topk.
         threshold : float, optional
-            flat gives the best class, and others above this; by default above the model's own of the language.
+            Probability above which mode flat gives further codes; by default the model's threshold for the language.
         constrain : bool, optional
             Whether to restrict predictions to codes of the key; topk and full always do, greedy does not by default.
         min_confidence : float
-            Rows with less `conf` get missing codes; `conf` stays.
+            Rows with a lower `conf` get missing codes; they keep their `conf`.
         batch_size : int
             Maximum number of descriptions per forward pass; reduced when memory runs out.
         progress : bool or callable
@@ -195,7 +196,7 @@ class Coder:
         DataFrame
             With the input's index and order. For each code `{system}_1`, `prob_1`, and `desc_1` where the key has
             descriptions; a missing code is None. `conf` is the probability of the set of codes in combined and greedy,
-            of the best code elsewhere. For full, a column for each code of the key.
+            of the best code in the other modes. For full, a column for each code of the key.
 
         Raises
         ------

@@ -46,7 +46,7 @@ def load_occcanine(
     block_size : int, optional
         Number of tokens of a code, for "general"; by default 5.
     encoder_config : dict, optional
-        Fields of `CanineConfig`, where the encoder is not of CANINE-s's sizes.
+        Fields of `CanineConfig`, if the encoder does not have CANINE-s's sizes.
     text_normalization : {"lower_ascii", "none"}
         Normalization of its training texts; published models have the former.
 

@@ -58,7 +58,7 @@ class OnnxCoder:
     codes : tuple of str
         The codes of the model's key.
     mode : str
-        The mode that validated best, the default of `predict`.
+        The mode chosen in validation, the default of `predict`.
 
     Raises
     ------
@@ -113,7 +113,7 @@ class OnnxCoder:
         min_confidence: float = 0.0,
         batch_size: int = 64,
     ) -> pd.DataFrame:
-        """Code descriptions, and return a table, for which pandas has to be installed.
+        """Code descriptions, and return a DataFrame; needs pandas.
 
         Parameters and result are those of `Coder.predict`.
         """
@@ -140,7 +140,7 @@ class OnnxCoder:
         constrain: bool | None = None,
         batch_size: int = 64,
     ) -> Prediction:
-        """Code descriptions, each by itself, with numpy and onnxruntime alone.
+        """Code descriptions, one at a time, with numpy and onnxruntime alone.
 
         Parameters
         ----------

@@ -296,7 +296,7 @@ def test_after_sigterm_a_slurm_job_goes_back_where_it_was_preempted(tmp_path: Pa
 @pytest.mark.parametrize(
     ("args", "env", "message"),
     [
-        (["finetune.py"], {}, "this is for sbatch"),
+        (["finetune.py"], {}, "start this script with sbatch"),
         (["--dataset", "t.csv"], {"SLURM_JOB_ID": "7"}, "name the script first"),
     ],
 )
