@@ -11,7 +11,7 @@ PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: demo browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench finetune-ddp clean
 
-# The environment: made once, and again when what it is made of changes.
+# The virtual environment, rebuilt when one of its inputs changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -25,11 +25,11 @@ demo: $(VENV)/.installed
 	$(BIN)/histocoder predict --model demo/best --language da "smedemester" "skrædersvend"
 	@echo "Code, check and improve in a browser: $(BIN)/histocoder serve --model demo/best"
 
-# Unit tests, and of whole programs one of each kind: minutes.
+# Unit tests, and one test of each kind of program: minutes.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST) -m 'not slow'
 
-# All tests, also those that kill, stop or starve runs in many places and start each launcher.
+# All tests, including those that kill, stop or starve runs at many points and start each launcher.
 test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST)
 
@@ -56,7 +56,7 @@ test-browser: $(ORT_WEB)/ort.wasm.min.mjs
 	AXE_CORE=$(abspath $(VENV))/axe/package/axe.min.js ONNXRUNTIME_WEB=$(abspath $(ORT_WEB)) \
 	  $(BIN)/python -m pytest -m browser -rs tests/desk/test_browser.py tests/inference/test_onnx_page.py
 
-# What docs/r.md says, with Debian's R; skipped where it can't be installed.
+# Tests of docs/r.md, with Debian's R; skipped where R can't be installed.
 test-r: $(VENV)/.installed
 	Rscript -e 'library(haven); library(httr2); library(jsonlite)' 2>/dev/null || \
 	  $(APT_INSTALL) r-base-core r-cran-haven r-cran-httr2 r-cran-jsonlite || true
@@ -69,15 +69,15 @@ test-engines: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,spark]'
 	$(BIN)/python -m pytest -m engines -rs -s tests/test_ray_and_spark.py
 
-# What make test runs, with the lowest versions that setup.cfg allows (of torch see lowest.txt).
+# The tests of make test, with the lowest versions that setup.cfg allows (for torch see lowest.txt).
 test-lowest:
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/pip install --quiet --disable-pip-version-check -c lowest.txt torch
 	$(VENV)-lowest/bin/pip install --quiet --disable-pip-version-check -c lowest.txt -e '.[dev]'
 	$(VENV)-lowest/bin/python -m pytest $(PYTEST) -m 'not slow'
 
-# What only a GPU can show, without a network: tests, then speed and memory. The Python has what `make test` installs,
-# and a torch that is built for the GPU.
+# The tests that need a GPU, then speed and memory, without a network. The Python needs what `make test` installs, and
+# a torch that is built for the GPU.
 gpu:
 	$(GPU_PYTHON) -m pytest -m gpu -rs tests/scripts/test_gpu.py
 	$(GPU_PYTHON) benchmarks/train_step.py

@@ -1,4 +1,4 @@
-"""`histocoder convert`: turn models from and to OccCANINE's form, or shares into one."""
+"""`histocoder convert`: convert models from and to OccCANINE's format, or merge shards into one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_a_card_says_what_the_model_is():
         "1,024 of",
     ):
         assert words in card
-    assert "{" not in card.replace("{}", "") and "How right" not in hub.model_card(config)
+    assert "{" not in card.replace("{}", "") and "## Accuracy" not in hub.model_card(config)
 
 
 def test_a_card_stays_with_its_model(tmp_path: Path):

@@ -40,7 +40,7 @@ CASES = [
     ({"--dataset": "unlabelled.csv"}, r"no code at all"),
     ({"--dataset": "one_class.csv"}, r"only one code \(61110\)"),
     ({"--dataset": "one_text.csv"}, r"one distinct description"),
-    ({"--dataset": "short.csv"}, r"1 codes are shorter"),
+    ({"--dataset": "short.csv"}, r"1 codes have fewer than 5"),
     ({"--share-val": "0"}, r"--share-val is 0"),
     ({"--share-val": "1"}, r"--share-val is 1"),
     ({"--share-val": "x"}, r"invalid float value: 'x'"),
@@ -58,7 +58,7 @@ CASES = [
     ({"--encoder": "."}, r"no config.json"),
     ({"--distributed": ""}, r"needs a launcher: torchrun --nproc_per_node=2"),
     ({"--device": "cuda"}, r"no GPU here"),
-    ({"--resume": "nowhere"}, r"no checkpoint is there"),
+    ({"--resume": "nowhere"}, r"there is no checkpoint"),
     ({"--initial-checkpoint": "nowhere"}, r"There is no nowhere"),
     ({"--initial-checkpoint": "table.csv"}, r"no weights that can be read"),
     ({"--only-encoder": ""}, r"--initial-checkpoint"),
@@ -67,7 +67,7 @@ CASES = [
     ({"--key": "table.csv"}, r"needs the columns system_code and code"),
     ({"--bach-size": "8"}, r"no flag --bach-size. Did you mean '--batch-size'"),
     ({"--block-size": "200"}, r"set --block-size to the longest"),
-    ({"--zero-pad-codes": "", "--use-within-block-sep": ""}, r"can't go with"),
+    ({"--zero-pad-codes": "", "--use-within-block-sep": ""}, r"can't be used with"),
 ]
 
 
@@ -167,7 +167,7 @@ def test_a_folder_with_files_that_are_no_runs_is_left_as_it_is(
     (folder / name).write_text("mine")
     before = files_of(folder)
     said = ends_in_a_sentence(finetune, {**BASE, "--save-path": ".", **flags}, monkeypatch, capsys)
-    assert f"holds {name.partition('/')[0]}, which a run would replace" in said and "Choose a new folder" in said
+    assert f"contains {name.partition('/')[0]}, which a run would replace" in said and "Choose a new folder" in said
     if "--prepare-only" not in flags:
         ends_in_a_sentence(train_mixer, {**MIXER, "--save-dir": ".", **flags}, monkeypatch, capsys)
     assert files_of(folder) == before
@@ -276,5 +276,5 @@ def test_what_occcanine_takes_is_taken(folder: Path):
     paths = ("--train-data", folder / "table.csv", "--val-data", folder / "table.csv", "--save-dir", folder / "out")
     sizes = ("--batch-size", 512, "--world-size", 4, "--num-epochs", 2)
     said = run("train_mixer.py", *paths, *TINY, *sizes).stdout
-    assert "a batch of 512 is larger than the 64 rows" in said and "--world-size has no effect" in said
+    assert "a batch of 512 is larger than the 64 training rows" in said and "--world-size has no effect" in said
     assert "world_size" not in (folder / "out" / "args.yaml").read_text()

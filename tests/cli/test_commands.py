@@ -325,7 +325,7 @@ def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     (checkpoint / "state.json").write_text("{}")
     before = (checkpoint / "config.json").read_bytes()
     monkeypatch.setattr("histocoder.cli.evaluate.local_folder", lambda name: pytest.fail(f"{name} was opened"))
-    for name, message in ((checkpoint, "never changed"), ("org/name", "There is no folder org/name")):
+    for name, message in ((checkpoint, "never changed"), ("org/name", "there is no folder org/name")):
         with pytest.raises(SystemExit) as ended:
             evaluate(name, data, "--save-thresholds")
         said = capsys.readouterr().err
@@ -445,7 +445,7 @@ def test_help_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]):
         assert ended.value.code == 0
         shown[flag] = capsys.readouterr().out
     assert shown["--help"].count("\n  --") == 14 and shown["--help-all"].count("\n  --") > 60
-    assert "… (required)\n" in shown["--help"] and "\naugmentation, of" in shown["--help-all"]
+    assert "… (required)\n" in shown["--help"] and "\naugmentation of" in shown["--help-all"]
 
 
 @pytest.mark.parametrize(

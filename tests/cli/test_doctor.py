@@ -40,7 +40,7 @@ def test_processes_that_can_not_meet_are_a_problem():
     wrong = environment(GLOO_SOCKET_IFNAME="nosuch")
     result = run("-m", "histocoder", "doctor", env=wrong, check=False)
     assert result.returncode == 1 and marks(result.stdout)["all-reduce"] == PROBLEM
-    assert "nosuch" in result.stdout and "set GLOO_SOCKET_IFNAME=lo" in result.stdout
+    assert "nosuch" in result.stdout and "try GLOO_SOCKET_IFNAME=lo" in result.stdout
     assert result.stdout.splitlines()[-1] == "1 problem found: what is marked 'problem' won't work."
     assert "Traceback" not in result.stdout + result.stderr
 

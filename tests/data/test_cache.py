@@ -91,7 +91,7 @@ def test_mistakes_are_told_of_all_chunks_at_once(mixed: Path, tmp_path: Path, mo
     monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
     with mixed.open("a", encoding="utf-8") as file:
         file.write("smith,en,8311,\nsmith,en,83110,9\n")
-    with pytest.raises(UserError, match=r"2 codes are shorter.*line 73, hisco_1: '8311'; line 74, hisco_2: '9'"):
+    with pytest.raises(UserError, match=r"2 codes have fewer.*line 73, hisco_1: '8311'; line 74, hisco_2: '9'"):
         build(example_files(mixed), tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 

@@ -298,7 +298,7 @@ def test_preparing_is_vectorised_over_distinct_codes(tmp_path: Path, monkeypatch
 
 def test_the_real_file(tmp_path: Path):
     table = shared("data/english_occupations.csv")
-    with pytest.raises(UserError, match=r"278 codes are shorter"):
+    with pytest.raises(UserError, match=r"278 codes have fewer"):
         prepared(table, tmp_path / "out")
     files = prepared(table, tmp_path / "out", zero_pad_codes=True)
     known = set(pd.read_csv(shared("reference/hisco_codes.csv"), dtype=str)["hisco"])

@@ -220,7 +220,7 @@ OF_NCCL = "NCCL error in: NCCLUtils.cpp:133, %s (run with NCCL_DEBUG=INFO for de
         (
             "unhandled cuda error",
             "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'",
-            "NCCL can't start: Cuda failure 'out of memory'. NCCL_DEBUG=INFO says more.",
+            "NCCL can't start: Cuda failure 'out of memory'. Set NCCL_DEBUG=INFO for details.",
         ),
         (
             "unhandled system error",

@@ -172,7 +172,7 @@ def test_a_model_is_not_loaded_from_a_checkpoint_that_is_damaged(saved: Path):
     weights[-1] ^= 1
     (checkpoint / "model.safetensors").write_bytes(weights)
     for load in (load_model, initial_weights):
-        with pytest.raises(DamagedError, match=r"model\.safetensors is missing or damaged.*Take another"):
+        with pytest.raises(DamagedError, match=r"model\.safetensors is missing or damaged.*Get another"):
             load(checkpoint)
 
 

@@ -99,7 +99,7 @@ def chunks_of(job: Job, table: pa.Table) -> list[pa.Table]:
 def test_columns_that_do_not_fit_are_named(model: Path):
     with pytest.raises(UserError, match="The table has no column 'occ1'; it has: text"):
         job_of(model, "text")
-    with pytest.raises(UserError, match="The table has a column 'hisco_1' already"):
+    with pytest.raises(UserError, match="The table already has a column 'hisco_1'"):
         job_of(model, "occ1", "hisco_1")
 
 

@@ -269,9 +269,9 @@ def test_no_model(tmp_path, config, message):
     [
         ({"codes": CODES[1:]}, "does not match the model's weights .size mismatch for linear_decoder.weight"),
         ({"decoder_num_heads": 7}, "can't be shared by 7 heads"),
-        ({"codes": None}, "'codes' does not hold"),
-        ({"thresholds": {"en": "high"}}, "'thresholds' does not hold"),
-        ({"encoder": {"num_hidden_layers": "two"}}, "does not describe"),
+        ({"codes": None}, "'codes' has an invalid value"),
+        ({"thresholds": {"en": "high"}}, "'thresholds' has an invalid value"),
+        ({"encoder": {"num_hidden_layers": "two"}}, "does not match the model"),
         ({"formatter": {"name": "none", "num_blocks": 2}}, "no formatter 'none'"),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_key_that_does_not_match_says_where(tmp_path):
     rows = [f"{code},{i}" for i, code in enumerate(coder.codes)]
     rows[4] = "99998,4"
     (tmp_path / "key.csv").write_text("system_code,code\n" + "\n".join(rows) + "\n")
-    with pytest.raises(UserError, match="class 4 is '99998' there and '06105' in the model"):
+    with pytest.raises(UserError, match="class 4 is '99998' in the key and '06105' in the model"):
         load_occcanine(
             shared("reference/occcanine/last.bin"),
             formatter="hisco",
@@ -401,7 +401,7 @@ def test_published_characters_and_key_are_read_from_their_files(tmp_path):
     save_file({name: with_all_positions(name, x, config) for name, x in weights}, tmp_path / "model.safetensors")
     (tmp_path / "key.json").write_text(json.dumps({"-12": 1, "100": 0}))
     options = {"formatter": "general", "target_cols": ["a_1", "a_2"], "block_size": 3, "encoder_config": config.encoder}
-    with pytest.raises(UserError, match=r"knows 16 tokens, and the formatter 'general' has 2086.*chars.json"):
+    with pytest.raises(UserError, match=r"has 16 tokens, and the formatter 'general' 2086.*chars.json"):
         load_occcanine(tmp_path, **options)
     (tmp_path / "chars.json").write_text(json.dumps(chars))
     load_occcanine(tmp_path, **options).save_pretrained(tmp_path / "model")

@@ -87,7 +87,7 @@ def test_parquet_columns_that_are_no_text(model: Path, tmp_path: Path):
 
 def test_names_that_clash_are_refused(model: Path, tmp_path: Path):
     (tmp_path / "in.csv").write_text("occ1,lang,hisco_1,conf\nfarmer,en,61110,high\nfarmer,en,61110,low\n")
-    with pytest.raises(UserError, match=r"'hisco_1' already.* --columns pred_\."):
+    with pytest.raises(UserError, match=r"already has a column 'hisco_1'.* --columns pred_\."):
         code(model, tmp_path / "in.csv", tmp_path / "out.csv")
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=1, columns="pred_")
     out = read(tmp_path / "out.csv")

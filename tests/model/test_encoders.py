@@ -287,7 +287,7 @@ def test_mistakes_are_said(table: Path, tmp_path: Path):
         *training(table, tmp_path / "out", bert, "--save-format", "occcanine")
     )
     (bert / "vocab.txt").write_text((bert / "vocab.txt").read_text() + "more\n")
-    assert "do not belong together" in refused(*training(table, tmp_path / "out", bert, "--max-len", 32))
+    assert "do not match" in refused(*training(table, tmp_path / "out", bert, "--max-len", 32))
     assert not (tmp_path / "out" / "config.json").exists()
     byt5 = save_pretrained("byt5", tmp_path / "byt5")
     for missing in (bert / "vocab.txt", byt5 / "tokenizer_config.json", xlm_r / "tokenizer.json"):

@@ -144,7 +144,7 @@ def test_a_dashboard_that_is_not_installed_is_named_before_anything_is_written(
 
 def test_an_artifact_without_wandb_is_refused(table: Path, tmp_path: Path):
     result = run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--wandb-artifact"), check=False)
-    assert result.returncode == 2 and "add --log-wandb" in result.stderr and not (tmp_path / "out").exists()
+    assert result.returncode == 2 and "needs --log-wandb" in result.stderr and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("at", [1, 20])

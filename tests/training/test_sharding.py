@@ -430,7 +430,7 @@ def test_an_offload_without_a_gpu_is_refused_before_any_work(data: Path, tmp_pat
     [
         ({"ddp_comm_hook": "bf16"}, "cpu", "needs GPUs"),
         ({"fsdp": "full_shard"}, "mps", "add --device cpu"),
-        ({"fsdp": "full_shard", "fsdp_cpu_offload": True}, "cuda", "does not go with fp16; use --precision bf16"),
+        ({"fsdp": "full_shard", "fsdp_cpu_offload": True}, "cuda", "does not work with fp16; use --precision bf16"),
     ],
 )
 def test_what_a_device_can_not_do_is_refused(flags: dict[str, Any], device: str, message: str):
