@@ -206,7 +206,7 @@ def assert_same_weights(one: Path, other: Path, *, tolerance: float = 0.0) -> No
 
 def assert_complete(result: subprocess.CompletedProcess[str], out: Path, service: str, why: str) -> None:
     """One warning; everything else as in a run without the service."""
-    warnings = [line for line in result.stderr.splitlines() if f"warning: {service}" in line]
+    warnings = [line for line in result.stderr.splitlines() if f"Warning: {service}" in line]
     assert len(warnings) == 1 and why in warnings[0], result.stderr
     assert "Traceback" not in result.stderr and (out / "model.safetensors").exists()
     assert logged(out, "step") == [1, 2, 3, 4, 4] and len(logged(out, "train_loss")) == 4

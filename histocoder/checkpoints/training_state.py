@@ -124,8 +124,8 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
         sync(final.parent)
     except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
         raise UserError(
-            f"Could not save the checkpoint {final} ({error}). Older checkpoints are untouched: make room, or fix "
-            "the folder, and start it again."
+            f"Could not save the checkpoint {final} ({error}). Older checkpoints are intact. Make room, or fix "
+            "the folder, and run the same command again."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -191,7 +191,7 @@ class ConvertFlags(Settings):
         """Raise a UserError unless one model is named."""
         require(
             sum(map(bool, (self.from_occcanine, self.to_occcanine, self.from_shards))) == 1,
-            "One of the arguments --from-occcanine --to-occcanine --from-shards is required, and one only.",
+            "Give exactly one of --from-occcanine, --to-occcanine and --from-shards.",
         )
 
 

@@ -153,8 +153,8 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
         """Raise a UserError if settings of batches contradict each other."""
         require(
             self.tokens_per_batch is None or self.tokens_per_batch >= self.max_len,
-            f"--tokens-per-batch is {self.tokens_per_batch}; a single row takes up to {self.max_len} positions "
-            "(--max-len).",
+            f"--tokens-per-batch is {self.tokens_per_batch}; set it to --max-len ({self.max_len}) or more, which a "
+            "single row can take.",
         )
         require(
             not self.auto_batch_size or self.tokens_per_batch is None,

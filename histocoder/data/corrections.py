@@ -163,7 +163,7 @@ def _read(path: str, config: PrepareConfig, formatter: Formatter) -> Iterator[tu
             num_used += 1
     parts = [f"{num_used:,} checked rows are used"]
     if num_unchecked := len(table) - len(checked):
-        parts.append(f"{num_unchecked:,} are not checked and not used")
+        parts.append(f"{num_unchecked:,} unchecked rows are ignored")
     if num_unused := len(checked) - num_used:
-        parts.append(f"{num_unused:,} are checked, but have no description or no code that fits, and are not used")
+        parts.append(f"{num_unused:,} checked rows are ignored, because they have no description or no code that fits")
     log.info(f"{path}: {'; '.join(parts)}.")

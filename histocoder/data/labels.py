@@ -206,7 +206,7 @@ class LabelChecker:
         problem = system.problem(code)
         changed = spoilt(code) or ("a number" if problem is not None and looks_like_a_number(code) else None)
         if changed is not None and (problem is not None or self._key is None):
-            return f"looks like {changed} that a spreadsheet has made of a code; save the column as text"
+            return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text"
         if problem is None:
             is_strange = self._key is not None and code != MISSING and code not in self._key.index
             return "is not in the key" if is_strange else None
@@ -243,7 +243,7 @@ class LabelChecker:
         if self._key is None and 0 < (number := self._decimals.total()) < self._num_integers:
             codes = "1 code has" if number == 1 else f"{number:,} codes have"
             say(
-                f"{path}: {codes} decimals, such as {shown(next(iter(self._decimals)))}, and most are whole numbers. "
+                f"{path}: {codes} decimals, such as {shown(next(iter(self._decimals)))}, but most are whole numbers. "
                 "If a spreadsheet has changed codes, save the column as text."
             )
         if self._num_ignored:

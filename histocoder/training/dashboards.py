@@ -185,5 +185,5 @@ class InBackground(Tracker):
         if not self._given_up:
             self._given_up = True
             distributed.log.warning(
-                f"warning: {self._name} {why}; the run continues without it. {LOG_FILE} has all metrics."
+                f"Warning: {self._name} {why}; the run continues without it. {LOG_FILE} has all metrics."
             )

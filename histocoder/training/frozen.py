@@ -80,7 +80,7 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
     what = f"The frozen encoder's outputs for {len(distinct.rows):,} distinct descriptions"
     if num_bytes > _SHARE_OF_DISK * free:
         log.info(
-            f"warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
+            f"Warning: {what} would take {num_bytes / 1e9:,.3g} GB; {path.parent} has {free / 1e9:,.3g} GB free. "
             "They are not stored but computed in every step; set --cache-dir to a folder with more room."
         )
         return None

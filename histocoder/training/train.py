@@ -236,7 +236,7 @@ def _fitting_batch_size(
         return max(rows // config.num_parts(distributed.world_size()), 1)
     with explaining_out_of_memory(config, device, max_len=config.max_len):
         size, used = find_batch_size(build, config, device, num_rows=num_rows)
-    log.info(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the memory available.")
+    log.info(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the available memory.")
     return size
 
 

@@ -45,7 +45,7 @@ CASES = [
     ({"--share-val": "1"}, r"--share-val is 1"),
     ({"--share-val": "x"}, r"invalid float value: 'x'"),
     ({"--language": "en", "--language-col": "lang"}, r"not both"),
-    ({"--tokens-per-batch": "100"}, r"--tokens-per-batch is 100; a single row takes up to 128 positions"),
+    ({"--tokens-per-batch": "100"}, r"--tokens-per-batch is 100; set it to --max-len \(128\) or more"),
     ({"--batch-size": "0"}, r"--batch-size is 0"),
     ({"--learning-rate": "-1"}, r"--learning-rate"),
     ({"--seed": "99999999999999999999"}, r"--seed is 99999999999999999999; it must lie between 0 and"),

@@ -163,7 +163,7 @@ def test_errors_that_nobody_can_read_end_nothing():
         (("forecast",), "invalid choice: 'forecast'"),
         ((), "required: COMMAND"),
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
-        (("convert", "--output", "o"), "ne of the arguments --from-occcanine --to-occcanine --from-shards is required"),
+        (("convert", "--output", "o"), "exactly one of --from-occcanine, --to-occcanine and --from-shards"),
         (("evaluate", "--model", "nowhere", "--data", "a.csv"), "no model folder nowhere"),
         (("review", "--model", "nowhere", "--predictions", "p.csv"), "no model folder nowhere"),
     ],

@@ -65,18 +65,18 @@ def test_decimals_that_are_codes_stay(tmp_path: Path):
 
 @pytest.mark.parametrize("cell", ["6.111E+04", "61110.5", "61.110"])
 def test_numbers_that_are_no_codes_are_refused(tmp_path: Path, cell: str):
-    with pytest.raises(UserError, match=r"line 3, h: '.*' looks like a number .*save the column as text"):
+    with pytest.raises(UserError, match=r"line 3, h: '.*' looks like a code .*save the column as text"):
         codes_of(tmp_path / "t.csv", ["61110", cell, "41025.0"], drop_bad=False)
 
 
 def test_shortened_numbers_are_refused_and_few_decimals_told(tmp_path: Path):
     for cell in ("6E+04", "6e+04"):
-        with pytest.raises(UserError, match=r"line 3, h: '6.\+04' looks like a number .*save the column as text"):
+        with pytest.raises(UserError, match=r"line 3, h: '6.\+04' looks like a code .*save the column as text"):
             codes_of(tmp_path / "t.csv", ["61110", cell])
         assert codes_of(tmp_path / "t.csv", ["61110", cell], key=Key(("61110", cell))) == ["61110", cell]
     heard: list[str] = []
     assert codes_of(tmp_path / "t.csv", ["61110", "61.11", "41025"], say=heard.append) == ["61110", "61.11", "41025"]
-    assert "1 code has decimals, such as '61.11', and most are whole numbers" in heard[0]
+    assert "1 code has decimals, such as '61.11', but most are whole numbers" in heard[0]
     heard.clear()
     codes_of(tmp_path / "t.csv", ["1.1", "1.2", "1", "6E04A"], say=heard.append, allow_short=True)
     codes_of(tmp_path / "t.csv", ["61110", "61.11", "41025"], say=heard.append, key=Key(("61110", "61.11", "41025")))

@@ -65,7 +65,7 @@ def test_one_warning_and_hardly_any_waiting(call: str, how: str, capsys):
         "exits": "failed (SystemExit)",
         "hangs": f"did not {'respond' if call == 'init' else 'receive everything'} within 0.3 s",
     }
-    expected = f"warning: S {reasons[how]}; the run continues without it. logs.csv has all metrics.\n"
+    expected = f"Warning: S {reasons[how]}; the run continues without it. logs.csv has all metrics.\n"
     assert capsys.readouterr().err == expected
 
 
@@ -95,7 +95,7 @@ def test_the_model_has_its_own_deadline(how: str, capsys):
     background.keep_model(Path())
     background.close()
     reasons = {"hangs": "did not receive everything within 0.7 s", "raises": "failed (the service is ill)"}
-    expected = f"warning: S {reasons[how]}; the run continues without it. logs.csv has all metrics.\n" if how else ""
+    expected = f"Warning: S {reasons[how]}; the run continues without it. logs.csv has all metrics.\n" if how else ""
     assert capsys.readouterr().err == expected and tracker.steps == ([] if how else [-1])
 
 
