@@ -104,7 +104,7 @@ def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iter
     if num_seen:
         log.info(
             f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data, on which "
-            f"the model was trained in the end. Its accuracy on them before that is in {run / REPORT_FILE}."
+            f"the model was trained after its report. For its accuracy before that, see {run / REPORT_FILE}."
         )
     yield validation
 

@@ -62,12 +62,12 @@ def summary(metrics: Metrics) -> list[str]:
     if "by_text_seen" in answer:
         unseen = answer["by_text_seen"].get("0", {"n": 0, "accuracy": 0.0})
         if unseen["n"] == metrics["num_rows"]:
-            lines.append("None of the descriptions occurs verbatim in the training data.")
+            lines.append("None of the descriptions occurs in the training data.")
         elif not unseen["n"]:
-            lines.append("All occur verbatim in the training data; expect lower accuracy on new descriptions.")
+            lines.append("All occur in the training data; expect lower accuracy on new descriptions.")
         else:
             lines.append(
-                f"{unseen['n']:,} descriptions do not occur verbatim in the training data; of these, "
+                f"{unseen['n']:,} descriptions do not occur in the training data; of these, "
                 f"{percent(unseen['accuracy'])} are exactly right."
             )
     if "baselines" in metrics:

@@ -174,9 +174,8 @@ class Coder:
             Language of all descriptions, or of each.
         mode : {"combined", "greedy", "flat", "topk", "full"}, optional
             By default the mode chosen in validation. combined: decoder, flat head and linear expert together, codes of
-            the key only. greedy: the codes that the decoder generates. flat: the flat head's best code, and others
-            above its threshold. topk: the decoder's `k` most probable first codes. full: the decoder's probability of
-            every code as first code.
+            the key only. greedy: the codes that the decoder generates. flat: the flat head's codes. topk: the decoder's
+            `k` most probable first codes. full: the decoder's probability of every code as first code.
         k : int
             Number of codes in mode topk.
         threshold : float, optional

@@ -65,7 +65,7 @@ def test_the_report_of_a_run(table: Path, tmp_path: Path):
         *("-m", "histocoder", "evaluate", "--model", tmp_path / "out" / "best", "--save-thresholds"),
         *("--data", tmp_path / "out" / "data_val.csv", "--output", tmp_path / "evaluation"),
     )
-    assert "None of the descriptions occurs verbatim" in again.stdout  # it found what the run was trained on
+    assert "None of the descriptions occurs in" in again.stdout  # it found what the run was trained on
     assert json.loads((tmp_path / "out" / "best" / "config.json").read_text())["thresholds"].keys() == {"*"}
     assert (tmp_path / "evaluation" / "report.html").exists()
 
