@@ -33,10 +33,10 @@ def summary(metrics: Metrics) -> list[str]:
     by_codes = answer["by_num_codes"]
     if len(by_codes) > 1:
         parts = [
-            f"{percent(s['accuracy'])} of those with {_NUMBERS.get(int(number), f'{number} codes')}"
+            f"{percent(s['accuracy'])} with {_NUMBERS.get(int(number), f'{number} codes')}"
             for number, s in by_codes.items()
         ]
-        lines.append(f"By number of true codes: {_and(parts)} are exactly right.")
+        lines.append(f"Exactly right by number of true codes: {_and(parts)}.")
     large = {lang: s["accuracy"] for lang, s in answer["by_language"].items() if s["n"] >= _MIN_ROWS}
     if len(large) > 1:
         best, worst = max(large, key=lambda lang: large[lang]), min(large, key=lambda lang: large[lang])

@@ -106,7 +106,7 @@ def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path, logg
     checked.write_text("occ1,checked,hisco_1\n" + "".join(f"a{i},{m},61110\n" for i, m in enumerate(marks)), "utf-8")
     settings = config(checked, language_col=None, corrections=(str(checked),))
     assert len(read_corrections(settings, formatter_of(settings))) == 7
-    assert "7 checked rows are used; 10 are not checked" in logged[-1]
+    assert "7 checked rows are used; 10 unchecked rows are ignored" in logged[-1]
     read_corrections(replace(settings, target_cols=("hisco_1", "hisco_2")), formatter_of(settings))
     assert any("has no column 'hisco_2': the rows that it corrects get no such codes." in text for text in logged)
     checked.write_text("occ1,checked,hisco_1\nbonde,x,61110\nsmed,later,83110\n")

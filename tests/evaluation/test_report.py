@@ -158,7 +158,7 @@ def test_the_summary_in_plain_words(evaluation: Evaluation):
     )
     assert "leave the least certain 87 %, those with a confidence below 0.87, to a person" in text
     assert "“da” has the highest accuracy (70.0 %) and “no” the lowest (64.0 %)" in text and "nl" not in text
-    assert "64.0 % of those with one code and 10.0 % of those with two codes" in text
+    assert "64.0 % with one code and 10.0 % with two codes" in text
     assert "For 1.0 % the decoder wrote a code that is not in the key." in text
     assert "overconfident" in text and "26.0 percentage points" in text
     assert "800 descriptions do not occur in the training data; of these, 50.0 %" in text

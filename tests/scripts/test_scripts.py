@@ -306,7 +306,7 @@ def test_what_review_says_trains_on(table: Path, tmp_path: Path, capsys: pytest.
     review.loc["ostler", ["checked", "hisco_1"]] = ["x", "62430"]
     review.to_csv(tmp_path / "review.csv")
     said = run(*shlex.split(command)[1:]).stdout
-    assert "1 checked rows are used; 2 are not checked" in said and "New codes: 62430 (1)." in said
+    assert "1 checked rows are used; 2 unchecked rows are ignored" in said and "New codes: 62430 (1)." in said
     before, after = (read_model_config(tmp_path / name) for name in ("first", "first-2"))
     assert after.codes == (*before.codes, "62430") and after.vocab_size == before.vocab_size
 
@@ -384,7 +384,7 @@ def test_a_folder_of_ones_own_with_other_files_is_prepared_and_trained_in(table:
     run(*args, "--prepare-only")
     (tmp_path / "README.md").write_text("mine")
     refused = run(*args, check=False)
-    assert refused.returncode == 2 and "holds README.md" in refused.stderr
+    assert refused.returncode == 2 and "contains README.md" in refused.stderr
     (tmp_path / "README.md").rename(tmp_path / "notes.md")
     run(*args)
     run(*args, "--overwrite")
