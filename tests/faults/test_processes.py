@@ -229,7 +229,7 @@ def test_a_signal_before_training_is_marked_as_well(tmp_path: Path, rank: int):
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [128 + signal.SIGUSR1] * 2
     # rank 1 says so too where rank 0 is slow to, on a busy machine
-    assert ended[0].stderr.count("SIGUSR1: ended.") == 1
+    assert ended[0].stderr.count("SIGUSR1: stopped.") == 1
     assert marker(tmp_path / "out") == {"step": 0, "reason": "SIGUSR1", "status": 128 + signal.SIGUSR1}
     run(*training(tmp_path / "out", steps=2))
     assert not (tmp_path / "out" / "interrupted.json").exists()
