@@ -233,7 +233,7 @@ def _write_split(
         file.write_batch(corrections.held_out(found.schema))
     log.info(
         f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held out ({HELD_OUT_FILE}) to "
-        f"compare the new model with the old one; {num_passed:,} rows of these descriptions are not trained on."
+        f"compare the new model with the old one; {num_passed:,} rows of these descriptions are left out of training."
     )
     return {"train": num_train, "val": num_val, "held_out": num_held_out}
 
