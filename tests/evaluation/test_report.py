@@ -102,6 +102,12 @@ def test_tables_of_codes_and_errors(folder: Path, evaluation: Evaluation):
     assert "prefers-color-scheme: dark" in source
 
 
+def test_the_report_has_the_threshold_of_the_loss(tmp_path: Path):
+    coder = tiny_coder(flat_loss="softmax")
+    page = parsed(write_report(tmp_path, evaluate(coder, few_examples()), coder, title="t"))
+    assert "With a threshold of 0.30" in page.text
+
+
 def test_a_report_without_what_is_not_known(tmp_path: Path):
     examples = few_examples()
     examples.langs = ["en"] * len(examples)
