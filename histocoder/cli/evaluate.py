@@ -17,7 +17,7 @@ from histocoder.cli.flags import EvaluateFlags
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.normalize import folded
-from histocoder.data.prepare import TRAIN_FILE, VAL_FILE
+from histocoder.data.prepare import TRAIN_FILE, VAL_FILE, held_out
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.evaluation.evaluate import evaluate, times_seen
@@ -53,11 +53,12 @@ def run(config: EvaluateFlags) -> None:
         trained, has_languages = training_files(train_data, coder, rules if config.train_data else own, **columns)
         known = Known(languages=coder.model.config.languages, any_language=not has_languages)
         baselines = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
-        chunks = baselines.watch(trained.chunks())
+        chunks = trained.chunks()
         if coder.model.config.fitted_to_validation and (run / VAL_FILE).is_file():
-            validation = training_files(run / VAL_FILE, coder, own, **columns)[0]
-            chunks = itertools.chain(chunks, _validation_rows(validation, examples, run))
-        counts = times_seen(chunks, examples.texts)
+            measured = training_files(run / VAL_FILE, coder, own, **columns)[0]
+            measured = replace(measured, paths=(*measured.paths, *held_out(run)))
+            chunks = itertools.chain(chunks, _measured_rows(measured, examples, run))
+        counts = times_seen(baselines.watch(chunks), examples.texts)
         seen = dict(zip(("texts_seen", "codes_seen"), counts, strict=True))
     found = evaluate(coder, examples, batch_size=config.batch_size, **seen)
     if has_train_data:
@@ -97,16 +98,17 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
     return examples
 
 
-def _validation_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iterator[Examples]:
-    """Yield a run's validation data, with a notice if some of them are among the evaluated descriptions."""
-    validation = files.read()
-    num_seen = sum(map(set(folded(validation.texts)).__contains__, folded(examples.texts)))
+def _measured_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iterator[Examples]:
+    """Yield what a run was measured on, with a notice if some of it is among the evaluated descriptions."""
+    measured = files.read()
+    num_seen = sum(map(set(folded(measured.texts)).__contains__, folded(examples.texts)))
     if num_seen:
+        data = "validation data" + " or held-out corrections" * (len(files.paths) > 1)
         log.info(
-            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's validation data, on which "
+            f"Notice: {num_seen:,} of these {len(examples):,} descriptions are in the run's {data}, on which "
             f"the model was trained after its report. For its accuracy before that, see {run / REPORT_FILE}."
         )
-    yield validation
+    yield measured
 
 
 def _check_report_folder(output: Path, *, overwrite: bool) -> None:

@@ -316,6 +316,18 @@ def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, caps
         assert "Comparison with simple methods" in page and ("Linear model on" in page) is has_linear
 
 
+def test_simple_methods_learn_all_that_the_model_has(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    best, data = shutil.copytree(model, tmp_path / "run" / "best"), tmp_path / "t.csv"
+    change_config(best, replace(tiny_model().config, fitted_to_validation=True))
+    for name, text in (("train", "farmer"), ("val", "smith"), ("held_out", "tailor")):
+        (best.parent / f"data_{name}.csv").write_text(f"occ1,lang,hisco_1\n{text},en,61110\n")
+    data.write_text("occ1,lang,hisco_1\nfarmer,en,61110\nsmith,en,61110\ntailor,en,61110\nminer,en,61110\n")
+    evaluate(best, data)
+    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+    assert metrics["baselines"]["exact_match"]["rows"] == 0.75 and metrics["answer"]["by_text_seen"]["0"]["n"] == 1
+    assert "2 of these 4 descriptions are among the run's validation data or held-out" in capsys.readouterr().out
+
+
 def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
