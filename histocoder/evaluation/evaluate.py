@@ -39,6 +39,7 @@ from histocoder.evaluation.scores import (
 from histocoder.formatters import CODE_SEP
 from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
+from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.thresholds import thresholds_of
 
 _MAX_DIGITS = 5
@@ -81,10 +82,14 @@ def evaluate(
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
     code = partial(coder.predict, batch_size=batch_size)
-    decoded = code(examples.texts, examples.langs)
+    if coder.mode == "combined":
+        decoded, ranked, _ = predict_ranked(coder, examples.texts, examples.langs, batch_size=batch_size)
+    else:
+        decoded = code(examples.texts, examples.langs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # `decoded` has issued the same ones
-        ranked = code(examples.texts, examples.langs, mode="topk", k=_TOP)
+        if coder.mode != "combined":
+            ranked = code(examples.texts, examples.langs, mode="topk", k=_TOP)
         probable, flat_conf = _probable_classes(coder, examples, code)
 
     langs, conf = pd.Series(examples.langs, dtype=object), decoded["conf"].fillna(0).to_numpy()

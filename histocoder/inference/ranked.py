@@ -28,7 +28,9 @@ class Ranked(NamedTuple):
     """Result of `Coder.embed`."""
 
 
-def predict_ranked(coder: Coder, texts: Sequence[str | None], lang: str | Sequence[str] = "unk") -> Ranked:
+def predict_ranked(
+    coder: Coder, texts: Sequence[str | None], lang: str | Sequence[str] = "unk", *, batch_size: int = 256
+) -> Ranked:
     """Code descriptions in a model's own mode and rank other codes, encoding each once; see `Coder.predict`."""
 
     @torch.inference_mode()
@@ -44,7 +46,9 @@ def predict_ranked(coder: Coder, texts: Sequence[str | None], lang: str | Sequen
     codes: list[Part] = []
     ranked: list[Part] = []
     encodings = np.full((len(rows.distinct) + 1, coder.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-    for places, (chosen, others, pooled) in coder.each_batch(work, rows.distinct, PredictOptions()):
+    for places, (chosen, others, pooled) in coder.each_batch(
+        work, rows.distinct, PredictOptions(batch_size=batch_size)
+    ):
         codes.append((places, chosen))
         ranked.append((places, others))
         encodings[places] = pooled

@@ -198,6 +198,13 @@ def test_evaluation_of_a_model():
     assert rows["right"].mean() == metrics["answer"]["overall"]["accuracy"]
 
 
+def test_codes_are_ranked_by_all_that_answer():
+    coder, examples = tiny_coder(mode="combined", experts={"decoder": 0.0, "flat": 1.0}), few_examples()
+    coder.model.linear_decoder.bias.data[SIX_CODES.index("80110")] = 9.0
+    examples.codes = pd.DataFrame({"hisco_1": ["80110"] * 6, "hisco_2": None}, dtype=object)
+    assert list(evaluate(coder, examples).metrics["topk"]["overall"].values()) == [1.0] * 5
+
+
 def test_unknown_languages_are_told_once(recwarn: pytest.WarningsRecorder):
     evaluate(tiny_coder(languages=("en", "unk")), few_examples())
     assert [str(one.message).partition(" and")[0] for one in recwarn] == ["The model does not know the language da"]
