@@ -31,6 +31,7 @@ from histocoder.model import (
     check_positions,
     check_vocabulary,
     is_canine,
+    is_ngram,
     load_encoder,
     load_tokenizer,
 )
@@ -158,7 +159,8 @@ def _from_initial_checkpoint(
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
     own = read_model_config(path) if is_own_model(path) else None
     if own is not None:
-        encoder_config = own.encoder
+        dropout = {"ngram_dropout_prob": config.ngram_dropout} if is_ngram(own.encoder) else {}
+        encoder_config = own.encoder | dropout
         model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)
     elif config.encoder in PRESETS or Path(config.encoder).exists():
         encoder_config = _load_encoder(config).config.to_diff_dict()

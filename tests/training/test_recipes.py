@@ -13,6 +13,11 @@ from models import save_tiny_model
 from histocoder.checkpoints import hub
 from histocoder.checkpoints.model_files import change_config, read_model_config
 from histocoder.config import FinetuneConfig
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import Key
+from histocoder.data.prepare import formatter_of
+from histocoder.formatters.tokenizers import CHARACTERS
+from histocoder.training.building import build_model
 from histocoder.training.recipes import RECIPES, fill_in, kind_of_start
 
 
@@ -26,6 +31,15 @@ def test_a_continued_run_reads_text_as_the_model_does(tmp_path: Path):
     found = json.loads((second / "config.json").read_text(encoding="utf-8"))
     assert {name: found[name] for name in as_imported} == as_imported
     assert not found.get("decoder_prior")  # the first model's decoder does not start from its flat head
+
+
+def test_a_continued_run_drops_ngrams_as_told():
+    path = str(Path(__file__).parents[1] / "fixtures" / "ngram")
+    sizes = {"max_len": 32, "decoder_dim_feedforward": 8, "ngram_dropout": 0.1}
+    config = fill_in(FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), initial_checkpoint=path, **sizes))
+    files, key = ExampleFiles((), ("hisco_1",), formatter_of(config)), Key(read_model_config(Path(path)).codes)
+    model = build_model(config, files, tokenizer=CHARACTERS, key=key, languages=("en", "unk"))
+    assert model.encoder.config.ngram_dropout_prob == model.config.encoder["ngram_dropout_prob"] == 0.1
 
 
 def test_an_initial_checkpoint_may_be_a_hub_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
