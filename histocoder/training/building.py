@@ -159,6 +159,11 @@ def _from_initial_checkpoint(
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("linear_expert.")}
     own = read_model_config(path) if is_own_model(path) else None
     if own is not None:
+        if own.fitted_to_validation:  # and not in its run's folder, whose own model `fill_in` would have chosen
+            log.info(
+                f"Notice: {path} has learned from its run's validation data. If these data are the same, validation "
+                "shows this run as better than it is."
+            )
         dropout = {"ngram_dropout_prob": config.ngram_dropout} if is_ngram(own.encoder) else {}
         encoder_config = own.encoder | dropout
         model_config = replace(model_config, decoder_num_layers=own.decoder_num_layers)

@@ -1,6 +1,7 @@
 """What a run inherits from the model that it starts from, and which settings it then has."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.prepare import formatter_of
 from histocoder.formatters.tokenizers import CHARACTERS
+from histocoder.model import MixerModel
 from histocoder.training.building import build_model
 from histocoder.training.recipes import RECIPES, fill_in, kind_of_start
+
+NGRAM = Path(__file__).parents[1] / "fixtures" / "ngram"
 
 
 def test_a_continued_run_reads_text_as_the_model_does(tmp_path: Path):
@@ -33,13 +37,28 @@ def test_a_continued_run_reads_text_as_the_model_does(tmp_path: Path):
     assert not found.get("decoder_prior")  # the first model's decoder does not start from its flat head
 
 
+def continued(path: Path, **settings: float) -> MixerModel:
+    """The model that a run begins with which starts from the fixture, or a copy of it."""
+    sizes = {"max_len": 32, "decoder_dim_feedforward": 8}
+    start = {"dataset": "t.csv", "target_cols": ("hisco_1",), "initial_checkpoint": str(path)}
+    config, codes = fill_in(FinetuneConfig(**start, **sizes, **settings)), read_model_config(path).codes
+    files = ExampleFiles((), ("hisco_1",), formatter_of(config))
+    return build_model(config, files, tokenizer=CHARACTERS, key=Key(codes), languages=("en", "unk"))
+
+
 def test_a_continued_run_drops_ngrams_as_told():
-    path = str(Path(__file__).parents[1] / "fixtures" / "ngram")
-    sizes = {"max_len": 32, "decoder_dim_feedforward": 8, "ngram_dropout": 0.1}
-    config = fill_in(FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), initial_checkpoint=path, **sizes))
-    files, key = ExampleFiles((), ("hisco_1",), formatter_of(config)), Key(read_model_config(Path(path)).codes)
-    model = build_model(config, files, tokenizer=CHARACTERS, key=key, languages=("en", "unk"))
+    model = continued(NGRAM, ngram_dropout=0.1)
     assert model.encoder.config.ngram_dropout_prob == model.config.encoder["ngram_dropout_prob"] == 0.1
+
+
+def test_a_start_that_has_seen_validation_is_said(tmp_path: Path, logged: list[str]):
+    best = shutil.copytree(NGRAM, tmp_path / "best")
+    change_config(best, replace(read_model_config(best), fitted_to_validation=True))
+    continued(best)
+    assert len(logged) == 1 and "has learned from its run's validation data" in logged[0]
+    shutil.copytree(NGRAM, tmp_path, dirs_exist_ok=True)
+    continued(best)
+    assert len(logged) == 1
 
 
 def test_an_initial_checkpoint_may_be_a_hub_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
