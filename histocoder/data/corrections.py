@@ -71,27 +71,31 @@ class Corrections:
         self._held_out = chosen[:_MOST_HELD_OUT]
         return len(self._held_out)
 
-    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray]:
-        """Return prepared rows with corrected codes, and masks of corrected and held-out ones, of shape (n,)."""
+    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray, np.ndarray]:
+        """Return prepared rows with corrected codes, and masks of shape (n,).
+
+        The masks are those of rows with corrected codes, and, in whatever language, of rows whose description has a
+        correction to train on, and of those whose correction is held out.
+        """
+        texts, langs = [fold(text) for text in batch[TEXT_COL].to_pylist()], batch[LANG_COL].to_pylist()
+        held_out = {text for text, _ in self._held_out}
+        is_held_out = np.array([text in held_out for text in texts], dtype=bool)
+        known = {text for text, _ in self._found} - held_out
+        is_known = np.array([text in known for text in texts], dtype=bool)
         found: dict[int, _Key] = {}
-        for row, (text, lang) in enumerate(
-            zip(*(batch[name].to_pylist() for name in (TEXT_COL, LANG_COL)), strict=True)
-        ):
-            keys = ((fold(text), lang), (fold(text), None))
+        for row in np.flatnonzero(is_known | is_held_out).tolist():
+            keys = ((texts[row], langs[row]), (texts[row], None))
             if key := next((key for key in keys if key in self._found), None):
                 found[row] = key
-        is_corrected, is_held_out = np.zeros((2, len(batch)), dtype=bool)
-        if not found:
-            return batch, is_corrected, is_held_out
         self._used.update(found.values())
+        is_corrected = np.zeros(len(batch), dtype=bool)
         is_corrected[list(found)] = True
-        is_held_out[[row for row, key in found.items() if key in self._held_out]] = True
-        for i, name in enumerate(self._target_cols):
+        for i, name in enumerate(self._target_cols if found else ()):
             column = batch[name].to_pylist()
             for row, key in found.items():
                 column[row] = self._found[key][1][i]
             batch = batch.set_column(batch.schema.get_field_index(name), name, pa.array(column, pa.string()))
-        return batch, is_corrected & ~is_held_out, is_held_out
+        return batch, is_corrected & ~is_held_out, is_known, is_held_out
 
     def others(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return the corrections that were in no row and are not held out, as prepared rows."""

@@ -208,8 +208,8 @@ def _write_split(
             batch, is_val = kept, units <= last
             is_train = ~is_val
             if corrections is not None:
-                batch, is_corrected, is_held_out = corrections.apply(kept)
-                is_val &= ~(is_corrected | is_held_out)
+                batch, is_corrected, is_known, is_held_out = corrections.apply(kept)
+                is_val &= ~(is_known | is_held_out)
                 is_train = ~(is_val | is_held_out)
                 num_corrected += int(is_corrected.sum())
                 num_passed += int(is_held_out.sum())

@@ -86,6 +86,21 @@ def test_a_fifth_of_corrections_is_held_out(tmp_path: Path):
     assert not (tmp_path / "60" / "data_held_out.csv").exists()
 
 
+def test_corrected_descriptions_are_apart_in_every_language(tmp_path: Path):
+    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
+    rows = [f"title {i},{lang}" for i in range(60) for lang in ("da", "sv")]
+    table.write_text("occ1,lang,hisco_1\n" + "".join(f"{row},{10000 + i % 2}\n" for i, row in enumerate(rows)))
+    checked.write_text("occ1,lang,checked,hisco_1\n" + "".join(f"title {i},da,x,10002\n" for i in range(40)))
+    settings = {"language": "unk", "language_col": "lang", "corrections": (str(checked),), "share_val": 0.5}
+    files = prepared(table, tmp_path / "out", **settings)
+    held_out = set(pd.read_csv(tmp_path / "out" / "data_held_out.csv")["occ1"])
+    train, val = (set(files[name]["occ1"]) for name in ("data_train", "data_val"))
+    assert held_out and not held_out & train and not train & val
+    codes = files["data_train"].set_index(["occ1", "lang"])["hisco_1"]
+    corrected = {f"title {i}" for i in range(40)} - held_out
+    assert all(codes[text, "da"] == "10002" and codes[text, "se"] == "10001" for text in corrected)
+
+
 def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Path, logged: list[str]):
     table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
     rows = "".join(f"smed {i},sv,83110\n" for i in range(20))
