@@ -325,7 +325,7 @@ def test_simple_methods_learn_all_that_the_model_has(model: Path, tmp_path: Path
     evaluate(best, data)
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert metrics["baselines"]["exact_match"]["rows"] == 0.75 and metrics["answer"]["by_text_seen"]["0"]["n"] == 1
-    assert "2 of these 4 descriptions are among the run's validation data or held-out" in capsys.readouterr().out
+    assert "2 of these 4 descriptions are in the run's validation data or held-out" in capsys.readouterr().out
 
 
 def test_thresholds_are_kept_in_no_checkpoint_and_nothing_of_the_hubs(
