@@ -82,7 +82,6 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_HASH_BYTES):

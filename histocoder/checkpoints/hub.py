@@ -38,7 +38,6 @@ def model_card(
 
 
 def write_card(folder: Path, card: str) -> None:
-    """Write a model's README.md."""
     write_text(folder / CARD_FILE, card)
 
 

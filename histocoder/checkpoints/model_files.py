@@ -111,7 +111,6 @@ def verify_model(folder: Path) -> None:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read `config.json` of a model's folder."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{folder} holds no model: it has no {CONFIG_FILE}.")
@@ -119,7 +118,6 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a model's folder."""
     if reads_characters(read_model_config(folder).encoder):
         return CHARACTERS
     return PretrainedTokenizer.from_folder(folder / TOKENIZER_FOLDER)

@@ -105,7 +105,6 @@ class Checkpoint:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the folder of a run's checkpoint at a step."""
     return folder / CHECKPOINTS_FOLDER / f"step-{step:07d}"
 
 
@@ -176,7 +175,6 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("step-"))
 
 

@@ -38,7 +38,6 @@ def build_parser(kind: type[Settings], *, prog: str | None = None) -> Parser:
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type[Settings]) -> None:
-    """Add a flag for each setting, in its group."""
     groups: dict[str, Any] = {"": parser}
     for setting in settings_of(kind):
         if setting.group not in groups:
@@ -91,7 +90,6 @@ class Parser(argparse.ArgumentParser):
             self.add_version()
 
     def add_version(self) -> None:
-        """Add `--version`."""
         self.add_argument("--version", action="version", version=f"histocoder {__version__}")
 
     def format_help(self) -> str:

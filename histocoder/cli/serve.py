@@ -86,7 +86,6 @@ def _check(config: ServeFlags) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family)

@@ -76,7 +76,6 @@ class TableConfig(Settings):
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return Path(self.save_path)
 
 
@@ -126,7 +125,6 @@ class FilesConfig(Settings):
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return Path(self.save_dir)
 
 

@@ -25,7 +25,6 @@ ALL_LANGUAGES = "*"
 
 
 def check_target_len(num_blocks: int, block_size: int) -> None:
-    """Raise a UserError if so many codes of so many tokens exceed the decoder's positions."""
     require(
         1 + num_blocks * block_size <= MAX_TARGET_LEN,
         f"{num_blocks} codes of {block_size} characters exceed the {MAX_TARGET_LEN - 1} positions of the decoder; "
@@ -34,12 +33,10 @@ def check_target_len(num_blocks: int, block_size: int) -> None:
 
 
 def check_max_len(max_len: int) -> None:
-    """Raise a UserError if the encoder can't have so many positions."""
     require(max_len >= 16 and max_len % 4 == 0, "--max-len must be a multiple of 4, 16 or more.")
 
 
 def check_decoder(*, dropout: float, dim_feedforward: int | None) -> None:
-    """Raise a UserError if a decoder can't have these values."""
     require(0 <= dropout < 1, f"--dropout is {dropout:g}; it must be 0 or more and less than 1.")
     require(
         dim_feedforward is None or dim_feedforward >= 1,
@@ -116,7 +113,6 @@ class ModelConfig:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of the flat head."""
         return len(self.codes)
 
     @property

@@ -68,7 +68,6 @@ class FileOptions(Settings):
     raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:
-        """Raise a UserError if a row would have two languages."""
         require(
             self.language == "unk" or self.language_col is None,
             "Give --language (one for all rows) or --language-col (one for each row), not both.",
@@ -76,7 +75,6 @@ class FileOptions(Settings):
 
     @property
     def input_cols(self) -> list[str]:
-        """The columns that are read."""
         return [c for c in (self.input_col, self.language_col) if c is not None]
 
 

@@ -61,7 +61,6 @@ class SavingConfig(Settings):
     wandb_artifact: bool = free(False, "with --log-wandb: also upload the final model, for ten minutes at most")
 
     def check(self) -> None:
-        """Raise a UserError if a model is to be sent without a service."""
         require(
             self.log_wandb or not self.wandb_artifact,
             "--wandb-artifact needs --log-wandb; add that, or omit it.",
@@ -118,7 +117,6 @@ class LoaderConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError if there would be far too many processes."""
         processors = os.cpu_count() or 1
         require(
             self.num_workers <= _WORKERS_EACH * processors,
@@ -132,7 +130,6 @@ class PrepareConfig(SeedConfig, DataConfig, TableConfig):
     """Preparation of training and validation data from a user's table."""
 
     def check(self) -> None:
-        """Raise a UserError if settings of columns and codes contradict each other."""
         require(self.input_col not in self.target_cols, f"{self.input_col!r} is both input and target column.")
         require(
             not (self.zero_pad_codes and self.use_within_block_sep),

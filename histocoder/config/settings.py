@@ -18,7 +18,6 @@ from histocoder.errors import UserError
 
 
 def require(ok: bool, message: str) -> None:
-    """Raise a UserError with a message unless `ok`."""
     if not ok:
         raise UserError(message)
 
@@ -87,7 +86,6 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Name of the flag."""
         return f"--{self.name.replace('_', '-')}"
 
     @property

@@ -59,7 +59,6 @@ class StartConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError if there can't be such a model."""
         check_max_len(self.max_len)
         check_decoder(dropout=self.dropout, dim_feedforward=self.decoder_dim_feedforward)
         require(
@@ -151,7 +150,6 @@ class FitConfig(Settings):
     )
 
     def check(self) -> None:
-        """Raise a UserError if the learning rate is to be scaled by rows that are not fixed."""
         require(
             not self.scale_lr or self.tokens_per_batch is None,
             "--scale-lr depends on the rows of a step, which vary with --tokens-per-batch; choose one of the two.",

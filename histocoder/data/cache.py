@@ -67,7 +67,6 @@ class ExampleArrays:
         return open_cache, (self.folder, self.tokenizer)
 
     def descriptions(self, rows: np.ndarray) -> list[str]:
-        """Return the descriptions of some rows."""
         starts, ends = self.offsets[rows].astype(np.int64), self.offsets[rows + 1].astype(np.int64)
         lengths = ends - starts
         joined = self.characters[ragged(starts, lengths)].astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
@@ -126,7 +125,6 @@ def build_cache(
 
 
 def prune_cache(cache_dir: Path, keep: list[Path]) -> None:
-    """Delete all caches in a folder but some."""
     for record in cache_dir.glob(f"*/{CACHE_FILE}"):
         if record.parent not in keep:
             shutil.rmtree(record.parent, ignore_errors=True)

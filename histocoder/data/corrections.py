@@ -54,7 +54,6 @@ class Corrections:
         return {code for _, codes in self._found.values() for code in codes if code is not None}
 
     def add(self, text: str, lang: str | None, codes: list[str | None]) -> None:
-        """Add one correction."""
         self._found[fold(text), lang] = text, codes
 
     def hold_out(self, seed: int) -> int:

@@ -67,7 +67,6 @@ class Batch:
         return merged._mapped(lambda tensor: tensor[torch.from_numpy(kept)])
 
     def to(self, device: torch.device) -> Batch:
-        """Copy the batch to a device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
@@ -75,7 +74,6 @@ class Batch:
         return self._mapped(Tensor.pin_memory)
 
     def share_memory(self) -> Batch:
-        """Move the batch to shared memory."""
         return self._mapped(Tensor.share_memory_)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Batch:

@@ -40,13 +40,11 @@ class Examples:
         return len(self.texts)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Return some of the rows."""
         texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
         return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True))
 
     @classmethod
     def join(cls, parts: list[Examples]) -> Examples:
-        """Concatenate parts."""
         return cls(
             texts=[text for part in parts for text in part.texts],
             langs=[lang for part in parts for lang in part.langs],
@@ -95,7 +93,6 @@ class ExampleFiles:
             raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
 
     def read(self, *, say: Callable[[str], None] = _say_nothing) -> Examples:
-        """Return all rows at once."""
         return Examples.join(list(self.chunks(say=say)))
 
     def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
@@ -165,7 +162,6 @@ class CheckedChunk(NamedTuple):
 
     @property
     def usable(self) -> pa.Array:
-        """Whether each row can be used."""
         return self.reasons.is_null()
 
 

@@ -49,7 +49,6 @@ class LabelRules:
 
 
 def rules_of(config: DataConfig) -> LabelRules:
-    """Return the rules of a run's settings."""
     return LabelRules(
         config.zero_pad_codes,
         config.allow_codes_shorter_than_block_size,

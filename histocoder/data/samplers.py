@@ -70,7 +70,6 @@ class BucketSampler:
         return self.num_batches(self._epoch) * self.num_parts
 
     def num_batches(self, epoch: int) -> int:
-        """Return the number of global batches of an epoch."""
         if isinstance(self.batch_size, int):
             return math.ceil(len(self.num_target_blocks) / self.batch_size)
         return len(_bounds_within(self.batch_size, self.lengths(epoch))) - 1

@@ -41,7 +41,6 @@ class Table:
         return len(self.rows)
 
     def filter(self, mask: np.ndarray) -> Table:
-        """Return the rows where a mask of shape (n,) is true."""
         columns = {name: column.filter(pa.array(mask)) for name, column in self.columns.items()}
         return Table(self.file, columns, self.rows[mask])
 
@@ -253,7 +252,6 @@ def check_output(path: Path, *, excel: bool = False) -> None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a path has the suffix of a Parquet file."""
     return path.suffix.lower() in PARQUET
 
 

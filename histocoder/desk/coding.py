@@ -111,7 +111,6 @@ class CodingDesk:
         return NO_OCCUPATION if NO_OCCUPATION in self.coder.codes else None
 
     def code(self, text: str, probability: float | None = None) -> Code:
-        """Return a code with its title."""
         return Code(code=text, title=self._titles.get(text), probability=probability)
 
     def check_codes(self, codes: Sequence[str]) -> list[str]:

@@ -93,7 +93,6 @@ class Neighbours:
         self._index = index
 
     def _state(self, index: Any) -> np.ndarray:
-        """Return an index as an array."""
         if not self._has_graph:
             return index.encodings
         import faiss
@@ -101,7 +100,6 @@ class Neighbours:
         return faiss.serialize_index(index)
 
     def _restored(self, state: np.ndarray) -> Any:
-        """Return the index of an array; see `_state`."""
         if not self._has_graph:
             return _Exact(state)
         import faiss
@@ -127,12 +125,10 @@ class _Exact:
         self._parts = [*parts]
 
     def add(self, encodings: np.ndarray) -> None:
-        """Add encodings of shape (n, hidden)."""
         self._parts.append(encodings)
 
     @property
     def encodings(self) -> np.ndarray:
-        """All encodings."""
         if len(self._parts) > 1:
             self._parts = [np.concatenate(self._parts)]
         return self._parts[0]

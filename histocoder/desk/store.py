@@ -105,7 +105,6 @@ class Store:
         self._queues: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # source -> conf and times, in the order of review
 
     def close(self) -> None:
-        """Close the database."""
         with self._lock:
             self._db.close()
 
@@ -264,7 +263,6 @@ class Store:
     # Files
 
     def put_file(self, file: str, **values: Any) -> None:
-        """Store values of a file."""
         with self._changing() as db:
             db.execute("INSERT OR IGNORE INTO files (id, at) VALUES (?, ?)", (file, time.time()))
             for name, value in values.items():
@@ -279,7 +277,6 @@ class Store:
         return [dict(row) for row in self._rows("SELECT * FROM files ORDER BY at DESC")]
 
     def drop_file(self, file: str) -> None:
-        """Delete the values of a file."""
         with self._changing() as db:
             db.execute("DELETE FROM files WHERE id = ?", (file,))
 

@@ -14,7 +14,6 @@ class _Console(logging.Handler):
     """Prints records on rank 0, above progress bars; an error of the stream ends the run."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record as a line."""
         if is_primary():
             stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
             tqdm.write(record.getMessage(), file=stream)

@@ -147,12 +147,10 @@ def stop() -> None:
 
 
 def rank() -> int:
-    """Return the rank of this process."""
     return _launch.rank
 
 
 def world_size() -> int:
-    """Return the number of processes."""
     return _launch.world_size
 
 
@@ -177,7 +175,6 @@ def nccl_version() -> str | None:
 
 
 def shared_group() -> Group | None:
-    """Return the group of this run's processes; None without a process group."""
     return _group
 
 
@@ -187,7 +184,6 @@ def control_group() -> Any:
 
 
 def expect_end() -> None:
-    """Note that the processes were asked to stop: a silent one is given less time."""
     if _watchdog is not None:
         _watchdog.expect_end()
 

@@ -122,11 +122,9 @@ class GeneralCodes:
         return None
 
     def length(self, code: str) -> int:
-        """Return the number of tokens that `code` takes of its block."""
         return len(self._split(code))
 
     def to_block(self, code: str) -> list[int]:
-        """Return the `block_size` tokens of a valid code."""
         tokens = [self._tokens[symbol] for symbol in self._split(code)]
         return tokens + [EOS] * (self.block_size - len(tokens))
 

@@ -199,7 +199,6 @@ class PretrainedTokenizer:
 
     @property
     def num_ids(self) -> int:
-        """Number of token ids."""
         return len(self._tokenizer)
 
     def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[dict[str, bytes]]]:
@@ -236,7 +235,6 @@ def auto_tokenizer(name: str, options: dict[str, Any]) -> Any:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the names and contents of the files in a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 

@@ -30,7 +30,6 @@ class UnknownLanguageWarning(Notice):
 
 
 def not_in_table(languages: Sequence[str]) -> str:
-    """Return a notice about languages that histocoder does not know."""
     return (
         f"The language {', '.join(languages)} is not in histocoder's table of languages; it is read as written. "
         "Give an ISO 639-1 code or an English name; docs/configuration.md lists them."

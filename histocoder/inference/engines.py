@@ -190,7 +190,6 @@ def _keys(pairs: pa.Table) -> pa.Array:
 
 @cache
 def _open(model: str, device: str, precision: str) -> Coder:
-    """Open a model once in a worker."""
     from histocoder.inference.coder import Coder
 
     return Coder.from_pretrained(model, device, precision=precision)

@@ -93,5 +93,4 @@ class _TriePath:
         return torch.where(self._unused, PAD, tokens.gather(1, best.indices)[:, 0])
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only some rows of the batch, by their indices."""
         self._node, self._unused = self._node[rows], self._unused[rows]

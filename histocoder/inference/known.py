@@ -87,7 +87,6 @@ class Known:
         return text if self._exact else fold(text), self._language_keys.get(lang, "")
 
     def find(self, text: str, lang: str) -> Answer | None:
-        """Return the codes of a description; None if it is not among the rows."""
         place = self._places.get(self.key(text, lang))
         return None if place is None else self._answers[place]
 
@@ -114,7 +113,6 @@ class Known:
         return [Answer(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
 
     def column_names(self, coder: Coder, mode: str | None, *, k: int) -> list[str]:
-        """Return the columns of `predict`."""
         own, model_names = (coder.column_names(mode, k=count) for count in (max(self.width, 1), k))
         return list(dict.fromkeys([*own[:-1], *_with_alternatives(model_names, mode), SOURCE_COL]))
 
@@ -183,7 +181,6 @@ def _with_alternatives(names: Iterable[str], mode: str | None) -> list[str]:
 
 
 def _frame(answers: Sequence[Answer], coder: Coder) -> pd.DataFrame:
-    """Return answers in the columns of predictions."""
     codes = pd.DataFrame([answer.codes for answer in answers]).to_numpy(object)
     share = np.array([answer.share for answer in answers])
     probs = np.where(pd.isna(codes), np.nan, share[:, None])

@@ -233,7 +233,6 @@ def _write(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide warnings of the libraries."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -38,7 +38,6 @@ class _DenseNgrams(NgramEncoder):
 
     @classmethod
     def of(cls, encoder: NgramEncoder) -> NgramEncoder:
-        """Return a dense encoder with the weights of another."""
         dense = copy.deepcopy(encoder)
         dense.__class__ = cls
         dense.table = nn.Parameter(F.pad(encoder.table, (0, 0, 0, 1)))

@@ -48,7 +48,6 @@ class OnnxStepper:
         return log_probs
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keep only some rows of the batch, by their indices."""
         self._started = {name: array[rows] for name, array in self._started.items()}
         self._state = {name: array[rows] for name, array in self._state.items()}
 
@@ -143,7 +142,6 @@ class OnnxBelief(NamedTuple):
     belongs: np.ndarray | None = None
 
     def of_next(self, candidates: np.ndarray, number: int) -> np.ndarray:
-        """Return the probability that each candidate (B, K) is one of `number` + 1 codes."""
         if number and self.belongs is not None:
             found = np.take_along_axis(self.belongs, candidates, 1)
         else:
@@ -151,7 +149,6 @@ class OnnxBelief(NamedTuple):
         return found.clip(LEAST, 1.0)
 
     def rows(self, rows: np.ndarray) -> OnnxBelief:
-        """Return the probabilities of some rows."""
         return OnnxBelief(self.shares[rows], None if self.belongs is None else self.belongs[rows])
 
 
@@ -226,6 +223,5 @@ def _candidates(start: Start, beliefs: Mapping[str, OnnxBelief], blocks: np.ndar
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """Return the softmax over the last axis."""
     powers = np.exp(x - x.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)

@@ -33,11 +33,9 @@ class PackedLinear:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the layer of `x` (…, in), of shape (…, out)."""
         return self._packed(x, "none") if self.is_packed else F.linear(x, self._weight, self._bias)
 
     def relu(self, x: Tensor) -> Tensor:
-        """Return the layer of `x` and a ReLU."""
         return self._packed(x, "relu") if self.is_packed else F.linear(x, self._weight, self._bias).relu_()
 
     def add_to(self, x: Tensor, inner: Tensor) -> Tensor:

@@ -80,7 +80,6 @@ class Parts:
         write_text(path, json.dumps(settings, indent=2))
 
     def delete(self) -> None:
-        """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -109,7 +108,6 @@ class Parts:
         self._path(number, _BATCHES).unlink(missing_ok=True)
 
     def batches(self, number: int, *, told: Callable[[float], object]) -> Batches:
-        """Return the coded batches of a chunk."""
         return Batches(self._path(number, _BATCHES), told=told)
 
     def join(self, output: Output, num_chunks: int, join: Join | None, *, say: Callable[[str], None]) -> None:
@@ -159,7 +157,6 @@ class Batches:
             self.keep()
 
     def keep(self) -> None:
-        """Save the batches."""
         if len(self.parts) > self._num_kept:
             save_parts(self.path, self.parts)
         self._num_kept, self._kept_at = len(self.parts), time.monotonic()

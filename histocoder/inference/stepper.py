@@ -139,7 +139,6 @@ class _Layer:
         return layer.norm3(products.outer.add_to(x, products.inner.relu(x)))
 
     def keep(self, rows: Tensor) -> None:
-        """See `Stepper.keep`."""
         self._keys, self._values, self._own = self._keys[rows], self._values[rows], self._own[rows]
 
     def _append(self, newest: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,6 @@ class CanineConfig:
     local_transformer_stride: int = 128
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the activation is unknown."""
         if self.hidden_act not in _ACTIVATIONS:
             raise UserError(
                 f"CANINE with hidden_act {self.hidden_act!r} is not supported; hidden_act must be gelu or relu."
@@ -82,7 +81,6 @@ class CanineConfig:
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:
-        """The function that `hidden_act` names."""
         return _ACTIVATIONS[self.hidden_act]
 
 

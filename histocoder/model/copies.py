@@ -99,5 +99,4 @@ def keep_copies(module: nn.Module, *, together: Iterable[Sequence[nn.Linear]] = 
 
 
 def kept_copy(weight: Tensor) -> KeptCopy | None:
-    """Return a weight's kept copy, or None."""
     return getattr(weight, "kept_copy", None)

@@ -39,7 +39,6 @@ class TransformerLayer(nn.Module):
     is_checkpointed = False
 
     def __call__(self, *args: Any) -> Any:
-        """Call `forward`."""
         if self.is_checkpointed and torch.is_grad_enabled():
             return checkpoint(super().__call__, *args, use_reentrant=False)
         return super().__call__(*args)

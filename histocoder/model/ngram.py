@@ -59,7 +59,6 @@ class NgramConfig:
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        """Raise a UserError if there can be no such encoder."""
         if self.hidden_size % self.num_attention_heads or min(self.max_n, self.max_words, self.num_buckets) < 1:
             raise UserError("config.json describes an n-gram encoder that can't be built; check its sizes.")
         if not 0 <= self.ngram_dropout_prob < 1:

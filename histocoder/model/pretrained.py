@@ -84,7 +84,6 @@ def full_config(config: dict[str, Any]) -> PretrainedConfig:
 
 
 def read_config(name: str, options: dict[str, Any]) -> PretrainedConfig:
-    """Read transformers' config in a folder or on the hub."""
     from transformers import AutoConfig
 
     return _without_kernels(AutoConfig.from_pretrained(name, **options))

@@ -34,7 +34,6 @@ class Prior(NamedTuple):
         return cls(best.values, best.indices, blocks[best.indices], vocab_size)
 
     def rows(self, rows: Tensor | slice) -> Prior:
-        """Select rows of the batch."""
         return Prior(self.shares[rows], self.classes[rows], self.blocks[rows], self.vocab_size)
 
     def following(self, tokens: Tensor) -> Tensor:
@@ -94,7 +93,6 @@ class PriorSteps:
         return log_shares(masses)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only some rows of the batch, by their indices."""
         self._shares, self._blocks = self._shares[rows], self._blocks[rows]
         self._left, self._fits, self._ended = self._left[rows], self._fits[rows], self._ended[rows]
 

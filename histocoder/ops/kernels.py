@@ -120,7 +120,6 @@ class Parts:
         self._parts["wide"] = [_is_wide(gradient) for gradient in gradients]
 
     def sum_of_squares(self) -> float:
-        """Return the sum of the squares of all gradients."""
         return _library().sum_of_squares(self._parts.ctypes.data, len(self._parts))
 
     def adamw(

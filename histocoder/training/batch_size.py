@@ -115,7 +115,6 @@ class _Unconnected(Replicated):
     """Each rank by itself, so that none waits for one that is out of memory."""
 
     def wrap(self, model: MixerModel, device: torch.device) -> MixerModel:
-        """Return the model as it is, without DDP."""
         return model
 
 

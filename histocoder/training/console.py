@@ -57,7 +57,6 @@ class Progress:
         log.info(f"step {step}/{self._total}  {numbers}  {_duration(left)} left")
 
     def close(self) -> None:
-        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
 

@@ -28,7 +28,6 @@ _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WAND
 
 
 def check_dashboards(config: RunConfig) -> None:
-    """Raise a UserError if a requested dashboard is not installed."""
     for name, is_requested in (("wandb", config.log_wandb), ("tensorboard", config.log_tensorboard)):
         if is_requested and importlib.util.find_spec(name) is None:
             raise UserError(f"--log-{name} needs {name}: pip install {name}.")

@@ -75,7 +75,6 @@ class Sharded:
         return model
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> ShardedAdamW:
-        """Build the optimizer of the shards."""
         options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
         return ShardedAdamW(parameter_groups(model.named_parameters(), config), lr=config.learning_rate, **options)
 
@@ -84,7 +83,6 @@ class Sharded:
         return nullcontext()
 
     def own_parameters(self, model: MixerModel) -> list[Tensor]:
-        """Return this rank's shards."""
         return list(map(_local, model.parameters()))
 
     @contextmanager
@@ -124,12 +122,10 @@ class Sharded:
         return {}, {**state, "state": {}}
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
-        """Load weights in place, each rank its shards."""
         own = model.state_dict()
         model.load_state_dict({name: _sharded(weight, own[name]) for name, weight in weights.items()})
 
     def load_optimizer(self, optimizer: ShardedAdamW, state: dict[str, Any]) -> None:
-        """Load the optimizer's state, each rank its shards."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         shards = {
             i: {name: _sharded(value, parameters[i]) if value.dim() else value for name, value in values.items()}

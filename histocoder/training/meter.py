@@ -28,7 +28,6 @@ class Meter:
     started: float = field(default_factory=time.monotonic)
 
     def add(self, loss: Tensor, grad_norm: Tensor, *, rows: int) -> None:
-        """Add a step."""
         is_skipped = ~grad_norm.isfinite()  # in the CPU's memory with --fsdp-cpu-offload
         self.loss = self.loss + loss.masked_fill(is_skipped.to(loss.device), 0.0)
         self.grad_norm = self.grad_norm + grad_norm.masked_fill(is_skipped, 0.0)

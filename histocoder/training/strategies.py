@@ -24,7 +24,6 @@ Strategy: TypeAlias = "Replicated | Sharded"
 
 
 def strategy_of(config: StrategyConfig) -> Strategy:
-    """Return the strategy that the settings ask for."""
     if config.fsdp is None:
         return Replicated(config if distributed.world_size() > 1 else StrategyConfig())
     from histocoder.training.fsdp import Sharded  # here, since it takes a while to import
