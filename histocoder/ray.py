@@ -19,8 +19,7 @@ from histocoder.inference.engines import Actor, Distinct, Job, by_key, in_a_row,
 if TYPE_CHECKING:
     from ray.data import ActorPoolStrategy, Dataset
 
-_CONNECT_SECONDS = 10.0
-"""Seconds in which a cluster must answer."""
+_CONNECT_SECONDS = 10.0  # seconds in which a cluster must answer
 
 
 def code(

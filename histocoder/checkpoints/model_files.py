@@ -20,8 +20,7 @@ from histocoder.formatters import formatter_from_config
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
-MANIFEST_FILE = "manifest.json"
-"""SHA-256 of each file of a model or a checkpoint, by its path in the folder."""
+MANIFEST_FILE = "manifest.json"  # SHA-256 of each file of a model or a checkpoint, by its path in the folder
 SHARDS_FOLDER = "shards"
 """Weights and optimizer state in a checkpoint of which each rank has written its shard; see `sharded`."""
 

@@ -39,8 +39,7 @@ from histocoder.model import MixerModel, Tokenizer
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
 LAST_BIN_FILE = "last.bin"
 CHECKPOINTS_FOLDER, BEST_FOLDER = "checkpoints", "best"
-CHECKPOINT_VERSION = 2
-"""Version of the format of a checkpoint's files."""
+CHECKPOINT_VERSION = 2  # version of the format of a checkpoint's files
 
 
 @dataclass

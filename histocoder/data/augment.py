@@ -124,14 +124,10 @@ class Augmenter:
     altered description is known without altering it, so that batches can be made of like lengths.
     """
 
-    words: WordList
-    """Words to insert."""
-    augmentation_prob: float
-    """Share of descriptions that are altered."""
-    num_transformations: int
-    """Largest number of edits of a description; each number from 1 is equally likely."""
-    unk_lang_prob: float
-    """Share of descriptions whose language is withheld."""
+    words: WordList  # words to insert
+    augmentation_prob: float  # share of descriptions that are altered
+    num_transformations: int  # largest number of edits of a description; each number from 1 is equally likely
+    unk_lang_prob: float  # share of descriptions whose language is withheld
     seed: int = 0
 
     def noise(self, rows: np.ndarray, epoch: int) -> Noise:

@@ -20,16 +20,13 @@ from histocoder.distributed import log
 from histocoder.errors import UserError, shown
 from histocoder.formatters import MISSING, Formatter
 
-CHECKED_COL = "checked"
-"""The column that a person fills in."""
+CHECKED_COL = "checked"  # the column that a person fills in
 _YES = {*"x ✓ ✔ 1 1.0 y yes true ok j ja wahr oui vrai s si sí sì sim kyllä tak".split()}
 _NO = {*"- – — ? 0 0.0 n no false nein falsch nej nee nei non faux não nao ei nie".split()}
 _NO |= {"", *map(str.casefold, MISSING_MARKS)}
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
-_FEWEST = 20
-"""Number of corrections from which some are held out: a fifth of fewer shows nothing."""
-_Key = tuple[str, str | None]
-"""Folded description, and language; None: every language."""
+_FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing
+_Key = tuple[str, str | None]  # folded description, and language; None: every language
 
 
 class Corrections:

@@ -28,22 +28,15 @@ _ROWS_MULTIPLE = 16
 class Batch:
     """One rank's part of a step."""
 
-    input_ids: Tensor
-    """Token ids, of shape (B, S), int32."""
-    targets: Tensor
-    """Tokens of the codes, of shape (B, 2 + num_blocks * block_size), int64."""
-    class_ids: Tensor
-    """Classes of the codes, of shape (B, num_blocks), int64; -1 where there is none."""
-    num_rows: int
-    """Number of rows of the global batch; see `samplers.Share` for this and the next two."""
+    input_ids: Tensor  # token ids, of shape (B, S), int32
+    targets: Tensor  # tokens of the codes, of shape (B, 2 + num_blocks * block_size), int64
+    class_ids: Tensor  # classes of the codes, of shape (B, num_blocks), int64; -1 where there is none
+    num_rows: int  # number of rows of the global batch; see `samplers.Share` for this and the next two
     num_target_blocks: int
     weight: float
-    rows: np.ndarray
-    """Indices of the rows in the dataset."""
-    counts: Tensor
-    """Number of times each row occurs, of shape (B,), float32; see `merged`."""
-    encoded: Encoded | None = None
-    """Outputs of a frozen encoder, if they were computed before."""
+    rows: np.ndarray  # indices of the rows in the dataset
+    counts: Tensor  # number of times each row occurs, of shape (B,), float32; see `merged`
+    encoded: Encoded | None = None  # outputs of a frozen encoder, if they were computed before
 
     def merged(self) -> Batch:
         """Return the batch with rows of equal text and codes once, and their number in `counts`.

@@ -23,8 +23,7 @@ import pyarrow.csv
 from histocoder.data.sheets import as_meant
 from histocoder.errors import Notice, UserError, shown, warn_user
 
-_BLOCK_BYTES = 1 << 22
-"""Number of bytes that Arrow reads at once; a row must fit in."""
+_BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
 _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t"
 _DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)

@@ -22,10 +22,8 @@ _ROWS_AT_ONCE = 1 << 16
 class Encoded(NamedTuple):
     """Outputs of an encoder for a batch."""
 
-    memory: Tensor
-    """One vector per position, of shape (B, M, dim); undefined behind each text."""
-    pooled: Tensor
-    """One vector per text, of shape (B, dim)."""
+    memory: Tensor  # one vector per position, of shape (B, M, dim); undefined behind each text
+    pooled: Tensor  # one vector per text, of shape (B, dim)
 
 
 class Encodings:
@@ -62,12 +60,9 @@ class Encodings:
 class DistinctTexts(NamedTuple):
     """Distinct texts of some rows, the shortest first."""
 
-    rows: np.ndarray
-    """Index of a row with each text, of shape (m,)."""
-    place: np.ndarray
-    """Index of each row's text, of shape (n,)."""
-    offsets: np.ndarray
-    """Index of each text's first token among those of all, of shape (m + 1,)."""
+    rows: np.ndarray  # index of a row with each text, of shape (m,)
+    place: np.ndarray  # index of each row's text, of shape (n,)
+    offsets: np.ndarray  # index of each text's first token among those of all, of shape (m + 1,)
 
 
 def distinct_texts(arrays: ExampleArrays) -> DistinctTexts:

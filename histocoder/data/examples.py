@@ -21,8 +21,7 @@ from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
-MAX_CODES = 5
-"""Largest number of code columns of a prepared file."""
+MAX_CODES = 5  # largest number of code columns of a prepared file
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))
 """Columns of a file that holds indices into a key."""
 
@@ -33,8 +32,7 @@ class Examples:
 
     texts: list[str]
     langs: list[str]
-    codes: pd.DataFrame
-    """Codes, of shape (n, k): strings, None where there is none."""
+    codes: pd.DataFrame  # codes, of shape (n, k): strings, None where there is none
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -154,11 +152,9 @@ class CheckedChunk(NamedTuple):
     """A chunk of a table, checked."""
 
     table: Table
-    codes: pd.DataFrame
-    """Codes, of shape (n, k); see `LabelChecker.check`."""
+    codes: pd.DataFrame  # codes, of shape (n, k); see `LabelChecker.check`
     langs: pa.Array
-    reasons: pa.Array
-    """Why each row can't be used; null if it can."""
+    reasons: pa.Array  # why each row can't be used; null if it can
 
     @property
     def usable(self) -> pa.Array:

@@ -20,12 +20,9 @@ from openpyxl.utils.escape import unescape
 from histocoder.data.sheets import MOST_DIGITS, are_formulas, for_sheets
 from histocoder.errors import UserError, shown
 
-MAX_ROWS = 1_048_575
-"""Largest number of rows of a sheet, below its header."""
-_MAX_CHARACTERS = 32_767
-"""Largest number of characters of a cell."""
-_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-"""First bytes of old workbooks, and of new ones with a password."""
+MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
+_MAX_CHARACTERS = 32_767  # largest number of characters of a cell
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # first bytes of old workbooks, and of new ones with a password
 _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 """Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it is small."""
 _FIRST_YEAR = 1901

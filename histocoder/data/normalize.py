@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
 
-DEFAULT_NORMALIZATION = "nfc"
-"""Normalisation of new models; imported ones keep their own."""
+DEFAULT_NORMALIZATION = "nfc"  # normalisation of new models; imported ones keep their own
 _NOT_PLAIN = r"[^ -~]|^ |  | $"
 """Form of texts that differ from what "lower" makes of them in more than the case of ASCII letters."""
 

@@ -29,12 +29,9 @@ class Share(NamedTuple):
 class TokenBudget(NamedTuple):
     """Largest number of padded positions of a global batch: its rows × what the longest of them needs."""
 
-    num_positions: int
-    """Number of positions; at least what one row of `max_len` tokens needs."""
-    max_len: int
-    """Maximum number of tokens of a row."""
-    tokenizer: Tokenizer = CHARACTERS
-    """Tokenizer whose rule of padding counts."""
+    num_positions: int  # number of positions; at least what one row of `max_len` tokens needs
+    max_len: int  # maximum number of tokens of a row
+    tokenizer: Tokenizer = CHARACTERS  # tokenizer whose rule of padding counts
 
     def max_rows(self, length: int) -> int:
         """Return the number of rows of a batch whose longest has `length` tokens."""

@@ -31,12 +31,10 @@ class Screened:
 
     file: TableFile
     config: PrepareConfig
-    path: Path
-    """File of all rows, with the reasons why they are dropped."""
+    path: Path  # file of all rows, with the reasons why they are dropped
     num_kept: int = 0
     num_dropped: int = 0
-    codes: set[str] = field(default_factory=set)
-    """Codes that occur in rows that are kept."""
+    codes: set[str] = field(default_factory=set)  # codes that occur in rows that are kept
 
     @property
     def schema(self) -> pa.Schema:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MOST_DIGITS = 2**53
-"""Largest integer up to which doubles tell all integers apart."""
+MOST_DIGITS = 2**53  # largest integer up to which doubles tell all integers apart
 _RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
 _NUMBER = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"
 """Form of cells that a spreadsheet shows as they are: -1, -2 and -3 are codes."""

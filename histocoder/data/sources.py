@@ -28,8 +28,7 @@ class Source(NamedTuple):
     """A table that is not CSV."""
 
     rows: pa.dataset.Dataset
-    first_row: int = 1
-    """Number of the first row in messages."""
+    first_row: int = 1  # number of the first row in messages
     notices: tuple[str, ...] = ()
 
 

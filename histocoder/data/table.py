@@ -19,8 +19,7 @@ from histocoder.data.sources import EXCEL, LABELLED, PARQUET, Arrays, Source, ho
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
-CHUNK_ROWS = 100_000
-"""Number of rows of a large file that are held as text at once."""
+CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
 _BLOCK_BYTES = 1 << 24
 _COMPRESSED = (".zip", ".bz2", ".xz", ".zst")
 _OTHER_KINDS = (".xls", ".xlsm", ".ods", ".rds", ".feather", ".arrow", ".json", ".jsonl")
@@ -32,10 +31,8 @@ class Table:
     """Columns of text, and the position of each row in its file."""
 
     file: TableFile
-    columns: dict[str, pa.Array]
-    """Columns of strings; null where a cell is empty or blank."""
-    rows: np.ndarray
-    """Position of each row among all rows of the file, from 0; blank rows are not in the table."""
+    columns: dict[str, pa.Array]  # columns of strings; null where a cell is empty or blank
+    rows: np.ndarray  # position of each row among all rows of the file, from 0; blank rows are not in the table
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,10 +52,8 @@ class TableFile:
 
     path: Path
     header: list[str]
-    dialect: Dialect | None
-    """Dialect of a CSV file; None for others."""
-    source: Source | None = None
-    """Source of the rows of other files."""
+    dialect: Dialect | None  # dialect of a CSV file; None for others
+    source: Source | None = None  # source of the rows of other files
 
     @property
     def notices(self) -> list[str]:

@@ -9,10 +9,8 @@ import numpy as np
 
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 
-UNKNOWN = "unk"
-"""Language of descriptions whose language is unknown or withheld."""
-_LONGEST = 256
-"""Maximum number of characters that a linear expert reads."""
+UNKNOWN = "unk"  # language of descriptions whose language is unknown or withheld
+_LONGEST = 256  # maximum number of characters that a linear expert reads
 
 
 @dataclass

@@ -23,8 +23,7 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, coded
 from histocoder.inference.ranked import predict_ranked
 
-NO_OCCUPATION = "-1"
-"""HISCO's code for no occupation."""
+NO_OCCUPATION = "-1"  # HISCO's code for no occupation
 _ALTERNATIVES = 9
 
 
@@ -42,8 +41,7 @@ class Neighbour(BaseModel):
     text: str
     lang: str
     codes: list[Code]
-    similarity: float
-    """Cosine of the encodings."""
+    similarity: float  # cosine of the encodings
 
 
 class Answer(BaseModel):

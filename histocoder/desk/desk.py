@@ -25,8 +25,7 @@ class Desk:
     store: Store
     files: Files
     improve: Improve
-    source: int | None
-    """Source of the cards that the server was started with."""
+    source: int | None  # source of the cards that the server was started with
 
 
 def open_desk(

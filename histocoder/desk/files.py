@@ -28,8 +28,7 @@ _SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".pq", ".
 State = Literal["new", "queued", "running", "done", "failed", "cancelled"]
 _WAITING = ("queued", "running")
 _PREVIEW_ROWS = 8
-_CELL = 120
-"""Maximum number of characters of a cell in the preview."""
+_CELL = 120  # maximum number of characters of a cell in the preview
 _DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "profession", "yrke", "beroep")
 """Names of columns that are likely to hold descriptions."""
 
@@ -59,9 +58,8 @@ class Preview(BaseModel):
 
     columns: list[str]
     rows: list[list[str]]
-    input_col: str | None
-    language_col: str | None
-    """Columns that probably hold descriptions and languages."""
+    input_col: str | None  # column that probably holds descriptions
+    language_col: str | None  # column that probably holds languages
     notices: list[str]
 
 

@@ -34,9 +34,8 @@ class Gain(BaseModel):
     rows: int
     before: float
     after: float
-    low: float
+    low: float  # ends of the 95 % interval of the difference: low and high
     high: float
-    """Ends of the 95 % interval of the difference."""
 
 
 class Improvement(BaseModel):
@@ -44,15 +43,12 @@ class Improvement(BaseModel):
 
     corrections: int
     command: str
-    is_complete: bool
-    """Whether the command can be run without changes."""
-    serve: str | None
-    """Command that serves the trained model."""
+    is_complete: bool  # whether the command can be run without changes
+    serve: str | None  # command that serves the trained model
     may_train: bool
     state: State
     log: str
-    gains: list[Gain]
-    """Accuracy before and after, once training is done."""
+    gains: list[Gain]  # accuracy before and after, once training is done
 
 
 class Improve:

@@ -30,16 +30,14 @@ class Descriptions(BaseModel):
 
     texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(min_length=1, max_length=1000)]
     lang: str = "unk"
-    evidence: bool = True
-    """Whether to search the nearest descriptions of the training data."""
+    evidence: bool = True  # whether to search the nearest descriptions of the training data
 
 
 class Decision(BaseModel):
     """A reviewer's decision on a card."""
 
     who: Who
-    version: int
-    """Version of the card that the reviewer saw."""
+    version: int  # version of the card that the reviewer saw
     action: Literal["settle", "no occupation", "unsure"] = "settle"
     codes: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=20)] = []
 
@@ -55,8 +53,7 @@ class Evidence(BaseModel):
 
     card: Card
     answer: Answer
-    predicted: list[Code]
-    """Codes of the file, with titles."""
+    predicted: list[Code]  # codes of the file, with titles
 
 
 class About(BaseModel):
@@ -66,16 +63,13 @@ class About(BaseModel):
     model: str
     system: str
     num_codes: int
-    most_codes: int
-    """Maximum number of codes of a description."""
+    most_codes: int  # maximum number of codes of a description
     no_occupation: Code | None
     languages: list[Language]
     has_known: bool
-    neighbours: str
-    """State of the search for the nearest descriptions."""
+    neighbours: str  # state of the search for the nearest descriptions
     may_train: bool
-    upload_bytes: int
-    """Maximum size of a file."""
+    upload_bytes: int  # maximum size of a file
 
 
 def add_coding(app: FastAPI, desk: Desk) -> None:

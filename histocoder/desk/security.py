@@ -14,12 +14,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-BODY_BYTES = 1 << 20
-"""Maximum size of a request other than an upload."""
+BODY_BYTES = 1 << 20  # maximum size of a request other than an upload
 UPLOAD_BYTES = 2 << 30
 _UPLOAD_PATH = "/api/files"
-_SECONDS = 30.0
-"""Time without a byte of a body, after which a request is refused."""
+_SECONDS = 30.0  # time without a byte of a body, after which a request is refused
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

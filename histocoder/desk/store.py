@@ -22,8 +22,7 @@ from histocoder.evaluation.review import Columns, in_order_of_worth
 from histocoder.files import sha256
 
 Status = Literal["open", "settled", "unsure"]
-_CLAIM_SECONDS = 180.0
-"""Time for which a card that one reviewer was given is not given to another."""
+_CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
 _CHANGES_AT_ONCE = 500
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (id INTEGER PRIMARY KEY, name TEXT, sha256 TEXT UNIQUE, at REAL);
@@ -45,19 +44,15 @@ class Card(BaseModel):
 
     id: int
     source: int
-    place: int
-    """Position in the queue, from 0."""
+    place: int  # position in the queue, from 0
     text: str
     lang: str
-    times: int
-    """Number of rows with this description."""
+    times: int  # number of rows with this description
     confidence: float
     predicted: list[str]
-    version: int
-    """Number of changes so far; a decision names the one that it saw."""
+    version: int  # number of changes so far; a decision names the one that it saw
     status: Status
-    codes: list[str] | None
-    """Codes that were decided on; None where none were."""
+    codes: list[str] | None  # codes that were decided on; None where none were
     who: str | None
     at: float | None
 
@@ -74,8 +69,7 @@ class Source(BaseModel):
 class Changes(BaseModel):
     """Cards that reviewers have decided on."""
 
-    last: int
-    """Number of the last decision, from which to ask next time."""
+    last: int  # number of the last decision, from which to ask next time
     cards: list[Card]
 
 

@@ -13,12 +13,9 @@ _PRIOR_MEAN, _PRIOR_SD = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.5, 0.5])
 _VALIDATION_WEIGHT = 100
 """Maximum number of checked descriptions that the validation data counts as: it may differ from what is reviewed."""
 _DRAWS = 1000
-_WIDTH = 0.1
-"""Width of the cells in which descriptions of similar features are taken together."""
-_PAUSE = 120.0
-"""Maximum time in seconds between two decisions of a reviewer who was not away."""
-_FEWEST = 5
-"""Minimum number of decisions for a pace."""
+_WIDTH = 0.1  # width of the cells in which descriptions of similar features are taken together
+_PAUSE = 120.0  # maximum time in seconds between two decisions of a reviewer who was not away
+_FEWEST = 5  # minimum number of decisions for a pace
 
 
 class Estimate(BaseModel):
@@ -37,19 +34,13 @@ class Trust(BaseModel):
     cards: int
     cards_settled: int
     cards_unsure: int
-    right: int
-    """Number of checked descriptions whose codes were right as predicted."""
-    rest: Estimate | None = None
-    """Accuracy of the rows that are not settled; None if there are none."""
-    whole: Estimate | None = None
-    """Accuracy of all rows, of which the settled ones are right."""
-    seconds_per_card: float | None = None
-    """Median time of a decision; None before there are five."""
+    right: int  # number of checked descriptions whose codes were right as predicted
+    rest: Estimate | None = None  # accuracy of the rows that are not settled; None if there are none
+    whole: Estimate | None = None  # accuracy of all rows, of which the settled ones are right
+    seconds_per_card: float | None = None  # median time of a decision; None before there are five
     hour_cards: int | None = None
-    hour_rows: int | None = None
-    """Rows of the cards that another hour settles at this pace."""
-    hour_whole: float | None = None
-    """Accuracy of all rows after another hour."""
+    hour_rows: int | None = None  # rows of the cards that another hour settles at this pace
+    hour_whole: float | None = None  # accuracy of all rows after another hour
 
 
 def estimate(

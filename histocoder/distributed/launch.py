@@ -17,8 +17,7 @@ class Launch:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    launched: bool = False
-    """Whether there is a launcher; it may have started only one process."""
+    launched: bool = False  # whether there is a launcher; it may have started only one process
 
 
 def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None = None) -> Launch:

@@ -81,10 +81,8 @@ def failure_of_nccl(error: RuntimeError) -> str | None:
     return f"{said}. {advice or 'Set NCCL_DEBUG=INFO for details.'}"
 
 
-_SIOCGIFADDR = 0x8915
-"""Request to Linux for the IPv4 address of an interface."""
-_FAR_AWAY = "198.51.100.1"
-"""Address that is reserved for documentation, so that the default route leads there."""
+_SIOCGIFADDR = 0x8915  # request to Linux for the IPv4 address of an interface
+_FAR_AWAY = "198.51.100.1"  # address that is reserved for documentation, so that the default route leads there
 
 
 def interface_towards(host: str) -> str | None:

@@ -12,8 +12,7 @@ from typing import Any
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Windows has no SIGUSR1."""
-_AGAIN_SECONDS = 1.0
-"""Time within which a second Ctrl-C is the first one, forwarded by a launcher."""
+_AGAIN_SECONDS = 1.0  # time within which a second Ctrl-C is the first one, forwarded by a launcher
 
 
 def in_main_thread() -> bool:

@@ -10,14 +10,10 @@ import time
 from typing import Any
 
 _BEAT_SECONDS = 1.0
-_GRACE_SECONDS = 4.0
-"""Time for the main thread to end by itself, with a message of its own."""
-HEARING_SECONDS = 1.5
-"""Time for the others to notice that all end, before rank 0 ends and the store with it."""
-_STANDSTILL_SECONDS = 4.0
-"""Time between two checks that means that this process itself was suspended."""
-_LAST_SECONDS = 10.0
-"""Patience once the processes were asked to stop."""
+_GRACE_SECONDS = 4.0  # time for the main thread to end by itself, with a message of its own
+HEARING_SECONDS = 1.5  # time for the others to notice that all end, before rank 0 ends and the store with it
+_STANDSTILL_SECONDS = 4.0  # time between two checks that means that this process itself was suspended
+_LAST_SECONDS = 10.0  # patience once the processes were asked to stop
 
 
 class Watchdog(threading.Thread):

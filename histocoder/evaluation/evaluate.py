@@ -43,10 +43,8 @@ from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.thresholds import thresholds_of
 
 _MAX_DIGITS = 5
-_TOP = 5
-"""Maximum k of top-k accuracy."""
-_FLAT_ROWS = 2048
-"""Rows whose many probable classes are held as a table at once."""
+_TOP = 5  # maximum k of top-k accuracy
+_FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once
 
 
 @dataclass

@@ -31,8 +31,7 @@ from histocoder.inference.coder import Coder
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _DPI = 170
-_MAX_CODES, _MAX_ERRORS = 100, 30
-"""Maximum number of rows of tables."""
+_MAX_CODES, _MAX_ERRORS = 100, 30  # maximum number of rows of tables
 
 
 def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: str, logs: Path | None = None) -> Path:

@@ -14,10 +14,8 @@ import pandas as pd
 from histocoder.config import ALL_LANGUAGES
 from histocoder.formatters import MISSING
 
-THRESHOLDS = np.arange(1, 100) / 100
-"""Candidates for the threshold of the flat head's probabilities."""
-_NUM_BINS = 10
-"""Number of bins of confidence, of equal width."""
+THRESHOLDS = np.arange(1, 100) / 100  # candidates for the threshold of the flat head's probabilities
+_NUM_BINS = 10  # number of bins of confidence, of equal width
 SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 

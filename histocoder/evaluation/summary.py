@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TARGET_ACCURACY = 0.95
-"""Wanted accuracy of automatically coded rows; the summary says how many may be coded so."""
-_MIN_ROWS = 30
-"""Minimum number of rows of a language that is named as best or worst."""
+TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
+_MIN_ROWS = 30  # minimum number of rows of a language that is named as best or worst
 _NUMBERS = {1: "one code", 2: "two codes", 3: "three codes", 4: "four codes", 5: "five codes", 0: "no code"}
 
-Metrics = Mapping[str, Any]
-"""`Evaluation.metrics`, or a part of it."""
+Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
 
 
 def summary(metrics: Metrics) -> list[str]:

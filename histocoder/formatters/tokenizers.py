@@ -17,10 +17,8 @@ from histocoder.config import LANG_SEP
 from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing_folder
 
-CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0
-"""CANINE's own, in Unicode's private use area."""
-_MULTIPLE = 8
-"""Divisor of the number of positions of Hugging Face's encoders, for fast matrix products on GPUs."""
+CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0  # CANINE's own, in Unicode's private use area
+_MULTIPLE = 8  # divisor of the number of positions of Hugging Face's encoders, for fast matrix products on GPUs
 
 
 def trimmed_length(length: int, max_len: int) -> int:

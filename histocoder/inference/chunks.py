@@ -20,8 +20,7 @@ from histocoder.inference.predictions import Part
 _REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
 """Largest number of distinct descriptions, and of cells of their codes, that are kept for later chunks."""
 _DECIMALS = 6
-_CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000
-"""Largest number of rows of a chunk, and of cells of their codes."""
+_CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000  # largest number of rows of a chunk, and of cells of their codes
 
 
 def rows_of_chunk(names: Sequence[str]) -> int:

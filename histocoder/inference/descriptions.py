@@ -39,12 +39,9 @@ def not_in_table(languages: Sequence[str]) -> str:
 class Descriptions(NamedTuple):
     """Descriptions with their languages, each once, and the rows that have them."""
 
-    distinct: pd.DataFrame
-    """Columns `text` and `lang`."""
-    place: np.ndarray
-    """Index of each row's description among the distinct ones; -1 where it is missing."""
-    index: pd.Index
-    """Index of the rows."""
+    distinct: pd.DataFrame  # columns `text` and `lang`
+    place: np.ndarray  # index of each row's description among the distinct ones; -1 where it is missing
+    index: pd.Index  # index of the rows
 
     @classmethod
     def of(

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 ROW, ROWS = "histocoder row", "histocoder rows"
 """Columns of `Job.distinct`: the first row of a block that has a description, and the number of the block's rows."""
 _KEY = "histocoder key"
-_PAIRS_AT_ONCE = 1_000_000
-"""Descriptions of blocks that are held before duplicates are dropped."""
+_PAIRS_AT_ONCE = 1_000_000  # descriptions of blocks that are held before duplicates are dropped
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,8 @@ class Job:
     config: PredictConfig
     device: str
     precision: str
-    new: dict[str, pa.DataType]
-    """Columns of codes, under their names in the output."""
-    chunk_rows: int
-    """Number of rows whose new descriptions are coded together."""
+    new: dict[str, pa.DataType]  # columns of codes, under their names in the output
+    chunk_rows: int  # number of rows whose new descriptions are coded together
 
     @classmethod
     def of(cls, model: str | Path, header: Sequence[str], *, device: str, precision: str, **options: Any) -> Job:

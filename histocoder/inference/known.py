@@ -21,17 +21,14 @@ from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.predictions import Prediction
 
-KNOWN, MODEL = "known", "model"
-"""Values of the column `source`."""
+KNOWN, MODEL = "known", "model"  # values of the column `source`
 
 
 class Answer(NamedTuple):
     """Codes of a hand-coded description."""
 
-    codes: tuple[str, ...]
-    """Their most frequent set of codes, in the order in which it was first written."""
-    share: float
-    """Share of the description's rows that have this set."""
+    codes: tuple[str, ...]  # their most frequent set of codes, in the order in which it was first written
+    share: float  # share of the description's rows that have this set
 
 
 class Known:

@@ -35,8 +35,7 @@ CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, START_FILE, STEP_FILE = "encoder.onnx", "decoder_start.onnx", "decoder_step.onnx"
 NGRAMS_FILE, LINEAR_FILE = "linear_ngrams.onnx", "linear.npz"
 MODES = ("combined", "greedy", "flat")
-_AT_LEAST = 64
-"""Number of descriptions of a batch, even if their lengths differ."""
+_AT_LEAST = 64  # number of descriptions of a batch, even if their lengths differ
 
 
 class OnnxCoder:

@@ -43,8 +43,7 @@ _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")
 """Descriptions with which graphs are recorded."""
 _NUM_COMPARED = 1000
-_TOLERANCE = 1e-4
-"""Largest difference of probabilities."""
+_TOLERANCE = 1e-4  # largest difference of probabilities
 
 
 def check_installed() -> None:
@@ -174,8 +173,7 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
             np.savez(folder / LINEAR_FILE, sharpness=SHARPNESS, **expert)
 
 
-_STEP_WITHOUT_PRIOR = 7
-"""Number of inputs of the decoder's step, without those of the prior."""
+_STEP_WITHOUT_PRIOR = 7  # number of inputs of the decoder's step, without those of the prior
 _STEP_OUTPUTS = ("log_probs", "next.own", "next.visible", "next.left", "next.fits", "next.ended")
 
 

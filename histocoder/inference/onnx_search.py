@@ -12,8 +12,7 @@ from histocoder.formatters.tokens import BOS, PAD
 
 NUM_CANDIDATES = 8
 """Number of codes of a row that experts beside the decoder propose in the mode combined; the decoder adds its own."""
-LEAST = 1e-9
-"""Least probability, which is not 0 so that no expert has a veto."""
+LEAST = 1e-9  # least probability, which is not 0 so that no expert has a veto
 _SEQUENCES_AT_ONCE = 4096
 
 

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from histocoder.data.languages import language_code
 from histocoder.data.table import strings
 
-TEXT, LANG = "histocoder text", "histocoder lang"
-"""Columns of `pairs_of`."""
+TEXT, LANG = "histocoder text", "histocoder lang"  # columns of `pairs_of`
 
 
 def pairs_of(table: pa.Table, input_col: str, language_col: str | None, language: str) -> pa.Table:

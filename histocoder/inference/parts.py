@@ -23,10 +23,8 @@ from histocoder.files import make_folder, remove_leftovers, replacing, write_tex
 from histocoder.inference.join import Join
 from histocoder.inference.predictions import load_parts, save_parts
 
-_GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000
-"""Size of a row group of a Parquet file."""
-_KEEP_SECONDS = 20.0
-"""Interval at which what is coded of a chunk is saved."""
+_GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000  # size of a row group of a Parquet file
+_KEEP_SECONDS = 20.0  # interval at which what is coded of a chunk is saved
 _PART, _BATCHES = ".arrow", ".batches"
 """Suffixes of the files of a whole chunk, and of the batches of an unfinished one."""
 

@@ -58,8 +58,7 @@ class Prediction(NamedTuple):
         return pd.DataFrame(columns)
 
 
-Part: TypeAlias = tuple[np.ndarray, Prediction]
-"""Indices of a batch's rows, of shape (n,), and their codes."""
+Part: TypeAlias = tuple[np.ndarray, Prediction]  # indices of a batch's rows, of shape (n,), and their codes
 
 
 def save_parts(path: Path, parts: Sequence[Part]) -> None:

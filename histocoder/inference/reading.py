@@ -12,8 +12,7 @@ from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.errors import Notice, warn_user
 from histocoder.formatters.tokenizers import Tokenizer, join_language
 
-_LIKE = 1.25
-"""Maximum ratio of lengths within a batch, if there are enough descriptions."""
+_LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
 
 
 class TextCutWarning(Notice):

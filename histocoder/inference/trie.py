@@ -82,8 +82,7 @@ class CodeTrie:
 
 _VECTOR = 32
 """Number of bf16 values that a CPU processes at once: attention to no multiple of it costs up to twice as much."""
-_BIN_SIZE = 2 * _VECTOR
-"""Smaller bins repeat more ancestors; attention within larger ones costs more."""
+_BIN_SIZE = 2 * _VECTOR  # smaller bins repeat more ancestors; attention within larger ones costs more
 
 
 class TreeLayout:

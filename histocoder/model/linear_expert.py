@@ -10,21 +10,16 @@ from histocoder.model.ngram import NgramConfig, crossing_ngrams, hashed_ngrams
 
 _NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
 """Hashing of the expert's n-grams, in more buckets than an encoder's, since only those that occur are kept."""
-SHARPNESS = 8.0
-"""Factor that turns the expert's decisions, which are margins of about 1, into log-odds."""
+SHARPNESS = 8.0  # factor that turns the expert's decisions, which are margins of about 1, into log-odds
 
 
 class LinearExpert(nn.Module):
     """TF-IDF of n-grams times the weights of a linear support vector machine."""
 
-    buckets: Tensor
-    """Hashes of the known n-grams in ascending order, int64 of shape (num_features,)."""
-    idf: Tensor
-    """Inverse document frequencies, of shape (num_features,)."""
-    weight: Tensor
-    """Weights, fp16 of shape (num_features, num_classes)."""
-    bias: Tensor
-    """Biases, of shape (num_classes,)."""
+    buckets: Tensor  # hashes of the known n-grams in ascending order, int64 of shape (num_features,)
+    idf: Tensor  # inverse document frequencies, of shape (num_features,)
+    weight: Tensor  # weights, fp16 of shape (num_features, num_classes)
+    bias: Tensor  # biases, of shape (num_classes,)
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()

@@ -21,16 +21,13 @@ from histocoder.model.layers import attention_mask, layer_norm
 
 _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C9DC5, 16777619, 0xFFFFFFFF
 """Constants of FNV-1a in 32 bits; products fit into int64, so that every device computes the same hashes."""
-_MIX = 0x5BD1E995
-"""Multiplier of MurmurHash2's last steps, since FNV-1a mixes its lowest bits poorly."""
-_ENDS = (0, 0xE000, 0xE001)
-"""Padding, CLS, SEP."""
+_MIX = 0x5BD1E995  # multiplier of MurmurHash2's last steps, since FNV-1a mixes its lowest bits poorly
+_ENDS = (0, 0xE000, 0xE001)  # padding, CLS, SEP
 _BREAKS = (*map(ord, "\t\n\v\f\r \u0085\u00a0\u2028\u2029\u202f\u205f\u3000"), *range(0x2000, 0x200B))
 """White space between words."""
 _PUNCTUATION = tuple(ord(c) for c in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«·»¿‘’“”„–—…")
 """Characters that are words by themselves."""
-_LETTER, _MARK, _BREAK, _END = range(4)
-"""Kinds of characters."""
+_LETTER, _MARK, _BREAK, _END = range(4)  # kinds of characters
 
 
 @dataclass(frozen=True)
@@ -39,22 +36,17 @@ class NgramConfig:
 
     model_type: ClassVar[str] = "ngram"
 
-    num_buckets: int = 1 << 17
-    """Rows of the embedding table; n-grams with the same hash share one."""
-    max_n: int = 6
-    """Characters of the longest n-gram; each whole word is one more n-gram."""
-    max_words: int = 32
-    """Words of a description; further ones are read as part of the last."""
+    num_buckets: int = 1 << 17  # rows of the embedding table; n-grams with the same hash share one
+    max_n: int = 6  # characters of the longest n-gram; each whole word is one more n-gram
+    max_words: int = 32  # words of a description; further ones are read as part of the last
     hidden_size: int = 192
     num_hidden_layers: int = 1
     num_attention_heads: int = 4
     intermediate_size: int = 384
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
-    ngram_dropout_prob: float = 0.3
-    """Share of n-grams that are left out in training."""
-    embedding_std: float = 0.1
-    """Standard deviation of the table's initial values."""
+    ngram_dropout_prob: float = 0.3  # share of n-grams that are left out in training
+    embedding_std: float = 0.1  # standard deviation of the table's initial values
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
 

@@ -10,21 +10,16 @@ from torch import Tensor
 
 from histocoder.formatters import PAD, formatter_from_config
 
-_NUM_CLASSES = 64
-"""Number of classes of a row that the prior knows, the most probable ones."""
-_LEAST = 1e-4
-"""Share that is added to each token's, so that the decoder can always disagree."""
+_NUM_CLASSES = 64  # number of classes of a row that the prior knows, the most probable ones
+_LEAST = 1e-4  # share that is added to each token's, so that the decoder can always disagree
 
 
 class Prior(NamedTuple):
     """The K most probable classes of each row of a batch, before its codes are decoded."""
 
-    shares: Tensor
-    """Softmax of the flat logits, of shape (B, K)."""
-    classes: Tensor
-    """Classes, of shape (B, K)."""
-    blocks: Tensor
-    """Tokens of each class, of shape (B, K, block_size)."""
+    shares: Tensor  # softmax of the flat logits, of shape (B, K)
+    classes: Tensor  # classes, of shape (B, K)
+    blocks: Tensor  # tokens of each class, of shape (B, K, block_size)
     vocab_size: int
 
     @classmethod

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = 6
-"""`version` of the _kernels.c that this module calls; libraries of other versions are not used."""
+_VERSION = 6  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 _PART = np.dtype(
@@ -34,8 +33,7 @@ _PART = np.dtype(
     align=True,
 )
 """`struct part` of _kernels.c."""
-_LANES = 16
-"""`LANES` of _kernels.c."""
+_LANES = 16  # `LANES` of _kernels.c
 _ARGUMENTS: dict[str, list[Any]] = {
     "sum_of_squares": [c_void_p, c_int64],
     "attention": [c_void_p, c_int],

@@ -9,10 +9,8 @@ from tqdm import tqdm
 
 from histocoder.distributed import log
 
-ESTIMATE_AFTER = 20
-"""Steps after which a run estimates how long it will take."""
-_FIRST_STEPS = 5
-"""Steps left out of the estimate: they start workers, compile, and choose kernels."""
+ESTIMATE_AFTER = 20  # steps after which a run estimates how long it will take
+_FIRST_STEPS = 5  # steps left out of the estimate: they start workers, compile, and choose kernels
 
 
 class Progress:

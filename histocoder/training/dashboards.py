@@ -21,8 +21,7 @@ from histocoder.errors import UserError
 from histocoder.files import write_text
 from histocoder.training.tracking import CsvLog, Tee, Tracker, dashboard_values
 
-UPLOAD_SECONDS = 600.0
-"""Time that an upload of the final model may hold up a run's end."""
+UPLOAD_SECONDS = 600.0  # time that an upload of the final model may hold up a run's end
 _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
 """W&B's own timeouts, so that it gives up within `PATIENCE_SECONDS`."""
 
@@ -114,8 +113,7 @@ def _hush_writers() -> None:
     threading.excepthook = print_error
 
 
-PATIENCE_SECONDS = 30.0
-"""Time that a service may hold up a run's start, and its end."""
+PATIENCE_SECONDS = 30.0  # time that a service may hold up a run's start, and its end
 
 
 class InBackground(Tracker):

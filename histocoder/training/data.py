@@ -26,8 +26,7 @@ from histocoder.formatters import build_formatter
 from histocoder.model import Tokenizer
 from histocoder.training.building import initial_key
 
-_WORD_ROWS = 250_000
-"""Descriptions whose words are counted at most."""
+_WORD_ROWS = 250_000  # descriptions whose words are counted at most
 _ROWS_AT_ONCE = 1 << 14
 
 

@@ -28,10 +28,8 @@ from histocoder.training.linear_expert import fit_linear_expert
 from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
-_HALF_GROWN = 500
-"""Training rows at which decoder and flat head have half of their usual weights."""
-_TRUST = 50.0
-"""Strength of the penalty on weights other than the usual ones, in validation rows."""
+_HALF_GROWN = 500  # training rows at which decoder and flat head have half of their usual weights
+_TRUST = 50.0  # strength of the penalty on weights other than the usual ones, in validation rows
 
 
 @torch.inference_mode()

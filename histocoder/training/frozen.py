@@ -29,8 +29,7 @@ from histocoder.distributed.nodes import on_each_node
 from histocoder.model import MixerModel, NgramEncoder
 
 _VERSION = 1
-_SHARE_OF_DISK = 0.8
-"""Share of the free disk to use at most, so that checkpoints have room."""
+_SHARE_OF_DISK = 0.8  # share of the free disk to use at most, so that checkpoints have room
 
 
 def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, folder: Path) -> None:

@@ -22,8 +22,7 @@ MAX_ROWS = 200_000
 """Rows up to which a large table has an expert: 200,000 distinct ones of 500 classes took 184 s on two cores."""
 NUM_RIVALS, NUM_OTHERS = 60, 500
 """Numbers for a large table: rival classes that take a row as a negative example, and random negatives of a machine."""
-MAX_WEIGHTS = 1 << 26
-"""Weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out."""
+MAX_WEIGHTS = 1 << 26  # weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out
 _ROWS_AT_ONCE = 2048
 _Machines: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 

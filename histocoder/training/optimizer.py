@@ -15,8 +15,7 @@ from histocoder.config import TrainConfig
 from histocoder.model.copies import KeptCopy, kept_copy
 from histocoder.ops import kernels
 
-_CLIP_EPS = 1e-6
-"""Summand of a norm, as in PyTorch's `clip_grad_norm_`."""
+_CLIP_EPS = 1e-6  # summand of a norm, as in PyTorch's `clip_grad_norm_`
 
 
 class AdamW(torch.optim.AdamW):

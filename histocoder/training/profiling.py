@@ -15,8 +15,7 @@ from histocoder import distributed
 from histocoder.distributed import log
 from histocoder.files import replacing_folder
 
-SKIPPED_STEPS = 5
-"""Steps before those that are profiled, which start workers, compile, and choose kernels."""
+SKIPPED_STEPS = 5  # steps before those that are profiled, which start workers, compile, and choose kernels
 _WARM_UP_STEPS = 2  # of the profiler's own
 _TABLE_ROWS = 30
 

@@ -23,12 +23,9 @@ from histocoder.training.data import augmenter_of, open_data
 from histocoder.training.frozen import use_encodings
 from histocoder.training.trainer import Trainer
 
-_MAX_ROWS = 100_000
-"""Rows up to which the validation data improve the model."""
-_LEAST_STEPS, _MOST_STEPS = 50, 200
-"""Bounds of the steps of two epochs; one epoch is always trained."""
-_RATE = 0.3
-"""Share of the peak learning rate at the start."""
+_MAX_ROWS = 100_000  # rows up to which the validation data improve the model
+_LEAST_STEPS, _MOST_STEPS = 50, 200  # bounds of the steps of two epochs; one epoch is always trained
+_RATE = 0.3  # share of the peak learning rate at the start
 
 
 def refits(config: FinetuneConfig, trainer: Trainer) -> bool:

@@ -28,8 +28,7 @@ DASHBOARD_NAMES = {
     "gpu_memory_gb": "perf/gpu_memory_gb",
 }
 """Name of each number in W&B and TensorBoard."""
-COLUMNS = ("step", *DASHBOARD_NAMES)
-"""Columns of `logs.csv`."""
+COLUMNS = ("step", *DASHBOARD_NAMES)  # columns of `logs.csv`
 
 
 def dashboard_values(values: dict[str, float]) -> dict[str, float]:

@@ -41,8 +41,7 @@ from histocoder.training.refit import refit, refits
 from histocoder.training.settings import check_batch_size, check_machine, settings_to_compare
 from histocoder.training.trainer import Trainer
 
-REPORT_ROWS = 5_000
-"""Validation rows in the report at the end of a run, at most."""
+REPORT_ROWS = 5_000  # validation rows in the report at the end of a run, at most
 
 
 def train(config: FinetuneConfig | MixerConfig) -> Path:

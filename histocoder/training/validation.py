@@ -16,8 +16,7 @@ from histocoder.inference.greedy import greedy
 from histocoder.model import MixerModel
 from histocoder.training import losses
 
-_MOST_CODES = 3
-"""Rows with this many codes or more are reported together."""
+_MOST_CODES = 3  # rows with this many codes or more are reported together
 
 
 @torch.no_grad()
