@@ -17,19 +17,9 @@ from histocoder.formatters.tokens import BOS
 class CodeTrie:
     """All codes of a key, each a path of `block_size` tokens from the root.
 
-    Attributes
-    ----------
-    blocks : Tensor of int, of shape (num_codes, depth)
-        Tokens of each code.
-    nodes : Tensor of int, of shape (num_codes, depth)
-        Inner nodes on each code's path, the root first.
-    num_nodes : int
-        Number of inner nodes.
-    children : list of Tensor of int, of shape (nodes of the level, most children of a node)
-        Nodes of the next level that follow each node, by level from the root's; -1 where there are fewer. A node of the
-        last level is a code, by its index in the key.
-    tokens : list of Tensor of int, of the same shapes
-        Token that leads to each child; 0 where there is none.
+    Level by level from the root's, `children` and `tokens`, of shape (nodes of the level, most children of a node), are
+    the nodes of the next level that follow each node, -1 where there are fewer, and the tokens that lead to them. A
+    node of the last level is a code, by its index in the key.
 
     Examples
     --------
@@ -38,6 +28,10 @@ class CodeTrie:
     >>> [len(level) for level in trie.children]
     [1, 2, 3]
     """
+
+    blocks: Tensor  # tokens of each code, of shape (num_codes, depth)
+    nodes: Tensor  # inner nodes on each code's path, the root first, of shape (num_codes, depth)
+    num_nodes: int  # number of inner nodes
 
     def __init__(self, codes: Sequence[str], formatter: Formatter) -> None:
         blocks = np.array([formatter.system.to_block(code) for code in codes], dtype=np.int64)
@@ -91,17 +85,6 @@ class TreeLayout:
     A node and its ancestors are always in one bin; a node that several bins need is in each of them. Attention from
     node to ancestors is then masked attention within short sequences, and nothing has to be gathered.
 
-    Attributes
-    ----------
-    tokens, depths : Tensor of int, of shape (num_bins, bin_size)
-        Token that leads to each node, and its position in the sequence, BOS at 0.
-    visible : Tensor of bool, of shape (num_bins, bin_size, bin_size)
-        Whether the second node is the first one or an ancestor of it.
-    places : Tensor of int, of shape (num_codes, depth)
-        Indices of the nodes on each code's path among all bins' nodes, the root first.
-    nodes : Tensor of int, of shape (num_bins * bin_size,)
-        Node of the trie at each of these indices; the root where a bin is not filled.
-
     Examples
     --------
     >>> from histocoder.formatters import build_formatter
@@ -111,6 +94,12 @@ class TreeLayout:
     >>> layout.places.tolist()
     [[0, 1, 3], [0, 1, 2], [0, 4, 5]]
     """
+
+    tokens: Tensor  # token that leads to each node, of shape (num_bins, bin_size)
+    depths: Tensor  # its position in the sequence, BOS at 0, of the same shape
+    visible: Tensor  # whether the second node is the first or its ancestor, of shape (num_bins, bin_size, bin_size)
+    places: Tensor  # nodes on each code's path by index among all bins', the root first, of shape (num_codes, depth)
+    nodes: Tensor  # node of the trie at each of these indices; the root where a bin is not filled
 
     def __init__(self, trie: CodeTrie, bin_size: int = _BIN_SIZE) -> None:
         paths, blocks = trie.nodes.cpu().numpy(), trie.blocks.cpu().numpy()

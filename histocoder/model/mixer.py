@@ -37,17 +37,10 @@ class MixerModel(nn.Module):
     """An encoder with two heads, a sequence decoder and a flat linear head, and a linear expert if `config` has one.
 
     Without `encoder`, one of `config.encoder`'s sizes gets random weights.
-
-    Attributes
-    ----------
-    dtype : torch.dtype
-        Precision of activations and matrix products; fp32 unless it is set. Weights stay in their own.
-    encoder_is_frozen, is_compiled : bool
-        See `freeze_encoder` and `compile_layers`.
     """
 
-    class_blocks: Tensor | None
-    """Tokens of each class, of shape (num_classes, block_size); None without `config.decoder_prior`."""
+    class_blocks: Tensor | None  # tokens (num_classes, block_size) of each class; None without `config.decoder_prior`
+    dtype: torch.dtype  # precision of activations and matrix products, which may be set; weights stay in their own
 
     def __init__(
         self, config: ModelConfig, encoder: Encoder | None = None, *, tokenizer: Tokenizer = CHARACTERS
