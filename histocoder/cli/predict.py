@@ -105,12 +105,7 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
     rules = LabelRules(config.zero_pad_codes, short, drop_bad=True, is_training=False)
     with _naming_sheets("--known-sheet"):
         files, has_languages = training_files(
-            path,
-            coder,
-            rules,
-            input_col=config.input_col,
-            language_col=config.language_col,
-            sheet=config.known_sheet,
+            path, coder, rules, input_col=config.input_col, language_col=config.language_col, sheet=config.known_sheet
         )
     if config.known == "auto":
         files = replace(files, paths=(path, *held_out(path.parent)))

@@ -52,11 +52,7 @@ class FileOptions(Settings):
     """The file to code, and the form of its output."""
 
     input: str = free("", f"table of descriptions: {TABLE_HELP}; -: standard input", metavar="FILE")
-    output: str = free(
-        "",
-        f"output, in the format of its suffix: {TABLE_HELP}; -: standard output",
-        metavar="FILE",
-    )
+    output: str = free("", f"output, in the format of its suffix: {TABLE_HELP}; -: standard output", metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free(

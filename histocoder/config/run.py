@@ -41,9 +41,7 @@ class SavingConfig(Settings):
     )
     log_interval: int = free(100, "steps between lines of the log", at_least=1)
     eval_interval: int | None = free(
-        None,
-        "steps between validations (default: the steps of an epoch, at least 100 and at most 1000)",
-        at_least=1,
+        None, "steps between validations (default: the steps of an epoch, at least 100 and at most 1000)", at_least=1
     )
     no_report: bool = free(False, "do not write report.html at the end")
     no_experts: bool = free(
@@ -74,9 +72,7 @@ class DebugConfig(Settings):
     GROUP = "profiling and debugging"
 
     profile: int | None = free(
-        None,
-        "profile N steps after the first five; a trace and a table are written to profile/",
-        at_least=1,
+        None, "profile N steps after the first five; a trace and a table are written to profile/", at_least=1
     )
     deterministic: bool = free(False, "use only deterministic algorithms; slower on a GPU")
 

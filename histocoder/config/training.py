@@ -83,9 +83,7 @@ class FitConfig(Settings):
     """Settings that a recipe has filled in, which a run with another start fills in again."""
     num_epochs: int = free(None, "passes over the data", at_least=1, is_short=True)
     min_steps: int = fixed(
-        None,
-        "repeat epochs until there are N steps (default: by the recipe; 0 with --num-epochs)",
-        at_least=0,
+        None, "repeat epochs until there are N steps (default: by the recipe; 0 with --num-epochs)", at_least=0
     )
     early_stopping: int | None = free(
         None, "stop after N validations in a row without improvement (default: off)", at_least=1

@@ -96,12 +96,7 @@ def open_cache(folder: Path, tokenizer: Tokenizer = CHARACTERS) -> ExampleArrays
 
 
 def build_cache(
-    files: ExampleFiles,
-    cache_dir: Path,
-    *,
-    max_len: int,
-    text_normalization: str,
-    tokenizer: Tokenizer = CHARACTERS,
+    files: ExampleFiles, cache_dir: Path, *, max_len: int, text_normalization: str, tokenizer: Tokenizer = CHARACTERS
 ) -> Path:
     """Return the folder of some files' cache, for `open_cache`; it is built if it is missing or damaged.
 

@@ -48,11 +48,7 @@ def formatter_of(config: PrepareConfig) -> Formatter:
 
 
 def prepare(
-    config: PrepareConfig,
-    folder: Path,
-    *,
-    known: Key | None = None,
-    overwrite: bool = False,
+    config: PrepareConfig, folder: Path, *, known: Key | None = None, overwrite: bool = False
 ) -> dict[str, Any]:
     """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 

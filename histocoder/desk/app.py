@@ -68,8 +68,7 @@ def _add_errors(app: FastAPI) -> None:
     app.add_exception_handler(KeyError, lambda _, __: answer(404, "Not found."))
     app.add_exception_handler(Busy, lambda _, __: answer(429, "The model is busy. Try again in a moment."))
     app.add_exception_handler(
-        Conflict,
-        lambda _, error: JSONResponse({"detail": str(error), "card": error.card.model_dump()}, 409),
+        Conflict, lambda _, error: JSONResponse({"detail": str(error), "card": error.card.model_dump()}, 409)
     )
 
 

@@ -181,10 +181,7 @@ def head_metrics(
 
 
 def _groups(
-    examples: Examples,
-    truth: pd.DataFrame,
-    texts_seen: Mapping[str, int] | None,
-    codes_seen: Mapping[str, int] | None,
+    examples: Examples, truth: pd.DataFrame, texts_seen: Mapping[str, int] | None, codes_seen: Mapping[str, int] | None
 ) -> dict[str, pd.Series]:
     """Return each row's language, number of true codes, and how often its description and its rarest code were seen."""
     num_rows = len(examples)

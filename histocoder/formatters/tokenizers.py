@@ -207,11 +207,7 @@ class PretrainedTokenizer:
 
     def _read(self, langs: list[str], descriptions: list[str]) -> list[list[int]]:
         ids: list[list[int]] = self._tokenizer(
-            langs,
-            descriptions,
-            split_special_tokens=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
+            langs, descriptions, split_special_tokens=True, return_attention_mask=False, return_token_type_ids=False
         )["input_ids"]
         return ids
 

@@ -50,12 +50,7 @@ class Known:
     """
 
     def __init__(
-        self,
-        source_id: str = "",
-        *,
-        languages: Collection[str] = (),
-        any_language: bool = False,
-        exact: bool = False,
+        self, source_id: str = "", *, languages: Collection[str] = (), any_language: bool = False, exact: bool = False
     ) -> None:
         self.source_id = source_id
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact

@@ -15,15 +15,7 @@ from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import formatter_from_config
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
-from histocoder.inference.onnx_search import (
-    OnnxBelief,
-    OnnxStepper,
-    Start,
-    combined,
-    greedy,
-    set_probability,
-    softmax,
-)
+from histocoder.inference.onnx_search import OnnxBelief, OnnxStepper, Start, combined, greedy, set_probability, softmax
 from histocoder.inference.predictions import Prediction
 from histocoder.inference.reading import readings
 from histocoder.inference.thresholds import thresholds_of

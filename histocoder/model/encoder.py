@@ -22,13 +22,7 @@ from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer, Tokenizer, auto_tokenizer, contents
 from histocoder.model.canine import Canine, CanineConfig
 from histocoder.model.ngram import NgramConfig, NgramEncoder
-from histocoder.model.pretrained import (
-    full_config,
-    load_pretrained,
-    num_positions,
-    pretrained_from_config,
-    read_config,
-)
+from histocoder.model.pretrained import full_config, load_pretrained, num_positions, pretrained_from_config, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
