@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from histocoder.data.cells import MISSING_MARKS
 
@@ -85,3 +85,11 @@ def same_language(lang: str, known: Iterable[str]) -> str | None:
         return lang
     code = language_code(lang)
     return next((other for other in known if language_code(other) == code), None)
+
+
+def known_language(lang: str, languages: Collection[str]) -> str:
+    """Return a language's code for a model that knows some languages, "unk" if it is not among them.
+
+    A model that does not say which ones it knows is given the language's own code.
+    """
+    return same_language(lang, languages) or "unk" if languages else language_code(lang)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.labels import LabelRules
-from histocoder.data.languages import NAMES, iso_code, same_language
+from histocoder.data.languages import NAMES, iso_code, known_language
 from histocoder.data.normalize import fold
 from histocoder.data.prepare import held_out
 from histocoder.data.table import fingerprint
@@ -137,8 +137,7 @@ class CodingDesk:
 
     def answer(self, texts: Sequence[str], langs: Sequence[str], *, evidence: bool = True) -> list[Answer]:
         """Code descriptions; raise `Busy` where too many requests wait for the model."""
-        known_langs = (*self.coder.model.config.languages, "unk")
-        langs = [same_language(lang, known_langs) or "unk" for lang in langs]
+        langs = [known_language(lang, self.coder.model.config.languages) for lang in langs]
         with self.turns.one():
             coded, ranked, encodings = predict_ranked(self.coder, texts, langs)
             near: list[list[tuple[TrainedRow, float]]] = [[] for _ in texts]

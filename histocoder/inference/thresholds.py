@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig
-from histocoder.data.languages import same_language
+from histocoder.data.languages import known_language, same_language
 
 
 def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None = None) -> np.ndarray:
@@ -20,6 +20,6 @@ def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None
 
 
 def _threshold_of(config: ModelConfig, lang: str) -> float:
-    known = lang if not config.languages or same_language(lang, config.languages) else "unk"
-    own = config.thresholds.get(same_language(known, config.thresholds) or ALL_LANGUAGES)
+    known = same_language(known_language(lang, config.languages), config.thresholds)
+    own = config.thresholds.get(known or ALL_LANGUAGES)
     return config.default_threshold if own is None else own

@@ -18,6 +18,7 @@ from histocoder.checkpoints.model_files import WEIGHTS_FILE, load_model, read_mo
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.data.languages import known_language
 from histocoder.distributed import log
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
@@ -41,8 +42,7 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tenso
 
     place = {code: i for i, code in enumerate(coder.codes)}
     true = np.array([[place.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
-    known = coder.model.config.languages
-    langs = [lang if not known or lang in known else "unk" for lang in examples.langs]
+    langs = [known_language(lang, coder.model.config.languages) for lang in examples.langs]
     table = pd.DataFrame({"text": examples.texts, "lang": langs})
     for rows, found in coder.each_batch(search, table, PredictOptions()):
         yield from found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))

@@ -13,6 +13,8 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,18 @@ def test_codes_come_with_all_evidence(client: TestClient):
     assert blank["codes"] == [] and blank["neighbours"] == [] and blank["confidence"] is None
     assert [code["code"] for code in client.get("/api/codes", params={"q": "6111"}).json()] == ["61110", "61115"]
     assert [code["code"] for code in client.get("/api/codes", params={"q": "BAK"}).json()] == ["77610"]
+
+
+def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Path], tmp_path: Path):
+    model = copy(coder[0])
+    model.model = copy(model.model)
+    model.model.config = replace(model.model.config, languages=())
+    with served((model, coder[1]), tmp_path / "desk") as client:
+        answers = [
+            client.post("/api/code", json={"texts": ["farmer"], "lang": lang}).json()[0] for lang in ("sv", "xx")
+        ]
+    assert [answer["lang"] for answer in answers] == ["se", "xx"]
+    assert answers[0]["confidence"] == pytest.approx(model.predict(["farmer"], ["sv"])["conf"].item())
 
 
 @pytest.mark.parametrize(
