@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
@@ -14,7 +15,7 @@ import pandas as pd
 from histocoder.config import SOURCE_COL, PredictOptions
 from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
-from histocoder.data.languages import language_code, same_language
+from histocoder.data.languages import known_language
 from histocoder.data.normalize import fold
 from histocoder.data.table import open_table
 from histocoder.formatters import MISSING
@@ -74,8 +75,7 @@ class Known:
         if self._any_language:
             lang = ""
         elif lang not in self._language_keys:
-            own = same_language(lang, self._languages) or "unk" if self._languages else language_code(lang)
-            self._language_keys[lang] = own
+            self._language_keys[lang] = known_language(lang, self._languages)
         return text if self._exact else fold(text), self._language_keys.get(lang, "")
 
     def find(self, text: str, lang: str) -> Answer | None:
@@ -137,13 +137,7 @@ def coded(examples: Examples) -> Examples:
 
 
 def training_files(
-    path: Path,
-    coder: Coder,
-    rules: LabelRules,
-    *,
-    input_col: str,
-    language_col: str | None,
-    sheet: str | None = None,
+    path: Path, coder: Coder, rules: LabelRules, *, input_col: str, language_col: str | None, sheet: str | None = None
 ) -> tuple[ExampleFiles, bool]:
     """Return a file of training data, and whether it has a column of languages.
 
@@ -173,7 +167,7 @@ def _with_alternatives(names: Iterable[str], mode: str | None) -> list[str]:
 
 
 def _frame(answers: Sequence[Answer], coder: Coder) -> pd.DataFrame:
-    codes = pd.DataFrame([answer.codes for answer in answers]).to_numpy(object)
+    codes = np.array([*itertools.zip_longest(*(answer.codes for answer in answers))], dtype=object).T
     share = np.array([answer.share for answer in answers])
     probs = np.where(pd.isna(codes), np.nan, share[:, None])
     frame = Prediction(codes, probs, share).frame(coder.system, coder.model.config.descriptions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,15 @@ def test_known_descriptions_among_others(model: Path, mode: str):
     assert set(table.columns) <= set(known.column_names(coder, mode, k=2))
     everything = known.code(coder, ["farmer"], ["en"], options, progress=False)
     assert everything["hisco_1"].tolist() == ["61110"]
+
+
+def test_known_answers_may_have_different_numbers_of_codes(model: Path):
+    coder, known = Coder(load_model(model), "cpu"), Known()
+    known.add(rows(("farmer", "en", "61110"), ("baker", "en", "77610", "61110")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # pandas will refuse a table of sequences of different lengths
+        table = known.code(coder, ["farmer", "baker"], ["en"] * 2, PredictOptions(), progress=False)
+    assert table[["hisco_1", "hisco_2"]].fillna("").to_numpy().tolist() == [["61110", ""], ["77610", "61110"]]
 
 
 def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Path, capsys):
