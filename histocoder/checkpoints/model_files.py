@@ -21,8 +21,7 @@ from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokeni
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 MANIFEST_FILE = "manifest.json"  # SHA-256 of each file of a model or a checkpoint, by its path in the folder
-SHARDS_FOLDER = "shards"
-"""Weights and optimizer state in a checkpoint of which each rank has written its shard; see `sharded`."""
+SHARDS_FOLDER = "shards"  # weights and optimizer state of a checkpoint by shards; see `sharded`
 
 
 def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:

@@ -10,8 +10,7 @@ from histocoder import distributed
 from histocoder.checkpoints.training_state import Checkpoint, is_checkpoint, list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 
-BATCH_SETTINGS = {"--batch-size": "rows a step", "--tokens-per-batch": "positions a step"}
-"""Settings aggregated over all ranks, by the flag that sets the value per rank."""
+BATCH_SETTINGS = {"--batch-size": "rows a step", "--tokens-per-batch": "positions a step"}  # over all ranks
 
 
 def find_checkpoint(folder: Path, resume: str) -> Path | None:

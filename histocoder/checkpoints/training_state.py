@@ -46,19 +46,13 @@ CHECKPOINT_VERSION = 2  # version of the format of a checkpoint's files
 class TrainState:
     """Position of a run, and its results up to there."""
 
-    step: int = 0
-    """Number of optimizer steps taken."""
-    epoch: int = 0
-    """Current epoch, from 0."""
-    samples: int = 0
-    """Number of rows of the epoch trained on so far, over all ranks."""
-    best_accuracy: float = float("-inf")
-    """Best mean of `greedy_seq_acc` and `flat_acc` so far; `best_val_loss` is the loss of the same model."""
+    step: int = 0  # number of optimizer steps taken
+    epoch: int = 0  # the current one, from 0
+    samples: int = 0  # number of rows of the epoch trained on so far, over all ranks
+    best_accuracy: float = float("-inf")  # best mean of `greedy_seq_acc` and `flat_acc`; the next is the same model's
     best_val_loss: float = float("inf")
-    num_worse: int = 0
-    """Number of consecutive validations without improvement."""
-    results: dict[str, float] | None = None
-    """Validation results at this step, if there was a validation."""
+    num_worse: int = 0  # number of consecutive validations without improvement
+    results: dict[str, float] | None = None  # validation results at this step, if there was a validation
 
     def improves(self, results: dict[str, float], *, num_rows: int) -> bool:
         """Record a validation; return whether to keep its model as the best so far.
@@ -79,26 +73,21 @@ class TrainState:
 class LearnerState:
     """State dicts of model, optimizer, scheduler and scaler, as a run on one process has them."""
 
-    weights: dict[str, Tensor]
-    """Weights; empty, like the optimizer's state, if ranks have written their shards into the checkpoint's folder."""
+    weights: dict[str, Tensor]  # empty, like the optimizer's state, if ranks have written shards
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
-    scaler: dict[str, Any]
-    """Loss scale in fp16; otherwise empty."""
+    scaler: dict[str, Any]  # loss scale in fp16; otherwise empty
 
 
 @dataclass
 class Checkpoint:
     """The state that a run resumes from."""
 
-    path: Path
-    """Folder of the checkpoint; see `checkpoint_path`."""
+    path: Path  # its folder; see `checkpoint_path`
     state: TrainState
     learner: LearnerState
-    ranks: dict[str, Tensor]
-    """State of each rank, such as that of its random number generator, one row per rank."""
-    settings: dict[str, Any]
-    """Settings that a resumed run must share."""
+    ranks: dict[str, Tensor]  # state of each rank, such as that of its random number generator, one row per rank
+    settings: dict[str, Any]  # those that a resumed run must share
     model_config: ModelConfig
     tokenizer: Tokenizer
 

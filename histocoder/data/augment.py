@@ -104,16 +104,11 @@ _EDITS: list[Callable[[str, float, float, WordList], str]] = [
 class Noise(NamedTuple):
     """Random numbers that say how n rows are altered in an epoch."""
 
-    withheld: np.ndarray
-    """Whether each row's language is withheld, of shape (n,)."""
-    num_edits: np.ndarray
-    """Number of edits of each row, of shape (n,)."""
-    edits: np.ndarray
-    """Index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `what`."""
-    at: np.ndarray
-    """Position of each edit in its text, from 0 (the beginning) to below 1 (the end)."""
-    what: np.ndarray
-    """Draw of a letter or word, from 0 to below 1."""
+    withheld: np.ndarray  # whether each row's language is withheld, of shape (n,)
+    num_edits: np.ndarray  # number of edits of each row, of shape (n,)
+    edits: np.ndarray  # index of each edit in `_EDITS`, of shape (n, num_transformations), as are `at` and `what`
+    at: np.ndarray  # position of each edit in its text, from 0 (the beginning) to below 1 (the end)
+    what: np.ndarray  # draw of a letter or word, from 0 to below 1
 
 
 @dataclass(frozen=True)

@@ -38,27 +38,17 @@ class ExampleArrays:
 
     folder: Path
     tokenizer: Tokenizer
-    characters: np.ndarray
-    """Unicode code points of all descriptions, one behind the other, of shape (total,)."""
-    offsets: np.ndarray
-    """Index of each description's first character, of shape (n + 1,)."""
-    lengths: np.ndarray
-    """Number of tokens of each row's language and description, of shape (n,)."""
-    langs: np.ndarray
-    """Index of each row's language in `languages`, of shape (n,)."""
-    codes: np.ndarray
-    """Index of each code in `code_table`, counted from 1; 0 where there is none; of shape (n, num_blocks)."""
-    num_codes: np.ndarray
-    """Number of codes of each row, of shape (n,)."""
-    code_table: tuple[str, ...]
-    """Codes that occur, the mark of a missing one among them."""
+    characters: np.ndarray  # Unicode code points of all descriptions, one behind the other, of shape (total,)
+    offsets: np.ndarray  # index of each description's first character, of shape (n + 1,)
+    lengths: np.ndarray  # number of tokens of each row's language and description, of shape (n,)
+    langs: np.ndarray  # index of each row's language in `languages`, of shape (n,)
+    codes: np.ndarray  # index of each code in `code_table`, from 1; 0 where there is none; of shape (n, num_blocks)
+    num_codes: np.ndarray  # number of codes of each row, of shape (n,)
+    code_table: tuple[str, ...]  # codes that occur, the mark of a missing one among them
     languages: tuple[str, ...]
-    notices: tuple[str, ...]
-    """Notices to the user on how the files were read."""
-    num_distinct: int
-    """Number of distinct descriptions."""
-    fingerprint: str
-    """Hash of the files' content."""
+    notices: tuple[str, ...]  # notices to the user on how the files were read
+    num_distinct: int  # number of distinct descriptions
+    fingerprint: str  # hash of the files' content
 
     def __len__(self) -> int:
         return len(self.num_codes)

@@ -20,8 +20,7 @@ from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
 from histocoder.formatters.tokenizers import join_language
 
 _ROWS_AT_ONCE = 1 << 18
-_ROWS_MULTIPLE = 16
-"""Multiple of rows that a merged batch keeps: processors compile code for each shape of a batch."""
+_ROWS_MULTIPLE = 16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
 
 
 @dataclass
@@ -88,17 +87,12 @@ class OccupationDataset(Dataset):
     """
 
     arrays: ExampleArrays
-    formatter: Formatter
-    """The formatter that the arrays were made with."""
-    classes: Sequence[str]
-    """Codes of the flat head, in order."""
-    max_len: int
-    """Maximum number of tokens of an input."""
+    formatter: Formatter  # that which the arrays were made with
+    classes: Sequence[str]  # codes of the flat head, in order
+    max_len: int  # maximum number of tokens of an input
     augmenter: Augmenter | None = None
-    pad_to: int | None = None
-    """Number of positions of all batches; None: as many as the longest row needs."""
-    encodings: Encodings | None = field(default=None, init=False)
-    """Outputs of a frozen encoder for all rows, which each batch then holds."""
+    pad_to: int | None = None  # number of positions of all batches; None: as many as the longest row needs
+    encodings: Encodings | None = field(default=None, init=False)  # a frozen encoder's, which each batch then holds
 
     def __post_init__(self) -> None:
         blocks = self.formatter.blocks(self.arrays.code_table).astype(np.int64)

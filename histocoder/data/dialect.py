@@ -26,8 +26,7 @@ from histocoder.errors import Notice, UserError, shown, warn_user
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
 _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t"
-_DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)
-"""Form of a first line that tells spreadsheets the delimiter."""
+_DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)  # first line that tells spreadsheets the delimiter
 _BREAK = re.compile(r"\r\n|\n|\r")
 _NOT_ASCII = bytes(range(128, 256))
 _ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')

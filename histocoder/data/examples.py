@@ -22,8 +22,7 @@ from histocoder.formatters import Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
 MAX_CODES = 5  # largest number of code columns of a prepared file
-_INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))
-"""Columns of a file that holds indices into a key."""
+_INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))  # those of indices into a key
 
 
 @dataclass

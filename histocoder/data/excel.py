@@ -31,8 +31,7 @@ _UNSAVED = re.compile(rb'<c (?![^>]*t="str")[^>]*>\s*<f(\s[^>]*)?(/>|>[^<]*</f>)
 """A cell with a formula whose value is not stored; that of an empty text is."""
 _BLOCK_BYTES = 1 << 22
 _ZEROS = re.compile(r"0+")
-_ESCAPED = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")
-"""Beginning of a character in Excel's notation, such as _x000D_ for a carriage return."""
+_ESCAPED = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")  # a character in Excel's notation, such as _x000D_
 
 
 def read_workbook(path: Path, sheet: str | None) -> tuple[pa.Table, int, list[str]]:

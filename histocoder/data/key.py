@@ -20,18 +20,15 @@ from histocoder.files import replacing
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")
 _DESC_COLUMNS = ("desc", "title", "en_hisco_text")
-_NUM_DIGITS = {"hisco": 5, "occ1950": 3}
-"""Number of digits of codes in columns of these names, whose leading zeros may be lost."""
+_NUM_DIGITS = {"hisco": 5, "occ1950": 3}  # of codes in these columns, whose leading zeros may be lost
 
 
 @dataclass(frozen=True)
 class Key:
     """Codes in the order of the flat head's classes."""
 
-    codes: tuple[str, ...]
-    """Codes by class; one may be empty: OccCANINE's class of blank cells, which no row has here."""
-    descriptions: dict[str, str] = field(default_factory=dict)
-    """Code -> its meaning, if the key describes it."""
+    codes: tuple[str, ...]  # by class; one may be empty: OccCANINE's class of blank cells, which no row has here
+    descriptions: dict[str, str] = field(default_factory=dict)  # code -> its meaning, if the key describes it
 
     @cached_property
     def index(self) -> dict[str, int]:

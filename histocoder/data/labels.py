@@ -36,16 +36,11 @@ _BETWEEN_CODES = re.compile(r"[\s;,/|&+]+")
 class LabelRules:
     """Rules for codes that do not fit."""
 
-    zero_pad: bool = False
-    """Whether codes of digits get leading zeros up to the block size."""
-    allow_short: bool = False
-    """Whether codes may be shorter than the block."""
-    drop_bad: bool = False
-    """Whether rows with codes that do not fit are dropped, instead of stopping the run."""
-    blank_means_no_occupation: bool = False
-    """Whether rows without any code are kept, with the formatter's mark of a missing code."""
-    is_training: bool = True
-    """Whether messages may name flags that only training has."""
+    zero_pad: bool = False  # whether codes of digits get leading zeros up to the block size
+    allow_short: bool = False  # whether codes may be shorter than the block
+    drop_bad: bool = False  # whether rows with codes that do not fit are dropped, instead of stopping the run
+    blank_means_no_occupation: bool = False  # whether to keep rows without codes, as the formatter marks them
+    is_training: bool = True  # whether messages may name flags that only training has
 
 
 def rules_of(config: DataConfig) -> LabelRules:
@@ -276,8 +271,7 @@ class _Found:
     """Number of findings in a file, and the first few of them."""
 
     count: int = 0
-    first: list[tuple[int, str]] = field(default_factory=list)
-    """Positions in the file, and texts that describe them."""
+    first: list[tuple[int, str]] = field(default_factory=list)  # positions in the file, and what is there
 
     def add(self, positions: np.ndarray, found: dict[int, str], count: int) -> None:
         """Add `count` findings of a chunk; `found` maps rows of the first few of them, at least, to texts."""

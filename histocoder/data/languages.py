@@ -31,8 +31,7 @@ yo Yoruba, za Zhuang, zh Chinese, zu Zulu
 """
 NAMES: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _ISO_639_1.split(","))
 """ISO 639-1 code -> English name, without Northern Sami, whose code OccCANINE uses for Swedish."""
-_OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}
-"""ISO 639-1 code -> OccCANINE's own code. Models are trained with the latter, as the published weights were."""
+_OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}  # ISO 639-1 -> OccCANINE's own, as published weights were trained
 _ISO = {code: iso for iso, code in _OCCCANINE.items()}
 _BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": "unk"}
 _SAMPLE = ("ca", "da", "en", "es", "fr", "de", "el", "is", "it", "nl", "no", "pt", "sv")  # those of OccCANINE

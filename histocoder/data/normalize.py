@@ -13,8 +13,7 @@ from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
 
 DEFAULT_NORMALIZATION = "nfc"  # normalisation of new models; imported ones keep their own
-_NOT_PLAIN = r"[^ -~]|^ |  | $"
-"""Form of texts that differ from what "lower" makes of them in more than the case of ASCII letters."""
+_NOT_PLAIN = r"[^ -~]|^ |  | $"  # texts in which "lower" changes more than the case of ASCII letters
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:

@@ -22,16 +22,11 @@ class Output:
     """A file to write."""
 
     path: Path
-    delimiter: str = ","
-    """Delimiter of CSV."""
-    excel: bool = False
-    """Whether CSV has a byte order mark, by which Excel recognises UTF-8."""
-    raw: bool = False
-    """Whether texts that a spreadsheet would run as formulas are written as they are."""
-    codes: Mapping[str, str] = field(default_factory=dict)
-    """Columns of codes -> their names without the prefix of --columns."""
-    titles: Mapping[str, str] = field(default_factory=dict)
-    """Titles of codes, which are their labels in files of Stata and SPSS."""
+    delimiter: str = ","  # that of CSV
+    excel: bool = False  # whether CSV has a byte order mark, by which Excel recognises UTF-8
+    raw: bool = False  # whether texts that a spreadsheet would run as formulas are written as they are
+    codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> names without --columns
+    titles: Mapping[str, str] = field(default_factory=dict)  # of codes, their labels in Stata and SPSS
 
     def check(self, num_rows: int) -> None:
         """Raise a UserError if so many rows can't be written in this form, or a package for it is missing."""

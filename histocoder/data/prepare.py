@@ -24,8 +24,7 @@ from histocoder.formatters import Formatter, build_formatter
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
-HELD_OUT_FILE = "data_held_out.csv"
-"""File of corrections that are not trained on, but serve to compare the model with the one before."""
+HELD_OUT_FILE = "data_held_out.csv"  # corrections to compare the model with the one before
 PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, HELD_OUT_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_VERSION = 2

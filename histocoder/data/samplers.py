@@ -15,15 +15,11 @@ from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 class Share(NamedTuple):
     """One rank's rows of a global batch, or a part of them."""
 
-    rows: np.ndarray
-    """Indices of the rows; never empty: a rank without any repeats another's row with a `weight` of 0."""
+    rows: np.ndarray  # indices of the rows; a rank without any repeats another's row with a `weight` of 0
     epoch: int
-    num_rows: int
-    """Number of rows of the global batch."""
-    num_target_blocks: int
-    """Largest number of codes in a row of the global batch."""
-    weight: float
-    """1.0, or 0.0 for a repeated row."""
+    num_rows: int  # that of the global batch
+    num_target_blocks: int  # largest number of codes in a row of the global batch
+    weight: float  # 1.0, or 0.0 for a repeated row
 
 
 class TokenBudget(NamedTuple):
@@ -47,18 +43,13 @@ class BucketSampler:
     that no length is favoured. Within a token budget, epochs may differ in their number of batches.
     """
 
-    lengths: Callable[[int], np.ndarray]
-    """Function of the epoch that gives the number of tokens of each row, of shape (n,)."""
-    num_target_blocks: np.ndarray
-    """Number of codes of each row, of shape (n,)."""
-    batch_size: int | TokenBudget
-    """Size of a global batch: that of all ranks together."""
+    lengths: Callable[[int], np.ndarray]  # epoch -> number of tokens of each row, of shape (n,)
+    num_target_blocks: np.ndarray  # number of codes of each row, of shape (n,)
+    batch_size: int | TokenBudget  # that of all ranks together
     seed: int
-    num_replicas: int = 1
-    """Number of ranks; each gets every `num_replicas`-th row of each batch."""
+    num_replicas: int = 1  # number of ranks; each gets every `num_replicas`-th row of each batch
     rank: int = 0
-    num_parts: int = 1
-    """Number of shares that a rank's rows of a batch are given in, each of like lengths."""
+    num_parts: int = 1  # number of shares that a rank's rows of a batch are given in, each of like lengths
     _epoch: int = field(default=0, init=False)
     _consumed: int = field(default=0, init=False)
 

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 MOST_DIGITS = 2**53  # largest integer up to which doubles tell all integers apart
 _RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
-_NUMBER = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"
-"""Form of cells that a spreadsheet shows as they are: -1, -2 and -3 are codes."""
+_NUMBER = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"  # shown by spreadsheets as they are: -1, -2 and -3 are codes
 
 
 def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:

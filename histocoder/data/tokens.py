@@ -17,15 +17,11 @@ _LONGEST = 256  # maximum number of characters that a linear expert reads
 class TokenizedTexts:
     """Token ids of texts, one behind the other in one array."""
 
-    ids: np.ndarray
-    """Token ids, of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP."""
-    offsets: np.ndarray
-    """Index of each text's first token, of shape (n + 1,)."""
-    lengths: np.ndarray
-    """Number of tokens of each text, of shape (n,)."""
+    ids: np.ndarray  # of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP
+    offsets: np.ndarray  # index of each text's first token, of shape (n + 1,)
+    lengths: np.ndarray  # number of tokens of each text, of shape (n,)
     tokenizer: Tokenizer
-    num_cut: int
-    """Number of texts that were longer than `max_len`."""
+    num_cut: int  # number of texts that were longer than `max_len`
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -50,14 +50,10 @@ class Answer(BaseModel):
     text: str
     lang: str
     codes: list[Code]
-    confidence: float | None
-    """Probability of the set of codes."""
-    known: list[Code] | None = None
-    """Codes that people gave this description in the training data."""
-    known_share: float | None = None
-    """Share of its rows that have these codes."""
-    alternatives: list[Code] = []
-    """Other codes that decoder, flat head and linear expert together find most probable as the first."""
+    confidence: float | None  # probability of the set of codes
+    known: list[Code] | None = None  # codes that people gave this description in the training data
+    known_share: float | None = None  # share of its rows that have these codes
+    alternatives: list[Code] = []  # other codes, by the experts' combined probability of being the first
     neighbours: list[Neighbour] = []
 
 

@@ -16,8 +16,7 @@ from histocoder.desk.turns import Turns
 from histocoder.files import replacing
 from histocoder.inference.coder import Coder
 
-_MOST_EXACT = 200_000
-"""Maximum number of descriptions that are searched exactly: 200 MB of the n-gram encoder's, read in 0.1 s."""
+_MOST_EXACT = 200_000  # descriptions searched exactly: 200 MB of the n-gram encoder's, read in 0.1 s
 _MOST = 1_000_000
 _NEIGHBOURS = 5
 _EMBEDDED_AT_ONCE = 256

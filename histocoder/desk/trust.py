@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 _PRIOR_MEAN, _PRIOR_SD = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.5, 0.5])
 """Prior of shift, slope and frequency: before anything is checked, the model is about calibrated."""
-_VALIDATION_WEIGHT = 100
-"""Maximum number of checked descriptions that the validation data counts as: it may differ from what is reviewed."""
+_VALIDATION_WEIGHT = 100  # checked descriptions that validation data count as at most: they may differ from these
 _DRAWS = 1000
 _WIDTH = 0.1  # width of the cells in which descriptions of similar features are taken together
 _PAUSE = 120.0  # maximum time in seconds between two decisions of a reviewer who was not away

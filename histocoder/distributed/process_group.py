@@ -31,12 +31,9 @@ class Group:
     """The processes of a run, and what they share."""
 
     store: dist.Store
-    control: dist.ProcessGroup
-    """Process group for collectives of CPU tensors, apart from the gradients'."""
-    is_adopted: bool
-    """Whether someone else, such as Ray Train, has initialized the default process group, and will destroy it."""
-    num_calls: int = 0
-    """Number of calls of `run_on_primary` and `wait_for_all`, the same on every rank."""
+    control: dist.ProcessGroup  # process group for collectives of CPU tensors, apart from the gradients'
+    is_adopted: bool  # whether someone else, such as Ray Train, has initialized and will destroy the default group
+    num_calls: int = 0  # of `run_on_primary` and `wait_for_all`, the same on every rank
 
 
 _launch = Launch()

@@ -27,8 +27,7 @@ from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
 
 MAX_ROWS = 200_000  # maximum number of training rows that the linear model is fitted on
-AFTER_TRAINING = 6_000_000
-"""Maximum of training rows × codes where nobody asked for the linear model: 20 to 30 seconds on one core."""
+AFTER_TRAINING = 6_000_000  # training rows × codes where nobody asked for the linear model: 20 to 30 s on one core
 _RESAMPLES = 1000
 _COMMAND = "histocoder evaluate --baselines"
 

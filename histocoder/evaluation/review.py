@@ -28,16 +28,11 @@ _CHUNK_ROWS = 200_000
 class Columns:
     """Names of the columns of a coded file and of the file to correct."""
 
-    input_col: str = "occ1"
-    """Column of descriptions."""
-    language_col: str | None = None
-    """Column of languages; by default the one that `predict --language` added, if any."""
-    target_cols: Sequence[str] = ()
-    """Columns of codes to write, blank where nothing is predicted; by default as predicted."""
-    run_input_col: str | None = None
-    """Column of descriptions to write; by default as in the coded file."""
-    run_language_col: str | None = None
-    """Column of languages to write; by default "lang" for a column that `predict` added."""
+    input_col: str = "occ1"  # column of descriptions
+    language_col: str | None = None  # by default the one that `predict --language` added, if any
+    target_cols: Sequence[str] = ()  # columns of codes to write, blank without a prediction; by default as predicted
+    run_input_col: str | None = None  # column of descriptions to write; by default as in the coded file
+    run_language_col: str | None = None  # that to write; by default "lang" for one that `predict` added
 
 
 def review(

@@ -47,14 +47,10 @@ class CharacterTokenizer:
     Texts are `{lang}[SEP]{description}`, with [SEP] as these five characters.
     """
 
-    pad_id = PAD_ID
-    """Padding at the end of rows; it occurs nowhere else."""
-    unit = "characters"
-    """Unit of a token, in the plural."""
-    reads_characters = True
-    """Whether each character is a token, so that the tokens of a text are known without tokenising it."""
-    begins_with_cls = True
-    """Whether the first token stands for the whole text."""
+    pad_id = PAD_ID  # at the end of rows; it occurs nowhere else
+    unit = "characters"  # what a token is, in the plural
+    reads_characters = True  # so that the tokens of a text are known without tokenising it
+    begins_with_cls = True  # whether the first token stands for the whole text
 
     def token_ids(self, texts: Sequence[str], *, max_len: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Tokenise n texts, and cut off what is behind `max_len` tokens, special ones included.

@@ -17,8 +17,7 @@ from histocoder.inference.pairs import LANG, TEXT, pairs_of, with_language
 from histocoder.inference.parts import Batches
 from histocoder.inference.predictions import Part
 
-_REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000
-"""Largest number of distinct descriptions, and of cells of their codes, that are kept for later chunks."""
+_REMEMBERED, _REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
 _DECIMALS = 6
 _CHUNK_ROWS, _CHUNK_CELLS = 10_000, 2_000_000  # largest number of rows of a chunk, and of cells of their codes
 

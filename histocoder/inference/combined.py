@@ -19,10 +19,8 @@ from histocoder.model import Decoder, Prior
 class Belief(NamedTuple):
     """Probabilities of codes by an expert other than the decoder."""
 
-    shares: Tensor
-    """Probability that a code is the row's, if it has one; of shape (B, num_codes)."""
-    belongs: Tensor | None = None
-    """Probability that a code is among the row's, however many it has; None if the expert knows shares only."""
+    shares: Tensor  # probability that a code is the row's, if it has one; of shape (B, num_codes)
+    belongs: Tensor | None = None  # that it is among the row's, however many it has; None: not known
 
     def of_next(self, candidates: Tensor, number: int) -> Tensor:
         """Return the probability that each candidate (B, K) is one of `number` + 1 codes."""

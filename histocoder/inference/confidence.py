@@ -12,8 +12,7 @@ from histocoder.inference.stepper import Stepper, select_rows
 from histocoder.inference.trie import branches_above
 from histocoder.model import Decoder, Prior
 
-_NEGLIGIBLE = 1e-8
-"""Probability below which the beginning of an order is not followed: no order is more probable than its beginning."""
+_NEGLIGIBLE = 1e-8  # probability below which an order, never more probable than its beginning, is not followed
 
 
 @torch.no_grad()

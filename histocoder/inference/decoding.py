@@ -24,14 +24,10 @@ from histocoder.model import MixerModel, Prior
 class Encoded(NamedTuple):
     """A batch of encoded descriptions."""
 
-    memory: Tensor
-    """Encoding of each position, of shape (B, S, dim)."""
-    pooled: Tensor
-    """Encoding of each description, of shape (B, dim)."""
-    memory_mask: Tensor | None
-    """Positions that the decoder may attend to, of shape (B, S); None means all."""
-    characters: Tensor | None = None
-    """Characters for the linear expert, of shape (B, L); None if the model has none."""
+    memory: Tensor  # encoding of each position, of shape (B, S, dim)
+    pooled: Tensor  # encoding of each description, of shape (B, dim)
+    memory_mask: Tensor | None  # positions that the decoder may attend to, of shape (B, S); None means all
+    characters: Tensor | None = None  # for the linear expert, of shape (B, L); None if the model has none
 
 
 def encode(model: MixerModel, input_ids: Tensor, characters: Tensor | None, *, at_once: int) -> Encoded:

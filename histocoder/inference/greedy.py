@@ -10,8 +10,7 @@ from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
 
-_WORTH_COPYING = 0.75
-"""Rows that have ended are dropped if no more than this share continues: copying the others then costs less."""
+_WORTH_COPYING = 0.75  # if no more than this share of rows continues, the others are dropped: copying costs less
 
 
 @torch.no_grad()

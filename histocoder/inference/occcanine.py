@@ -17,8 +17,7 @@ from histocoder.formatters import Formatter, build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.model import MixerModel, is_canine
 
-PAD_TO = 128
-"""Number of positions to which the inputs of published models were padded; their decoders saw the padding."""
+PAD_TO = 128  # positions that inputs of published models were padded to; their decoders saw the padding
 
 
 def load_occcanine(

@@ -40,8 +40,7 @@ from histocoder.model import MixerModel
 from histocoder.model.linear_expert import SHARPNESS
 
 _OPSET = 20
-_SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")
-"""Descriptions with which graphs are recorded."""
+_SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")  # to record graphs with
 _NUM_COMPARED = 1000
 _TOLERANCE = 1e-4  # largest difference of probabilities
 

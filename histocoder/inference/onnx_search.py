@@ -10,8 +10,7 @@ import numpy as np
 
 from histocoder.formatters.tokens import BOS, PAD
 
-NUM_CANDIDATES = 8
-"""Number of codes of a row that experts beside the decoder propose in the mode combined; the decoder adds its own."""
+NUM_CANDIDATES = 8  # codes of a row that experts beside the decoder propose; the decoder adds its own
 LEAST = 1e-9  # least probability, which is not 0 so that no expert has a veto
 _SEQUENCES_AT_ONCE = 4096
 
@@ -51,8 +50,7 @@ class OnnxStepper:
         self._state = {name: array[rows] for name, array in self._state.items()}
 
 
-Start: TypeAlias = Callable[[np.ndarray], OnnxStepper]
-"""Start to decode rows of a batch, by their indices, which may repeat."""
+Start: TypeAlias = Callable[[np.ndarray], OnnxStepper]  # starts to decode rows of a batch, which may repeat
 
 
 def greedy(

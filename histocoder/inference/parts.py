@@ -25,8 +25,7 @@ from histocoder.inference.predictions import load_parts, save_parts
 
 _GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000  # size of a row group of a Parquet file
 _KEEP_SECONDS = 20.0  # interval at which what is coded of a chunk is saved
-_PART, _BATCHES = ".arrow", ".batches"
-"""Suffixes of the files of a whole chunk, and of the batches of an unfinished one."""
+_PART, _BATCHES = ".arrow", ".batches"  # suffixes of a whole chunk, and of the batches of an unfinished one
 
 
 def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> None:

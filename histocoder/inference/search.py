@@ -15,8 +15,7 @@ from histocoder.model import Decoder, Prior
 
 _SLACK = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Difference of log-probabilities computed again in batches of another shape, by the precision of the decoder."""
-_CROWDED = 0.125
-"""Share of the trie's nodes above which computing all of them, in one shape, is faster than searching."""
+_CROWDED = 0.125  # share of the trie's nodes above which computing all, in one shape, is faster than searching
 _FEW = 64  # number of nodes that is never too many
 _NODES_AT_ONCE = {"cpu": 1 << 12}  # what fits a CPU's caches
 _NODES_AT_ONCE_ELSEWHERE = 1 << 16

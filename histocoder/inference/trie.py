@@ -74,8 +74,7 @@ class CodeTrie:
         return self
 
 
-_VECTOR = 32
-"""Number of bf16 values that a CPU processes at once: attention to no multiple of it costs up to twice as much."""
+_VECTOR = 32  # bf16 values that a CPU processes at once: attention to no multiple of it costs up to twice as much
 _BIN_SIZE = 2 * _VECTOR  # smaller bins repeat more ancestors; attention within larger ones costs more
 
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 _PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 """Multipliers of CANINE's hash functions (section 3.1)."""
-POSITIONS = "char_embeddings.char_position_embeddings.weight"
-"""Name of the table of positions in a `Canine`'s state dict."""
+POSITIONS = "char_embeddings.char_position_embeddings.weight"  # in a `Canine`'s state dict
 
 
 @dataclass

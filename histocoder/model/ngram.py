@@ -69,10 +69,8 @@ class NgramConfig:
 class Ngrams(NamedTuple):
     """The n-grams of a batch of descriptions."""
 
-    buckets: Tensor
-    """The table's rows of the n-grams that end at each character, int64 of shape (B, S, K); -1 for padding."""
-    words: Tensor
-    """The word of each character, int64 of shape (B, S); 0 is the language."""
+    buckets: Tensor  # table's rows of the n-grams that end at each character, int64 (B, S, K); -1 for padding
+    words: Tensor  # the word of each character, int64 of shape (B, S); 0 is the language
 
 
 class NgramEncoder(nn.Module):

@@ -24,8 +24,7 @@ from histocoder.training.out_of_memory import advice
 from histocoder.training.strategies import Replicated
 
 MAX_ROWS = 1024  # rows of the largest batch to try; larger ones are no faster
-_SHARE_OF_MEMORY = 0.9
-"""Share of the free memory to use, since it is fragmented and other programs may need some."""
+_SHARE_OF_MEMORY = 0.9  # of the free memory, which is fragmented, and of which other programs may need some
 
 
 def find_batch_size(

@@ -28,8 +28,7 @@ from histocoder.model.layers import TransformerLayer
 from histocoder.training.optimizer import parameter_groups
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)
-"""Whole tensors in rank 0's CPU memory; nothing on other ranks."""
+_ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors on rank 0 alone
 
 
 class Sharded:

@@ -16,12 +16,9 @@ from histocoder.model.linear_expert import LinearExpert, ngram_rows
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-MAX_COST = 12_000_000
-"""Rows times classes up to which each machine is fitted to all rows: 35 seconds of one core."""
-MAX_ROWS = 200_000
-"""Rows up to which a large table has an expert: 200,000 distinct ones of 500 classes took 184 s on two cores."""
-NUM_RIVALS, NUM_OTHERS = 60, 500
-"""Numbers for a large table: rival classes that take a row as a negative example, and random negatives of a machine."""
+MAX_COST = 12_000_000  # rows times classes up to which each machine is fitted to all rows: 35 s of one core
+MAX_ROWS = 200_000  # up to which a large table has an expert: as many of 500 classes took 184 s on two cores
+NUM_RIVALS, NUM_OTHERS = 60, 500  # in a large table: rival classes of a row, and random negatives of a machine
 MAX_WEIGHTS = 1 << 26  # weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out
 _ROWS_AT_ONCE = 2048
 _Machines: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -16,14 +16,11 @@ from histocoder import distributed
 class Meter:
     """Sums loss, gradient norm and rows since the last read, on the device."""
 
-    loss: Tensor | float = 0.0
-    """Sum over steps, as `grad_norm` is, without those skipped because gradients were not finite."""
+    loss: Tensor | float = 0.0  # sum over steps, as `grad_norm` is, without those skipped as not finite
     grad_norm: Tensor | float = 0.0
-    steps: int = 0
-    """Number of steps, skipped ones included."""
+    steps: int = 0  # number of steps, skipped ones included
     skipped: Tensor | int = 0
-    skipped_in_a_row: Tensor | int = 0
-    """Consecutive skipped steps up to now; not reset by `read`."""
+    skipped_in_a_row: Tensor | int = 0  # consecutive skipped steps up to now; not reset by `read`
     rows: int = 0
     started: float = field(default_factory=time.monotonic)
 

@@ -19,18 +19,13 @@ _Config = TypeVar("_Config", bound=RunConfig)
 class Recipe:
     """Defaults of settings that depend on what a run starts from; those of the fields are OccCANINE's own."""
 
-    learning_rate: float = 2e-5
-    """Peak learning rate of new weights: decoder and flat head."""
-    encoder_learning_rate: float | None = None
-    """Peak learning rate of the encoder; None: `learning_rate`."""
-    table_learning_rate: float | None = None
-    """Peak learning rate of an n-gram encoder's table; None: the encoder's."""
+    learning_rate: float = 2e-5  # peak learning rate of new weights: decoder and flat head
+    encoder_learning_rate: float | None = None  # that of the encoder; None: `learning_rate`
+    table_learning_rate: float | None = None  # that of an n-gram encoder's table; None: the encoder's
     batch_size: int = 128
     num_epochs: int = 5
-    min_steps: int = 0
-    """Least number of steps; epochs are repeated on small tables."""
-    max_epoch_steps: int = 0
-    """Most steps of an epoch: batches grow on large tables; 0: no limit."""
+    min_steps: int = 0  # epochs are repeated on small tables
+    max_epoch_steps: int = 0  # most steps of an epoch: batches grow on large tables; 0: no limit
     warmup_pct: float = 0.05
     flat_loss: str = "bce-mean"
     pooling: str = "auto"
