@@ -138,10 +138,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 def save_last_bin(
     folder: Path, config: ModelConfig, learner: LearnerState, *, step: int, trained: Sequence[str]
 ) -> None:
-    """Write `last.bin`, the dict that OccCANINE's own scripts save and load.
-
-    `trained` are the names of the weights that the optimizer updates, in its order.
-    """
+    """Write `last.bin`, as OccCANINE's own scripts do; `trained` names the optimizer's weights in its order."""
     moments = {
         i: {name: with_all_positions(trained[i], value, config) for name, value in values.items()}
         for i, values in learner.optimizer["state"].items()
@@ -182,10 +179,7 @@ def _delete(checkpoint: Path) -> None:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Raise a DamagedError if a file of a checkpoint does not have its checksum, a UserError for other format versions.
-
-    This takes about a second per GB.
-    """
+    """Raise a DamagedError for a wrong checksum, a UserError for other format versions; a second per GB."""
     if not (path / MANIFEST_FILE).is_file():
         raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
     verify_manifest(path)

@@ -81,10 +81,7 @@ class Batch:
 
 @dataclass(eq=False)
 class OccupationDataset(Dataset):
-    """Descriptions with their codes; indexed by a `Share`, gives a `Batch`.
-
-    Raises ValueError if a code does not fit the formatter, or is no class.
-    """
+    """Descriptions with their codes, which must be classes; indexed by a `Share`, gives a `Batch`."""
 
     arrays: ExampleArrays
     formatter: Formatter  # that which the arrays were made with

@@ -163,10 +163,7 @@ class CheckedChunk(NamedTuple):
 def checked_chunks(
     tables: Iterable[Table], checker: LabelChecker, input_col: str, language_col: str | None = None, *, language: str
 ) -> Iterator[CheckedChunk]:
-    """Check a table chunk by chunk; the caller then calls the checker's `finish`.
-
-    `language` is that of all rows if there is no column of languages.
-    """
+    """Check a table chunk by chunk, before `checker.finish`; `language` is that of all rows without a column."""
     for table in tables:
         codes, reasons = checker.check(table)
         reasons[np.asarray(table.columns[input_col].is_null())] = "no description"

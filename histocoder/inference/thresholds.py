@@ -11,10 +11,7 @@ from histocoder.data.languages import known_language, same_language
 
 
 def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None = None) -> np.ndarray:
-    """Return the threshold of each description, an array of shape (n,): the given one, or its language's.
-
-    Languages that the model does not know have the threshold of "unk".
-    """
+    """Return the threshold of each description, of shape (n,): the given one, its language's, or that of "unk"."""
     own = {lang: _threshold_of(config, lang) if given is None else given for lang in set(langs)}
     return np.array([own[lang] for lang in langs], dtype=np.float32)
 
