@@ -8,8 +8,7 @@ from pathlib import Path
 from histocoder.config.model import check_target_len
 from histocoder.config.settings import Settings, free, require
 
-NUM_CODES = {"hisco": 5, "occ1950": 2}
-"""Number of columns of codes, by formatter that fixes it."""
+NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 from histocoder.config.settings import require
 
 MODEL_TYPE = "histocoder"
-FORMAT_VERSION = 1
-"""Version of the files of models; a newer one is refused by name."""
+FORMAT_VERSION = 1  # of the files of models; a newer one is refused by name
 
 
-MAX_TARGET_LEN = 128
-"""Number of positions of the decoder."""
-LANG_SEP = "[SEP]"
-"""Separator of language and description, as these five characters."""
+MAX_TARGET_LEN = 128  # positions of the decoder
+LANG_SEP = "[SEP]"  # between language and description, as these five characters
 FLAT_LOSSES = ("softmax", "bce", "bce-mean")
 DEFAULT_THRESHOLDS = {"softmax": 0.3, "bce": 0.5, "bce-mean": 0.5}
 """Default thresholds by flat loss; in a softmax, two codes of a row have about a half each."""
-ALL_LANGUAGES = "*"
-"""Key of the threshold for all languages."""
+ALL_LANGUAGES = "*"  # key of the threshold for all languages
 
 
 def check_target_len(num_blocks: int, block_size: int) -> None:
@@ -60,51 +56,31 @@ def _fits(value: Any, kind: Any) -> bool:
 class ModelConfig:
     """Sizes of the model, what its classes mean, and how text reaches it; saved as config.json."""
 
-    encoder: dict[str, Any]
-    """Fields of the encoder's config; `model_type` says which it is, without one it is CANINE."""
-    formatter: dict[str, Any]
-    """Fields of `Formatter.to_config`."""
-    vocab_size: int
-    """Number of tokens of the decoder."""
-    codes: tuple[str, ...]
-    """The code of each class of the flat head."""
-    target_cols: tuple[str, ...]
-    """The columns that held the codes."""
-    descriptions: dict[str, str] = field(default_factory=dict)
-    """Meaning of each code for which the key has one."""
-    languages: tuple[str, ...] = ()
-    """The languages of the training data."""
+    encoder: dict[str, Any]  # fields of its config; `model_type` says which it is, without one CANINE
+    formatter: dict[str, Any]  # fields of `Formatter.to_config`
+    vocab_size: int  # number of tokens of the decoder
+    codes: tuple[str, ...]  # the code of each class of the flat head
+    target_cols: tuple[str, ...]  # the columns that held the codes
+    descriptions: dict[str, str] = field(default_factory=dict)  # of codes, as in the key
+    languages: tuple[str, ...] = ()  # those of the training data
     decoder_num_layers: int = 3
     decoder_num_heads: int = 8
-    decoder_dim_feedforward: int | None = None
-    """Inner width of the decoder; None: the encoder's width."""
-    dropout: float = 0.0
-    """Dropout in the decoder and before the flat head; the encoder has its own."""
-    max_len: int = 128
-    """Characters, or tokens, of the longest input, special tokens and language included; longer ones are cut off."""
-    mask_memory: bool = True
-    """Whether the decoder ignores padded positions."""
-    pad_to: int | None = None
-    """Positions that every input is padded to; None trims each batch."""
-    text_normalization: str = "none"
-    """Normalization of texts; see `data.normalize`."""
+    decoder_dim_feedforward: int | None = None  # inner width of the decoder; None: the encoder's width
+    dropout: float = 0.0  # in the decoder and before the flat head; the encoder has its own
+    max_len: int = 128  # characters, or tokens, of the longest input, special ones and language included
+    mask_memory: bool = True  # whether the decoder ignores padded positions
+    pad_to: int | None = None  # positions that every input is padded to; None trims each batch
+    text_normalization: str = "none"  # see `data.normalize`
     pooling: str = "auto"
     """Input of the flat head from Hugging Face's encoders: "mean" (over all tokens), or "auto", the first token where
     it stands for the whole text, else the mean."""
-    flat_loss: str = "bce-mean"
-    """Loss of the flat head, on which the meaning of its logits depends; see `losses.flat_loss`."""
-    mode: str = "greedy"
-    """Mode that was best in validation, the default of `Coder.predict`."""
-    decoder_prior: bool = False
-    """Whether the decoder starts from what the flat head expects; see `model.prior`."""
-    experts: dict[str, float] = field(default_factory=dict)
-    """Weights of the experts of the mode "combined": "decoder", "flat", "linear"; see `inference.combined`."""
-    num_linear_features: int = 0
-    """Number of n-grams of the linear expert; 0: no linear expert."""
-    fitted_to_validation: bool = False
-    """Whether the model was trained on the validation data as well, after it was measured on them."""
-    thresholds: dict[str, float] = field(default_factory=dict)
-    """Probability from which the flat head's classes count, by language; `ALL_LANGUAGES` for all others."""
+    flat_loss: str = "bce-mean"  # on which the meaning of the flat head's logits depends; see `losses.flat_loss`
+    mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
+    decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `model.prior`
+    experts: dict[str, float] = field(default_factory=dict)  # weights of "decoder", "flat" and "linear"
+    num_linear_features: int = 0  # n-grams of the linear expert; 0: there is none
+    fitted_to_validation: bool = False  # whether it was trained on the validation data as well, once measured
+    thresholds: dict[str, float] = field(default_factory=dict)  # of the flat head, by language; see `ALL_LANGUAGES`
 
     def __post_init__(self) -> None:
         check_max_len(self.max_len)

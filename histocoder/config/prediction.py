@@ -9,8 +9,7 @@ from histocoder.config.settings import Settings, free, require
 from histocoder.errors import UserError
 
 MODES = ("combined", "greedy", "flat", "topk", "full")
-SOURCE_COL = "source"
-"""Name of the column with the source of a row's codes; see `known`."""
+SOURCE_COL = "source"  # column of the source of a row's codes; see `known`
 TABLE_HELP = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
 SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
 RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"

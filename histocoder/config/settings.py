@@ -26,30 +26,19 @@ def require(ok: bool, message: str) -> None:
 class Options:
     """Metadata of a setting beside its name, type and default."""
 
-    text: str | None
-    """Help of the flag, to which the default is added unless it names one; None hides the flag."""
-    resume: str
-    """Part that a resumed run must agree on: the "value", the "content" of the named file, or nothing ("")."""
-    metavar: str | None = None
-    """Name of a value in the help; N for whole numbers."""
+    text: str | None  # help of the flag, to which the default is added unless it names one; None hides it
+    resume: str  # part that a resumed run must agree on: "value", the named file's "content", or ""
+    metavar: str | None = None  # name of a value in the help; N for whole numbers
     choices: tuple[str, ...] | None = None
-    parse: Callable[[str], Any] | None = None
-    """Parser of a value, if not the field's type."""
+    parse: Callable[[str], Any] | None = None  # parser of a value, if not the field's type
     at_least: float | None = None
-    above: float | None = None
-    """Bound that a value must exceed."""
-    between: tuple[float, float] | None = None
-    """Least and largest value."""
-    is_short: bool = False
-    """Whether `--help` shows the flag as well as `--help-all`."""
-    is_negatable: bool = False
-    """Whether there is a `--no-` flag."""
-    is_required: bool = False
-    """Whether a command requires the flag."""
-    is_recorded: bool = True
-    """Whether args.yaml has the setting, which is then the run's and not that of one start of it."""
-    flags: tuple[str, ...] = ()
-    """Spellings of the flag, if the field's name is not the only one."""
+    above: float | None = None  # bound that a value must exceed
+    between: tuple[float, float] | None = None  # least and largest value
+    is_short: bool = False  # whether `--help` shows the flag as well as `--help-all`
+    is_negatable: bool = False  # whether there is a `--no-` flag
+    is_required: bool = False  # whether a command requires the flag
+    is_recorded: bool = True  # whether args.yaml has it: it is the run's, not that of one start of it
+    flags: tuple[str, ...] = ()  # spellings of the flag, if the field's name is not the only one
 
 
 def free(default: Any, text: str | None, **options: Any) -> Any:
@@ -77,8 +66,7 @@ class Setting:
     """A setting as declared."""
 
     name: str
-    type: Any
-    """Type without None."""
+    type: Any  # type without None
     is_optional: bool
     default: Any
     group: str
@@ -129,8 +117,7 @@ def _plain(value: Any) -> Any:
 class Settings:
     """Base of all groups of settings: checks the bounds of each field, then calls the `check` of each group."""
 
-    GROUP: ClassVar[str] = ""
-    """Title of the flags that a class declares."""
+    GROUP: ClassVar[str] = ""  # title of the flags that a class declares
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from histocoder.config.model import FLAT_LOSSES, check_decoder, check_max_len
 from histocoder.config.settings import Settings, fixed, free, require, whole_number
 
-MAX_SEED = 2**32 - 1
-"""Largest seed that all generators of random numbers take."""
-NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")
-"""Choices of `data.normalize`."""
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-"""Choices of `model.devices`."""
+MAX_SEED = 2**32 - 1  # largest seed that all generators of random numbers take
+NORMALIZATIONS = ("none", "nfc", "lower", "lower_ascii")  # see `data.normalize`
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # see `model.devices`
 
 
 @dataclass(frozen=True, kw_only=True)
