@@ -16,7 +16,7 @@ from torch import Tensor
 from histocoder.config import MODEL_TYPE, ModelConfig
 from histocoder.errors import DamagedError, UserError, misfit
 from histocoder.files import replacing, sha256, write_text
-from histocoder.formatters import formatter_from_config
+from histocoder.formatters import build_formatter
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
@@ -142,7 +142,7 @@ def load_model(folder: Path, *, verify: bool = True) -> MixerModel:
         verify_model(folder)
     config, tokenizer, weights = read_model_config(folder), read_tokenizer(folder), read_weights(folder)
     try:
-        formatter_from_config(config.formatter)
+        build_formatter(**config.formatter)
         model = MixerModel.from_weights(config, weights, tokenizer=tokenizer)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise

@@ -71,9 +71,7 @@ class ModelConfig:
     mask_memory: bool = True  # whether the decoder ignores padded positions
     pad_to: int | None = None  # positions that every input is padded to; None trims each batch
     text_normalization: str = "none"  # see `data.normalize`
-    pooling: str = "auto"
-    """Input of the flat head from Hugging Face's encoders: "mean" (over all tokens), or "auto", the first token where
-    it stands for the whole text, else the mean."""
+    pooling: str = "auto"  # of Hugging Face's encoders: "mean", or "auto", the first token if it stands for the text
     flat_loss: str = "bce-mean"  # on which the meaning of the flat head's logits depends; see `losses.flat_loss`
     mode: str = "greedy"  # the best in validation, the default of `Coder.predict`
     decoder_prior: bool = False  # whether the decoder starts from what the flat head expects; see `model.prior`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from histocoder.formatters.formatter import Formatter
 from histocoder.formatters.systems import HISCO, OCC1950, CodeSystem, GeneralCodes
@@ -33,8 +32,3 @@ def build_formatter(
     else:
         raise ValueError(f"no formatter {name!r}; there are {', '.join(FORMATTERS)}")
     return Formatter(system, num_blocks=num_blocks)
-
-
-def formatter_from_config(config: dict[str, Any]) -> Formatter:
-    """Build the formatter whose `to_config` returned `config`."""
-    return build_formatter(**config)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.formatters import formatter_from_config
+from histocoder.formatters import build_formatter
 from histocoder.inference.combined import Belief, CombinedSearch
 from histocoder.inference.confidence import set_probability
 from histocoder.inference.greedy import greedy
@@ -55,7 +55,7 @@ class Decoding:
 
     def __init__(self, model: MixerModel, computing: MixerModel) -> None:
         self._model, self._computing = model, computing
-        self.formatter = formatter_from_config(model.config.formatter)
+        self.formatter = build_formatter(**model.config.formatter)
         self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
 
     @cached_property

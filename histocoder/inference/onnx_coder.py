@@ -13,7 +13,7 @@ import numpy as np
 
 from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
-from histocoder.formatters import formatter_from_config
+from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
 from histocoder.inference.onnx_search import OnnxBelief, OnnxStepper, Start, combined, greedy, set_probability, softmax
 from histocoder.inference.predictions import Prediction
@@ -78,7 +78,7 @@ class OnnxCoder:
         self._session(ENCODER_FILE)  # raises an error now if it is damaged
         tokenizer = self._folder / TOKENIZER_FOLDER
         self._tokenizer = PretrainedTokenizer.from_folder(tokenizer) if tokenizer.is_dir() else CHARACTERS
-        self.formatter = formatter_from_config(self._config.formatter)
+        self.formatter = build_formatter(**self._config.formatter)
         self._is_code = np.array([bool(code) for code in self._config.codes])
         self.codes = tuple(filter(None, self._config.codes))
         self.system, self.mode = self._config.system, self._config.mode

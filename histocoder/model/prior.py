@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from histocoder.formatters import PAD, formatter_from_config
+from histocoder.formatters import PAD, build_formatter
 
 _NUM_CLASSES = 64  # number of classes of a row that the prior knows, the most probable ones
 _LEAST = 1e-4  # share that is added to each token's, so that the decoder can always disagree
@@ -94,7 +94,7 @@ class PriorSteps:
 
 def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
     """Return the tokens of each class, of shape (num_classes, block_size); PAD for a blank one."""
-    system = formatter_from_config(formatter).system
+    system = build_formatter(**formatter).system
     return torch.tensor([system.to_block(code) if code else [PAD] * system.block_size for code in codes])
 
 

@@ -21,7 +21,7 @@ from histocoder.data.key import Key
 from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.distributed import log
 from histocoder.errors import UserError, misfit
-from histocoder.formatters import formatter_from_config
+from histocoder.formatters import build_formatter
 from histocoder.model import (
     CHARACTERS,
     PRESETS,
@@ -178,7 +178,7 @@ def _from_initial_checkpoint(
             weights = _with_classes(weights, codes, model_config.codes)
         head = weights.get("decoder.head.weight")
         form = model_config.formatter if own is None else own.formatter
-        system = formatter_from_config(form).system
+        system = build_formatter(**form).system
         symbols = {name: form[name] for name in ("symbols",) if name in form}  # a decoder may know fewer than all
         is_like = form == model_config.formatter | symbols and not any(map(system.problem, model_config.codes))
         if head is None or len(head) < system.vocab_size or not is_like:

@@ -26,7 +26,7 @@ from histocoder.data.prepare import KEY_FILE, held_out
 from histocoder.distributed import log
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file
-from histocoder.formatters import MISSING, formatter_from_config
+from histocoder.formatters import MISSING, build_formatter
 from histocoder.inference.descriptions import not_in_table
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically
@@ -126,7 +126,7 @@ def fit(
     model = build()
     train_data = OccupationDataset(
         train_arrays,
-        formatter=formatter_from_config(model.config.formatter),
+        formatter=build_formatter(**model.config.formatter),
         classes=key.codes,
         max_len=config.max_len,
         pad_to=model.config.pad_to,

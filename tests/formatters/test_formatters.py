@@ -6,7 +6,7 @@ from conftest import shared
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocoder.formatters import BOS, EOS, PAD, Formatter, build_formatter, formatter_from_config
+from histocoder.formatters import BOS, EOS, PAD, Formatter, build_formatter
 from histocoder.formatters.systems import SYMBOLS
 
 HISCO = build_formatter("hisco", num_blocks=5)
@@ -115,5 +115,5 @@ def test_too_many_codes_are_refused():
 
 @pytest.mark.parametrize("formatter", [HISCO, OCC1950, GENERAL, PSTI])
 def test_config_round_trip(formatter: Formatter):
-    again = formatter_from_config(formatter.to_config())
+    again = build_formatter(**formatter.to_config())
     assert again.to_config() == formatter.to_config() and again.target_len == formatter.target_len
