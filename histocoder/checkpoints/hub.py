@@ -1,7 +1,5 @@
 """Models on the Hugging Face hub, and the card that goes with them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One run at a time in a folder, or at a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

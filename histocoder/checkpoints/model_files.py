@@ -1,7 +1,5 @@
 """Models on disk: each file is written aside and renamed, and checked by its SHA-256 when it is read."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Weights that a run starts from, and models in OccCANINE's format."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Resuming a run: find the newest intact checkpoint, and compare its settings with the current ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

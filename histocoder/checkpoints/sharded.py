@@ -1,7 +1,5 @@
 """Training states of which each rank writes its shard, in the files of `torch.distributed.checkpoint`."""
 
-from __future__ import annotations
-
 import pickle
 import uuid
 import warnings

@@ -1,7 +1,5 @@
 """Training states on disk: each checkpoint is written aside and renamed, and verified when it is read."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

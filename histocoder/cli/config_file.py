@@ -1,7 +1,5 @@
 """Flags from a YAML file: `--config`."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """`histocoder convert`: convert models from and to OccCANINE's format, or merge shards into one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

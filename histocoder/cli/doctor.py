@@ -1,7 +1,5 @@
 """`histocoder doctor`: see what this machine has for training, and what is missing."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """`histocoder evaluate`: see how right a model is on descriptions whose codes are known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

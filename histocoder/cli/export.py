@@ -1,7 +1,5 @@
 """`histocoder export`: write a model as ONNX graphs, which run without torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`finetune.py`, which is `histocoder finetune` and `python -m histocoder.cli.finetune`, too."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from histocoder.cli.arguments import parse

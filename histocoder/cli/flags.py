@@ -1,7 +1,5 @@
 """Flags of the `histocoder` commands, apart from the commands themselves, which import torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from histocoder.config import PRECISIONS, PredictConfig, Settings

@@ -1,7 +1,5 @@
 """`histocoder predict`: code descriptions, or a file of them."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

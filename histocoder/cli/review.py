@@ -1,7 +1,5 @@
 """`histocoder review`: choose the rows of a coded file that a person should check first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from histocoder.checkpoints.hub import local_folder

@@ -1,7 +1,5 @@
 """Streams of a program, and how it ends."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

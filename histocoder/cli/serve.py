@@ -1,7 +1,5 @@
 """`histocoder serve`: code, check and improve in a browser."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import secrets

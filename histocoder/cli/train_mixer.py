@@ -1,7 +1,5 @@
 """`train_mixer.py`, which is `histocoder train-mixer` and `python -m histocoder.cli.train_mixer`, too."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from histocoder.cli.arguments import parse

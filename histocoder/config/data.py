@@ -1,7 +1,5 @@
 """Settings of the data of a run: the table or the files, and their form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings of prediction, for descriptions and whole files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Settings of training: the model and its start, its fitting, and its strategy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from histocoder.config.model import FLAT_LOSSES, check_decoder, check_max_len

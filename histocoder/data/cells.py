@@ -1,7 +1,5 @@
 """Codes as spreadsheets and statistics programs write them."""
 
-from __future__ import annotations
-
 import re
 
 MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})

@@ -1,7 +1,5 @@
 """Codes that a person has checked; they override what the data say of the same descriptions."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """CSV files: encoding, separator, lines of rows, and errors in their form."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip

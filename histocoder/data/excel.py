@@ -1,7 +1,5 @@
 """Excel workbooks: a sheet is read as a table; a table is written with codes as text."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """Files of Stata and SPSS, whose numbers have labels: read as these, except codes; and written so."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Collection, Mapping

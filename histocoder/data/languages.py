@@ -1,7 +1,5 @@
 """Codes and names of languages, in one table for training and predicting."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable
 

@@ -1,7 +1,5 @@
 """Batches from worker processes; a worker that is killed or hangs ends the run with an error that names it."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Text normalisation, which a model's config names, so that it is the same in training and in use."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Output tables, in the form that the suffix of a file's name says."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Preparation of a user's table, once, as training and validation data and a key, which later runs use again."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Samplers: global batches of like lengths, dealt to ranks; a function of (seed, epoch) alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

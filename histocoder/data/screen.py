@@ -1,7 +1,5 @@
 """One pass over a user's table, which writes the rows that can be used, and those that can't, to one file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ It is written with an apostrophe before it, and read without.
 See https://owasp.org/www-community/attacks/CSV_Injection.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 

@@ -1,7 +1,5 @@
 """Tables that are not CSV: Parquet, Excel, Stata and SPSS."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, TypeVar

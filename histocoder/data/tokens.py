@@ -1,7 +1,5 @@
 """Texts as token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Make the desk an application: its page, its routes, and answers to errors."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest neighbours."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Put a desk together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

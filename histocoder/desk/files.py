@@ -1,7 +1,5 @@
 """Code the files that are sent in, one after the other, in the background."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

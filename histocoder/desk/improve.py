@@ -1,7 +1,5 @@
 """Export corrections, and run the training on them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Search of the training data's descriptions that are nearest by the model's own encodings."""
 
-from __future__ import annotations
-
 import importlib.util
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Answer requests to the desk's HTTP interface, by the tabs of its page."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from pathlib import Path

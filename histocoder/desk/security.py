@@ -1,7 +1,5 @@
 """Guard the desk: requests need a token, the right Host and Origin, and a body of limited size."""
 
-from __future__ import annotations
-
 import ipaddress
 import secrets
 import socket

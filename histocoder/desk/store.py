@@ -1,7 +1,5 @@
 """Keep in SQLite the cards to review, each decision, and the files that were sent in."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """Estimates of how far the codes of a file can be trusted, and of what more checking brings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

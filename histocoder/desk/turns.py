@@ -1,7 +1,5 @@
 """Turns at the model: one call at a time, in the order of asking."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator

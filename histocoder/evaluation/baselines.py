@@ -7,8 +7,6 @@ codes, instead, never gives a set that training rows do not have: it was right o
 this on 78.2 %, in a quarter of the time.)
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

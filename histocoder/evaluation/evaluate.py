@@ -4,8 +4,6 @@ Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen
 Barrier, https://arxiv.org/abs/2402.13604.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

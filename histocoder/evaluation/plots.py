@@ -3,8 +3,6 @@
 Results of two ways of predicting come as a mapping from name to result, in the order of `ANSWER`, `FLAT`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Write the report of an evaluation: what a person looks at after training."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

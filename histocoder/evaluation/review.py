@@ -1,7 +1,5 @@
 """Choose what a person should check first in a coded file."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 import sys

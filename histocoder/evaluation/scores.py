@@ -3,8 +3,6 @@
 A table of code sets has the columns `row` and `code`, and a line for each code of a row's set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Describe an evaluation in sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

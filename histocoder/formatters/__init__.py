@@ -1,7 +1,5 @@
 """Code strings <-> token blocks, for HISCO, OCC1950 and other systems; descriptions as token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from histocoder.formatters.formatter import Formatter

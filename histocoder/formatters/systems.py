@@ -1,7 +1,5 @@
 """Code systems, which write a single code in tokens: HISCO, OCC1950, and codes of any other system."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Sequence

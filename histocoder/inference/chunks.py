@@ -1,7 +1,5 @@
 """Codes a file chunk by chunk, each distinct description once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 

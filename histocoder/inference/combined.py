@@ -1,7 +1,5 @@
 """The mode "combined": decoder, flat head and linear expert vote on each code of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Probability of a set of codes, in whatever order they are written."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The modes of decoding: encoded descriptions in, their codes out."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import NamedTuple
 

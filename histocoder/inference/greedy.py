@@ -1,7 +1,5 @@
 """Greedy decoding of target sequences."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Columns of a table by code, such as a social class, for the codes of a file."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hand-coded descriptions, which keep their codes instead of being coded by a model."""
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Collection, Iterable, Sequence

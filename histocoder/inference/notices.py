@@ -1,7 +1,5 @@
 """Notices about a file that is coded in chunks, by one process or several: each once, not for each chunk."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Models to and from OccCANINE's own files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

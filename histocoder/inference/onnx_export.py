@@ -1,7 +1,5 @@
 """A model as ONNX graphs, which `OnnxCoder` runs without torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

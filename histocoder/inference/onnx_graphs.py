@@ -1,7 +1,5 @@
 """Parts of a model as modules that torch can export to ONNX; see `onnx_export`."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Linear layers for inference, with weights packed once for a CPU's matrix units."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Descriptions and languages of a table; imported by workers, without torch, which takes seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Codes whole files, in chunks: a run that was interrupted resumes, and memory does not grow with the file."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

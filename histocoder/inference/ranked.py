@@ -1,7 +1,5 @@
 """Codes of descriptions together with the other codes that a model would give them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Descriptions as what a model reads, in batches of similar lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

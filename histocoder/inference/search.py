@@ -1,7 +1,5 @@
 """Exact probabilities of a key's codes in the first block."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import torch

@@ -1,7 +1,5 @@
 """Thresholds of the flat head, by language."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A decoder over many nodes of one tree at once, which computes once what they share and what memory is needed for."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Copies of weights in the precision of the computation, which save the cast at each use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

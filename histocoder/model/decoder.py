@@ -3,8 +3,6 @@
 Parameters have the names of `torch.nn.TransformerDecoder`, so that published state dicts load unchanged.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

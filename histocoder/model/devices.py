@@ -1,7 +1,5 @@
 """Devices: names, precision, requirements of compilation, and deterministic algorithms."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

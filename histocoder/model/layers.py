@@ -1,7 +1,5 @@
 """Layers of encoder and decoder: products, attention, dropout and norms, by the fastest operators of the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

@@ -1,7 +1,5 @@
 """A linear classifier over n-grams beside the deep model, which helps on small tables."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Memory: settings of the C library, amounts used and present, and work in pieces that fit."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The description of a run at its start."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

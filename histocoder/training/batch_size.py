@@ -1,7 +1,5 @@
 """The largest batch that fits into a GPU's memory, found before training."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable

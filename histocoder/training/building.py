@@ -1,7 +1,5 @@
 """The model to train: with new weights, or those of an encoder, a checkpoint or another model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

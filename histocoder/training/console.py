@@ -1,7 +1,5 @@
 """Output of a run in the terminal while it trains."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """Weights & Biases and TensorBoard, which show a run's curves while it trains; a run depends on neither."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import queue

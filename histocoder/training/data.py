@@ -1,7 +1,5 @@
 """The data of a run, which rank 0 reads and tokenises once, into a cache that all ranks map into memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights of a trained model's experts, and the mode that it predicts in."""
 
-from __future__ import annotations
-
 import filecmp
 import math
 from collections.abc import Iterator, Sequence

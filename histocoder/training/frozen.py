@@ -1,7 +1,5 @@
 """Training on the outputs of a frozen encoder, which are computed once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

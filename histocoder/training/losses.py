@@ -1,7 +1,5 @@
 """The losses of decoder and flat head, and their mixture; losses of a batch's parts add up to the batch's."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Sums of the numbers of training steps."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, field

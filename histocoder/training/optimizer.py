@@ -1,7 +1,5 @@
 """AdamW with clipping; on a CPU in one pass over the weights, since a step there is bound by memory."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Errors of a run that is out of memory: what it asked for, and what to try."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

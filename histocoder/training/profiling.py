@@ -1,7 +1,5 @@
 """A profile of some training steps: a trace to look at, and a table."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

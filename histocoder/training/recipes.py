@@ -1,7 +1,5 @@
 """Recipes: defaults of settings for each kind of start."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar

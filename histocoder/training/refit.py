@@ -1,7 +1,5 @@
 """Training of the best model on the validation data, once it is measured on them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

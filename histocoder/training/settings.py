@@ -1,7 +1,5 @@
 """Checks of a run's settings, and the values that a resumed run must agree on."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

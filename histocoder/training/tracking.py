@@ -1,7 +1,5 @@
 """Trackers of a run's numbers: `logs.csv`, and the base of those that feed dashboards."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Sequence

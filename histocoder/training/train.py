@@ -1,7 +1,5 @@
 """A run from its settings to a fitted model, as both scripts do it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

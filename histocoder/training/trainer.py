@@ -1,7 +1,5 @@
 """The training loop: epochs, steps, validation, saves."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

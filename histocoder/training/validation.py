@@ -1,7 +1,5 @@
 """Losses and accuracies over validation data, the same for every number of processes."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
