@@ -29,7 +29,7 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     if how == "none":
         return list(texts)
     if how == "nfc":
-        return [_nfc(text) for text in texts]
+        return [text if text.isascii() else unicodedata.normalize("NFC", text) for text in texts]
     if how == "lower":
         return [" ".join((text if text.isascii() else _lower(text)).lower().split()) for text in texts]
     if how == "lower_ascii":
@@ -67,7 +67,3 @@ def fold(text: str) -> str:
 def _lower(text: str) -> str:
     """Return a text in lower case, in NFC: a letter may have a form there that its capital lacks."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())
-
-
-def _nfc(text: str) -> str:
-    return text if text.isascii() else unicodedata.normalize("NFC", text)

@@ -52,11 +52,6 @@ def open_source(path: Path, *, sheet: str | None, codes: Collection[str], known:
     return Source(pa.dataset.dataset(table), first_row, (*notices, *_lost_zeros(path, table, known)))
 
 
-def holds_parquet(folder: Path) -> bool:
-    """Return whether there are Parquet files in a folder or below it."""
-    return any(path.suffix.lower() in PARQUET for path in folder.rglob("*"))
-
-
 def integers(floats: Arrays) -> Arrays | None:
     """Return floats as integers of 64 bits, null for NaN; None if some are not integers."""
     numbers = pc.if_else(pc.is_nan(floats), None, floats).cast(pa.float64())

@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from histocoder.data.dialect import Dialect, csv_batches, find_lines, opened, sniff
-from histocoder.data.sources import EXCEL, LABELLED, PARQUET, Arrays, Source, holds_parquet, integers, open_source
+from histocoder.data.sources import EXCEL, LABELLED, PARQUET, Arrays, Source, integers, open_source
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
@@ -249,7 +249,7 @@ def is_parquet(path: Path) -> bool:
 
 def _check_readable(path: Path) -> None:
     if path.is_dir():
-        if holds_parquet(path):
+        if any(map(is_parquet, path.rglob("*"))):
             return
         raise UserError(f"{path} is a folder without Parquet files; name a CSV, Parquet, Excel or Stata file.")
     if not path.exists():

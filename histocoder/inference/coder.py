@@ -23,8 +23,7 @@ from histocoder.inference.decoding import Decoding, Encoded, encode
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import OnnxCoder
 from histocoder.inference.predictions import Part, Prediction
-from histocoder.inference.reading import readings
-from histocoder.inference.thresholds import thresholds_of
+from histocoder.inference.reading import readings, thresholds_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce

@@ -17,8 +17,7 @@ from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
 from histocoder.inference.onnx_search import OnnxBelief, OnnxStepper, Start, combined, greedy, set_probability, softmax
 from histocoder.inference.predictions import Prediction
-from histocoder.inference.reading import readings
-from histocoder.inference.thresholds import thresholds_of
+from histocoder.inference.reading import readings, thresholds_of
 
 if TYPE_CHECKING:
     import pandas as pd

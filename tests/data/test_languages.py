@@ -18,7 +18,7 @@ from histocoder.data.languages import NAMES, language_code
 from histocoder.data.prepare import prepare
 from histocoder.formatters import build_formatter
 from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
-from histocoder.inference.thresholds import thresholds_of
+from histocoder.inference.reading import thresholds_of
 
 SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
 

@@ -19,9 +19,9 @@ from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.occcanine import save_occcanine
 from histocoder.inference.ranked import predict_ranked
+from histocoder.inference.reading import thresholds_of
 from histocoder.inference.search import TrieSearch
 from histocoder.inference.stepper import Stepper
-from histocoder.inference.thresholds import thresholds_of
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import MixerModel, load_encoder
 
