@@ -1,7 +1,5 @@
 """Collective calls: sums, gathers and votes; with one process each returns what it was given."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

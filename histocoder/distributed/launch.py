@@ -1,7 +1,5 @@
 """Rank and world size of this process, from the environment that its launcher has set."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """The logger of a run: lines of rank 0 on standard output, its warnings on standard error."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

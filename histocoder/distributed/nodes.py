@@ -1,7 +1,5 @@
 """Files and settings that processes on several nodes share: those that rank 0 has made, and those they were given."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import zlib

@@ -1,7 +1,5 @@
 """Work of rank 0 alone. The others wait for it outside any collective, so that no collective times out."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -4,8 +4,6 @@ In between, the helpers of this package work with any number of processes; with 
 launchers are torchrun, `python -m torch.distributed.launch`, `accelerate launch` and `srun`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Connections between the processes that a launcher has started."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

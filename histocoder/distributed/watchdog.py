@@ -1,7 +1,5 @@
 """A thread that ends its process if the launcher has ended, or another rank hangs or has failed."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
