@@ -82,7 +82,7 @@ def _read_sums(folder: Path) -> dict[str, str]:
 
 
 def verify_manifest(folder: Path, *, model_only: bool = False) -> None:
-    """Raise a DamagedError if a file of a folder, or of its model, is not as in the manifest; a second per GB."""
+    """Raise a DamagedError if a file of a folder, or of its model, differs from the manifest; takes 1 s per GB."""
     try:
         for name, digest in _read_sums(folder).items():
             if model_only and name not in (CONFIG_FILE, WEIGHTS_FILE) and not name.startswith(f"{TOKENIZER_FOLDER}/"):

@@ -8,7 +8,7 @@ from histocoder import distributed
 from histocoder.checkpoints.training_state import Checkpoint, is_checkpoint, list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 
-BATCH_SETTINGS = {"--batch-size": "rows a step", "--tokens-per-batch": "positions a step"}  # over all ranks
+BATCH_SETTINGS = {"--batch-size": "rows a step", "--tokens-per-batch": "positions a step"}  # over all ranks, by flag
 
 
 def find_checkpoint(folder: Path, resume: str) -> Path | None:

@@ -177,7 +177,7 @@ def _delete(checkpoint: Path) -> None:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Raise a DamagedError for a wrong checksum, a UserError for other format versions; a second per GB."""
+    """Raise a DamagedError for a wrong checksum, a UserError for other format versions; takes 1 s per GB."""
     if not (path / MANIFEST_FILE).is_file():
         raise DamagedError(f"The checkpoint {path} is damaged: it has no {MANIFEST_FILE}.")
     verify_manifest(path)

@@ -84,7 +84,7 @@ class OccupationDataset(Dataset):
     """Descriptions with their codes, which must be classes; indexed by a `Share`, gives a `Batch`."""
 
     arrays: ExampleArrays
-    formatter: Formatter  # that which the arrays were made with
+    formatter: Formatter  # the one that the arrays were made with
     classes: Sequence[str]  # codes of the flat head, in order
     max_len: int  # maximum number of tokens of an input
     augmenter: Augmenter | None = None

@@ -30,7 +30,7 @@ class Columns:
     language_col: str | None = None  # by default the one that `predict --language` added, if any
     target_cols: Sequence[str] = ()  # columns of codes to write, blank without a prediction; by default as predicted
     run_input_col: str | None = None  # column of descriptions to write; by default as in the coded file
-    run_language_col: str | None = None  # that to write; by default "lang" for one that `predict` added
+    run_language_col: str | None = None  # column to write; by default "lang" for one that `predict` added
 
 
 def review(
