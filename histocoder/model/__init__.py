@@ -5,8 +5,6 @@ from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import (
     PRESETS,
     Encoder,
-    check_positions,
-    check_vocabulary,
     is_canine,
     is_ngram,
     load_encoder,
