@@ -17,7 +17,7 @@ from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
 from histocoder.config import RunConfig, recorded
 from histocoder.errors import UserError
 from histocoder.files import write_text
-from histocoder.training.tracking import CsvLog, Tee, Tracker, dashboard_values
+from histocoder.training.tracking import CsvLog, Tracker, dashboard_values
 
 UPLOAD_SECONDS = 600.0  # time that an upload of the final model may hold up a run's end
 _WANDB_SECONDS = {"WANDB_INIT_TIMEOUT": "15", "WANDB_LOGIN_TIMEOUT": "15", "WANDB_FINISH_TIMEOUT": "20"}
@@ -45,7 +45,7 @@ def open_trackers(config: RunConfig, run: RunFolder, *, start_step: int, system:
         trackers.append(InBackground("W&B", lambda: WandbRun(run, config, name), patience_with_model=UPLOAD_SECONDS))
     if config.log_tensorboard:
         trackers.append(InBackground("TensorBoard", lambda: TensorBoardRun(run.tensorboard, start_step=start_step)))
-    return Tee(trackers)
+    return Tracker(*trackers)
 
 
 class WandbRun(Tracker):

@@ -2,7 +2,6 @@
 
 import csv
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from histocoder.errors import UserError
@@ -35,16 +34,27 @@ def dashboard_values(values: dict[str, float]) -> dict[str, float]:
 
 
 class Tracker:
-    """Takes a run's numbers, and the final model, and keeps none: for all ranks but 0, and as a base."""
+    """Takes a run's numbers, and the final model, for other trackers, of which ranks but 0 have none."""
+
+    _others: "tuple[Tracker, ...]" = ()
+
+    def __init__(self, *others: "Tracker") -> None:
+        self._others = others
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Take the numbers of a step; NaN stands for one that was not measured."""
+        for other in self._others:
+            other.log(step, values)
 
     def keep_model(self, folder: Path) -> None:
         """Take the final model, which stays as it is until `close`."""
+        for other in self._others:
+            other.keep_model(folder)
 
     def close(self) -> None:
         """Finish what was begun."""
+        for other in self._others:
+            other.close()
 
 
 class CsvLog(Tracker):
@@ -69,22 +79,3 @@ class CsvLog(Tracker):
                 csv.DictWriter(file, COLUMNS, restval="").writerow({**cells, "step": step})
         except OSError as error:
             raise UserError(f"Could not write {self._path}: {error.strerror or error}.") from error
-
-
-class Tee(Tracker):
-    """Several trackers as one."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = trackers
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        for tracker in self._trackers:
-            tracker.log(step, values)
-
-    def keep_model(self, folder: Path) -> None:
-        for tracker in self._trackers:
-            tracker.keep_model(folder)
-
-    def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
