@@ -49,10 +49,6 @@ class Examples:
         )
 
 
-def _say_nothing(_notice: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class ExampleFiles:
     """Files with a description, a language and codes in each row, which are read one after the other.
@@ -79,7 +75,7 @@ class ExampleFiles:
     sheet: str | None = None
     """Sheet of Excel workbooks; None: the only one with content."""
 
-    def chunks(self, *, say: Callable[[str], None] = _say_nothing) -> Iterator[Examples]:
+    def chunks(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Examples]:
         """Yield all rows in chunks; labels that do not fit raise an error at the end."""
         is_empty = True
         for path in self.paths:
@@ -89,7 +85,7 @@ class ExampleFiles:
         if is_empty:
             raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
 
-    def read(self, *, say: Callable[[str], None] = _say_nothing) -> Examples:
+    def read(self, *, say: Callable[[str], None] = lambda _: None) -> Examples:
         return Examples.join(list(self.chunks(say=say)))
 
     def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
