@@ -45,7 +45,7 @@ class ChunkCoder:
 
     def code(self, chunk: pa.Table, batches: Batches) -> pa.Table:
         """Return the chunk with the codes' columns behind its own; `batches` keeps what is done of it."""
-        columns = self.columns(self._pairs(chunk), batches.tell, batches.parts)
+        columns = self.columns(pairs_of(chunk, self._config), batches.tell, batches.parts)
         chunk = with_language(chunk, self._config.language)
         for name, column in columns.items():
             chunk = chunk.append_column(name, column)
@@ -86,15 +86,12 @@ class ChunkCoder:
         self._count_known(coded)
         if self.is_full:
             return
-        pairs = _tuples(self._pairs(coded))
+        pairs = _tuples(pairs_of(coded, self._config))
         own = range(coded.num_columns - len(self.names), coded.num_columns)
         codes = coded.select(list(own)).to_pandas().set_axis(self.names, axis=1)
         new = self._new(pairs)
         self._add(new, codes.iloc[list(new.values())])
         self._forget_surplus()
-
-    def _pairs(self, chunk: pa.Table) -> pa.Table:
-        return pairs_of(chunk, self._config.input_col, self._config.language_col, self._config.language)
 
     def _new(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Return the descriptions whose codes are not remembered, with the first row of each."""

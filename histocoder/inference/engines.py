@@ -61,12 +61,9 @@ class Job:
         new = {name: column.type for name, column in coding.columns(none).items()}
         return cls(folder, config, device, precision, new, rows_of_chunk(coding.names))
 
-    def _pairs(self, table: pa.Table) -> pa.Table:
-        return pairs_of(table, self.config.input_col, self.config.language_col, self.config.language)
-
     def distinct(self, table: pa.Table) -> pa.Table:
         """Return each description of a table with its language once, in the order in which they come first."""
-        pairs = self._pairs(table).append_column(ROW, pa.array(np.arange(len(table))))
+        pairs = pairs_of(table, self.config).append_column(ROW, pa.array(np.arange(len(table))))
         first = _first_rows(pairs).sort_by(ROW)
         return first.append_column(ROWS, pa.repeat(len(table), len(first)))
 
@@ -80,7 +77,7 @@ class Job:
 
     def add(self, table: pa.Table, coded: pa.Table) -> pa.Table:
         """Return a table with the codes of its descriptions, from the result of `by_key`."""
-        rows = pc.index_in(_keys(self._pairs(table)), value_set=coded[_KEY])
+        rows = pc.index_in(_keys(pairs_of(table, self.config)), value_set=coded[_KEY])
         table = with_language(table, self.config.language)
         for name in self.new:
             table = table.append_column(name, coded[name].take(rows))

@@ -5,19 +5,19 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from histocoder.config import PredictConfig
 from histocoder.data.languages import language_code
 from histocoder.data.table import strings
 
 TEXT, LANG = "histocoder text", "histocoder lang"  # columns of `pairs_of`
 
 
-def pairs_of(table: pa.Table, input_col: str, language_col: str | None, language: str) -> pa.Table:
+def pairs_of(table: pa.Table, config: PredictConfig) -> pa.Table:
     """Return the description and the language of each row, the columns `TEXT` and `LANG`."""
-    texts = strings(table[input_col], f"The column {input_col!r}").fill_null("")
-    if language_col is None:
-        return pa.table({TEXT: texts, LANG: pa.repeat(language, len(table))})
-    langs = strings(table[language_col], f"The column {language_col!r}").fill_null("")
-    return pa.table({TEXT: texts, LANG: pc.if_else(pc.equal(langs, ""), "unk", langs)})
+    texts, *langs = (strings(table[name], f"The column {name!r}").fill_null("") for name in config.input_cols)
+    if not langs:
+        return pa.table({TEXT: texts, LANG: pa.repeat(config.language, len(table))})
+    return pa.table({TEXT: texts, LANG: pc.if_else(pc.equal(langs[0], ""), "unk", langs[0])})
 
 
 def with_language(table: pa.Table, language: str) -> pa.Table:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from archives import read_table
 
+from histocoder.config import PredictConfig
 from histocoder.data import dialect
 from histocoder.data.dialect import RowsInCellWarning
 from histocoder.data.examples import ExampleFiles
@@ -244,7 +245,7 @@ def test_bytes_that_are_not_utf8_in_parquet_are_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"t\.parquet, column 'h', holds bytes that are not UTF-8 text"):
         read_table(path, ["h"])
     with pytest.raises(UserError, match="The column 'h' holds bytes that are not UTF-8 text"):
-        pairs_of(pq.read_table(path), "h", None, "da")
+        pairs_of(pq.read_table(path), PredictConfig(input_col="h"))
 
 
 @pytest.mark.parametrize("header", ["occ1;lang;hisco_1", "lang;occ1", "occ1;other"])
