@@ -20,10 +20,7 @@ _NODES_AT_ONCE_ELSEWHERE = 1 << 16
 
 
 class TrieSearch:
-    """Finds the probabilities of a key's codes; a decoder's weights must not change while it is in use.
-
-    For memory (B, S, dim), its mask (B, S) and the prior see `Decoder.forward`.
-    """
+    """Finds the probabilities of a key's codes; a decoder's weights must not change while it is in use."""
 
     def __init__(self, decoder: Decoder, trie: CodeTrie) -> None:
         self._decoder = decoder

@@ -144,10 +144,7 @@ class DecoderStack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`.
-
-    Dropout follows attention and the feed-forward network's inner layer; none is on logits.
-    """
+    """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`."""
 
     def __init__(
         self,
