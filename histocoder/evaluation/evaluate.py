@@ -38,7 +38,7 @@ from histocoder.formatters import CODE_SEP
 from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
 from histocoder.inference.ranked import predict_ranked
-from histocoder.inference.thresholds import thresholds_of
+from histocoder.inference.reading import thresholds_of
 
 _MAX_DIGITS = 5
 _TOP = 5  # maximum k of top-k accuracy

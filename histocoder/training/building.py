@@ -20,19 +20,8 @@ from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.distributed import log
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
-from histocoder.model import (
-    CHARACTERS,
-    PRESETS,
-    Encoder,
-    MixerModel,
-    Tokenizer,
-    check_positions,
-    check_vocabulary,
-    is_canine,
-    is_ngram,
-    load_encoder,
-    load_tokenizer,
-)
+from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer, is_canine, is_ngram
+from histocoder.model.encoder import check_positions, check_vocabulary, load_encoder, load_tokenizer
 from histocoder.training.optimizer import is_table
 
 
