@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,7 @@ class OnnxCoder:
     def _code(self, texts: Sequence[str], langs: Sequence[str], options: PredictOptions) -> Prediction:
         """Return the codes of n descriptions, and of a missing one behind them."""
         mode = options.mode or self.mode
+        options = replace(options, mode=mode)  # which is checked with it
         if mode not in MODES:
             raise UserError(
                 f"An exported model codes in the modes {', '.join(MODES)}; for {mode} open the model itself."
