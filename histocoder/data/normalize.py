@@ -4,8 +4,6 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
@@ -39,11 +37,15 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
 
 
-def folded(texts: Sequence[str] | pa.Array) -> np.ndarray:
+def folded(texts: Sequence[str]) -> np.ndarray:
     """Return keys of descriptions, of shape (n,), equal for those that differ only in case, blanks or Unicode form.
 
-    Data are split, and looked up among those trained on, by these keys: descriptions normalised with "lower".
+    Data are split, and looked up among those trained on, by these keys: descriptions, which may be an Arrow array,
+    normalised with "lower".
     """
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
     column = pa.array(texts, pa.string())
     keys = pc.ascii_lower(column).to_numpy(zero_copy_only=False)
     others = np.flatnonzero(pc.match_substring_regex(column, _NOT_PLAIN))

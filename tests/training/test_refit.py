@@ -32,7 +32,7 @@ def config(folder: Path) -> dict:
 def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model_that_has_not(tmp_path: Path):
     table, out = write_table(tmp_path / "table.csv"), tmp_path / "out"
     printed = run(*trained(table, out)).stdout
-    assert "best/ is now trained on all 64 rows, including the 6 of validation" in printed
+    assert "best/ is now trained on all 64 rows, including the 6 validation rows" in printed
     assert config(out / "best")["fitted_to_validation"] and not config(out).get("fitted_to_validation")
     card = (out / "best" / "README.md").read_text(encoding="utf-8")
     assert card.count("it was trained on the validation data as well.\n\n## Model\n") == 1
@@ -78,7 +78,7 @@ def test_a_run_on_corrections_reports_its_gain(tmp_path: Path):
         and f"{number} held-out corrections" in said
     )
     assert found["validation"]["num_rows"] == 6 and not found["before_has_seen"]
-    assert "rows, including the 6 of validation and the held-out corrections" in said
+    assert "rows, including the 6 validation rows and the held-out corrections" in said
 
 
 @pytest.mark.slow
