@@ -26,7 +26,10 @@ Codes = tuple[str, ...] | None
 
 
 def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
-    """Read weights to start from (a model's, a run's, a checkpoint's, OccCANINE's), and their codes if known."""
+    """Read weights to start from, and the code of each class where it is known.
+
+    `path` is the folder of a model, a run or a checkpoint, or a model that `read_published` reads.
+    """
     if is_own_model(path):
         verify_model(path)
         return read_weights(path), read_model_config(path).codes
@@ -80,7 +83,10 @@ def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | No
 
 
 def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], *, step: int, **state: Any) -> None:
-    """Write a model, and `state` to resume training from, as OccCANINE's own scripts do, whole or not at all."""
+    """Write a model as OccCANINE's own scripts do, whole or not at all.
+
+    `state` is saved beside the model: `optimizer` and `scheduler`, from which those scripts can resume training.
+    """
     key = {code or math.nan: i for i, code in enumerate(config.codes)}
     weights = {name: with_all_positions(name, weight, config) for name, weight in weights.items()}
     with replacing(path) as temporary:

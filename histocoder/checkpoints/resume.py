@@ -44,7 +44,10 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
 def refuse_other_settings(
     checkpoint: Checkpoint, settings: dict[str, Any], folder: Path, *, gradient_accumulation_steps: int
 ) -> None:
-    """Raise a UserError with a table of recorded settings that differ between a checkpoint and the current run."""
+    """Raise a UserError with a table of the settings that differ between a checkpoint and the current run.
+
+    Settings that an earlier histocoder did not record are assumed to agree.
+    """
     then = checkpoint.settings
     names = [name for name, value in settings.items() if then.get(name, value) != value]
     if not names:

@@ -31,7 +31,8 @@ _KNOWN = {
 def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, dict[str, Tensor]]) -> None:
     """Write weights and the optimizer's state by parameter, each rank its shards; a collective call.
 
-    Tensors are DTensors, or plain ones that are the same on all ranks, which all raise a UserError if one can't write.
+    Tensors are DTensors, or plain tensors that are the same on all ranks. All ranks raise a UserError if one of them
+    can't write, or they see different folders.
     """
     state = {f"model.{name}": tensor for name, tensor in weights.items()}
     state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}

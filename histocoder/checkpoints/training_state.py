@@ -136,7 +136,10 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 def save_last_bin(
     folder: Path, config: ModelConfig, learner: LearnerState, *, step: int, trained: Sequence[str]
 ) -> None:
-    """Write `last.bin`, as OccCANINE's own scripts do; `trained` names the optimizer's weights in its order."""
+    """Write `last.bin`, the dict that OccCANINE's own scripts save and load.
+
+    `trained` are the names of the weights that the optimizer updates, in its order.
+    """
     moments = {
         i: {name: with_all_positions(trained[i], value, config) for name, value in values.items()}
         for i, values in learner.optimizer["state"].items()

@@ -31,7 +31,10 @@ _COPY_BYTES = 1 << 22
 
 @dataclass
 class ExampleArrays:
-    """Descriptions and codes of n rows, mapped into memory, so that all processes of a node share one copy."""
+    """Descriptions and codes of n rows, mapped into memory, so that all processes of a node share one copy.
+
+    Pickling keeps the folder alone; who unpickles it maps the files itself.
+    """
 
     folder: Path
     tokenizer: Tokenizer

@@ -110,7 +110,10 @@ class Corrections:
 
 
 def read_corrections(config: PrepareConfig, formatter: Formatter) -> Corrections:
-    """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in."""
+    """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in.
+
+    Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
+    """
     found = Corrections(config.target_cols, language_code(config.language))
     for path in config.corrections or ():
         for correction in _read(path, config, formatter):

@@ -81,7 +81,10 @@ class Batch:
 
 @dataclass(eq=False)
 class OccupationDataset(Dataset):
-    """Descriptions with their codes, which must be classes; indexed by a `Share`, gives a `Batch`."""
+    """Descriptions with their codes; indexed by a `Share`, gives a `Batch`.
+
+    Raises ValueError if a code does not fit the formatter, or is no class.
+    """
 
     arrays: ExampleArrays
     formatter: Formatter  # the one that the arrays were made with

@@ -27,7 +27,10 @@ class Encoded(NamedTuple):
 
 
 class Encodings:
-    """Outputs of an encoder for each row, kept once for equal texts, from a folder of `write_encodings`."""
+    """Outputs of an encoder for each row, kept once for equal texts, in a folder that `write_encodings` has filled.
+
+    Pickling keeps the folder alone; who unpickles it maps the files itself.
+    """
 
     def __init__(self, folder: Path) -> None:
         record = json.loads((folder / ENCODINGS_FILE).read_text(encoding="utf-8"))

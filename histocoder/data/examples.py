@@ -153,7 +153,10 @@ class CheckedChunk(NamedTuple):
 def checked_chunks(
     tables: Iterable[Table], checker: LabelChecker, input_col: str, language_col: str | None = None, *, language: str
 ) -> Iterator[CheckedChunk]:
-    """Check a table chunk by chunk, before `checker.finish`; `language` is that of all rows without a column."""
+    """Check a table chunk by chunk; the caller then calls the checker's `finish`.
+
+    `language` is that of all rows if there is no column of languages.
+    """
     for table in tables:
         codes, reasons = checker.check(table)
         reasons[np.asarray(table.columns[input_col].is_null())] = "no description"

@@ -27,7 +27,10 @@ _NUMBER = re.compile(r"-[0-9]{1,8}|[0-9]{0,9}")
 
 
 def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[str]]:
-    """Read a .dta or .sav file, with notices to the user: variables in `codes` as values, others as their labels."""
+    """Read a .dta or .sav file, with notices to the user: variables in `codes` as values, others as their labels.
+
+    Raises UserError if the file is damaged, or the package that reads .sav files is not installed.
+    """
     read = _read_stata if path.suffix.lower() == ".dta" else _read_spss
     try:
         values, value_labels, titles = read(path)

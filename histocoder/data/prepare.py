@@ -188,7 +188,10 @@ def _describe(record: dict[str, Any]) -> str:
 def _write_split(
     folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None
 ) -> dict[str, int]:
-    """Write the rows to train on, with corrections, to validate on, and held out; return their numbers."""
+    """Write the data to train on, which include all corrections, and to validate on; return their numbers of rows.
+
+    Held-out corrections are in neither, but in a file of their own.
+    """
     last = _last_of_validation(found.units(), config)
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
     num_train = num_val = num_corrected = num_passed = 0

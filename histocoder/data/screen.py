@@ -74,7 +74,10 @@ class Screened:
 
 
 def screen(config: PrepareConfig, formatter: Formatter, key: Key | None, path: Path) -> Screened:
-    """Check all rows of a table, by chunks, and write them to `path`; with a key, no other codes are allowed."""
+    """Check all rows of a table, a chunk at a time, and write them to `path`; with a key, no other codes are allowed.
+
+    Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
+    """
     languages = [config.language_col] if config.language_col else []
     columns = [config.input_col, *config.target_cols, *languages]
     file = open_table(config.dataset, columns, sheet=config.sheet, codes=config.target_cols)

@@ -31,7 +31,10 @@ class Source(NamedTuple):
 
 
 def open_source(path: Path, *, sheet: str | None, codes: Collection[str], known: Collection[str]) -> Source | None:
-    """Open a file of Parquet, Excel, Stata or SPSS, or a folder of Parquet files; return None for others."""
+    """Open a file of Parquet, Excel, Stata or SPSS, or a folder of Parquet files; return None for others.
+
+    Raises UserError if it can't be read.
+    """
     kind = path.suffix.lower()
     if kind in _INSTEAD:
         raise UserError(f"{path}: {kind} files can't be read. {_INSTEAD[kind]}")

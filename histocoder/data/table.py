@@ -109,7 +109,10 @@ class TableFile:
         return Table(self, joined, np.concatenate([part.rows for part in parts]))
 
     def chunks(self, *, chunk_rows: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all columns (of Parquet: `columns`, if given) in chunks of `chunk_rows` rows, CSV as text."""
+        """Yield all columns (of Parquet: `columns`, if given) in chunks of `chunk_rows` rows, CSV as text.
+
+        Raises UserError if the file has no rows, a row of another length than its header, or can't be read as text.
+        """
         if self.dialect is not None:
             batches = csv_batches(self.path, self.header, self.dialect)
         elif is_parquet(self.path) and self.path.is_file():

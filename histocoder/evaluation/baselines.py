@@ -118,7 +118,10 @@ class Baselines:
 
 
 def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
-    """Fit a linear model on training rows, languages included if they differ; return its codes of other rows."""
+    """Fit a linear model on training rows, and return the codes that it gives each of other rows.
+
+    The language precedes a description where training rows have several.
+    """
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     with_language = len(set(train.langs)) > 1
     features = vectorizer.fit_transform(_inputs(train, with_language))

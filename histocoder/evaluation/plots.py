@@ -109,7 +109,10 @@ def accuracy_by_language(by_language: Mapping[str, Mapping[str, float]]) -> Figu
 def accuracy_by_group(
     groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, xlabel: str, show_n: bool = True
 ) -> Figure:
-    """Draw pairs of bars of accuracy for each group, which `xlabel` names, with its number of rows if `show_n`."""
+    """Draw pairs of bars of accuracy for each group, such as numbers of digits; see `scores.mean_scores_by`.
+
+    `xlabel` says what the groups are; `show_n` writes the number of rows below each.
+    """
     figure, (axes,) = _figure(height=3.4)
     width = 0.8 / len(groups)
     for place, (name, by) in enumerate(groups.items()):

@@ -42,7 +42,10 @@ def join_language(descriptions: Sequence[str], langs: Sequence[str]) -> list[str
 
 
 class CharacterTokenizer:
-    """CANINE's tokenizer: an id for each character of `{lang}[SEP]{description}`, CLS in front, SEP behind."""
+    """CANINE's tokenizer: one id for each Unicode code point, CLS in front, SEP behind; without files.
+
+    Texts are `{lang}[SEP]{description}`, with [SEP] as these five characters.
+    """
 
     pad_id = PAD_ID  # at the end of rows; it occurs nowhere else
     unit = "characters"  # what a token is, in the plural

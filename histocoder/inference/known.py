@@ -137,7 +137,10 @@ def coded(examples: Examples) -> Examples:
 def training_files(
     path: Path, coder: Coder, rules: LabelRules, *, input_col: str, language_col: str | None, sheet: str | None = None
 ) -> tuple[ExampleFiles, bool]:
-    """Return a file of training data, with its own or the usual names of columns, and whether it has languages."""
+    """Return a file of training data, and whether it has a column of languages.
+
+    A column that is missing under the given name is read under its name in prepared data.
+    """
     languages = (language_col or LANG_COL, LANG_COL)
     header = open_table(path, (), optional=(input_col, TEXT_COL, *languages), sheet=sheet).header
     text_col = TEXT_COL if TEXT_COL in header and input_col not in header else input_col

@@ -51,7 +51,10 @@ def check_compiler(device: torch.device) -> None:
 
 
 def compute_deterministically() -> None:
-    """Make torch compute deterministically, or raise (see its "Reproducibility"), before CUDA starts."""
+    """Make torch use deterministic algorithms, or raise if there is none; to be called before CUDA starts.
+
+    See "Reproducibility" in PyTorch's documentation.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True

@@ -55,7 +55,10 @@ def seeded_model(
 
 
 def _freeze_unused(model: MixerModel) -> None:
-    """Freeze weights that no output needs, as Longformer's global attention: DDP would wait for gradients."""
+    """Freeze weights of an encoder that no output depends on, such as Longformer's for global attention.
+
+    DDP would wait for their gradients.
+    """
     trained = {name: p for name, p in model.encoder.named_parameters() if p.requires_grad}
     tokens = tokenize([UNKNOWN + LANG_SEP], max_len=model.config.max_len, tokenizer=model.tokenizer)
     ids = torch.from_numpy(tokens.pad(np.arange(1), max_len=model.config.max_len))

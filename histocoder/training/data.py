@@ -29,7 +29,10 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 def example_files(config: FinetuneConfig | MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
-    """Return the files to train on and to validate on; those of a `FinetuneConfig` are prepared first if needed."""
+    """Return the files to train on and to validate on; those of a `FinetuneConfig` are prepared first if needed.
+
+    Raises a UserError on every rank if the data or the settings can't be used.
+    """
     return _prepared_files(config) if isinstance(config, FinetuneConfig) else _given_files(config)
 
 
@@ -84,7 +87,10 @@ def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
 def open_data(
     config: RunConfig, files: list[ExampleFiles], run: RunFolder, tokenizer: Tokenizer
 ) -> list[ExampleArrays]:
-    """Open the examples of files from the cache in `--cache-dir` or in the run, which rank 0 builds if missing."""
+    """Open the examples of files from the cache in `--cache-dir` or the run's folder; rank 0 builds it if missing.
+
+    Raises a UserError on every rank if the data or the settings can't be used.
+    """
     cache_dir = Path(config.cache_dir) if config.cache_dir else run.cache
 
     def build() -> list[str]:

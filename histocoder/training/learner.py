@@ -65,7 +65,10 @@ class Learner:
         return float(self.scheduler.get_last_lr()[-1])
 
     def train_step(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Take a step over accumulated batches; return this rank's part of the loss, and all gradients' norm."""
+        """Take an optimizer step over accumulated batches; all ranks skip it if gradients are not finite.
+
+        Returns this rank's part of the loss, and the norm of all gradients.
+        """
         loss, config = torch.zeros((), device=self.device), self.config
         for i, part in enumerate(parts, 1):
             batch = part.to(self.device)

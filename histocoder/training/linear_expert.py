@@ -72,7 +72,10 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
 
 
 def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:
-    """Fit each class's machine to all rows; return classes, coefficients of each, and intercepts."""
+    """Fit each class's machine to all rows; a row with several classes is an example of each of them.
+
+    Returns classes, coefficients of shape (num_classes, num_features), and intercepts.
+    """
     from sklearn.svm import LinearSVC
 
     classes, num_rows = np.unique(class_ids), features.shape[0]

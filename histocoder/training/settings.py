@@ -48,7 +48,10 @@ def check_batch_size(config: TrainConfig, num_rows: int) -> None:
 def settings_to_compare(
     config: RunConfig, files: ExampleFiles, train_arrays: ExampleArrays, val_arrays: ExampleArrays, key: Key
 ) -> dict[str, Any]:
-    """Return what a resumed run must agree on: its data, `fixed` settings and rows of a step, after scaling."""
+    """Return what a resumed run must agree on: its data, all settings declared by `fixed`, and the rows of a step.
+
+    Learning rates in `config` are scaled; `files` are the training files.
+    """
     size, by_rows = config.step_size(distributed.world_size()), config.tokens_per_batch is None
     values: dict[str, Any] = {
         "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
