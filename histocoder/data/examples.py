@@ -57,17 +57,23 @@ class ExampleFiles:
     """
 
     paths: tuple[Path, ...]
-    # Columns of codes, first code first. A file may have the first few of them only, and their names in capitals.
-    # If it has `code1`, `code2`, … instead, these are indices into `key`.
     target_cols: tuple[str, ...]
+    """Columns of codes, first code first. A file may have the first few of them only, and their names in capitals.
+    If it has `code1`, `code2`, … instead, these are indices into `key`."""
     formatter: Formatter
-    all_needed: bool = False  # whether a file that lacks one of these columns is refused
+    all_needed: bool = False
+    """Whether a file that lacks one of these columns is refused."""
     input_col: str = TEXT_COL
-    language_col: str = LANG_COL  # all rows of a file without it are "unk"
-    language: str | None = None  # that of all rows, if given, instead of `language_col`
-    key: Key | None = None  # whose codes alone are allowed; None: all codes that fit
-    rules: LabelRules = field(default_factory=LabelRules)  # for codes that do not fit
-    sheet: str | None = None  # that of Excel workbooks; None: the only one with content
+    language_col: str = LANG_COL
+    """Column of languages; all rows of a file without it are "unk"."""
+    language: str | None = None
+    """Language of all rows, if given, instead of `language_col`."""
+    key: Key | None = None
+    """Key whose codes alone are allowed; None: all codes that fit."""
+    rules: LabelRules = field(default_factory=LabelRules)
+    """Rules for codes that do not fit."""
+    sheet: str | None = None
+    """Sheet of Excel workbooks; None: the only one with content."""
 
     def chunks(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Examples]:
         """Yield all rows in chunks; labels that do not fit raise an error at the end."""

@@ -86,7 +86,10 @@ class LabelChecker:
         return self._bad.count
 
     def check(self, table: Table) -> tuple[pd.DataFrame, np.ndarray]:
-        """Return codes (n, k) of the next chunk, None where there is none, and why rows can't be used, or None."""
+        """Return the codes of a chunk's n rows, of shape (n, k), and the reasons why rows can't be used.
+
+        Codes are strings, None where there is none; reasons are None if a row can be used. Chunks come in order.
+        """
         bad: dict[int, str] = {}
         codes: dict[str, np.ndarray] = {}
         reading = np.ones(len(table), dtype=bool)
@@ -211,7 +214,10 @@ class LabelChecker:
         return problem
 
     def finish(self, say: Callable[[str], None]) -> None:
-        """Say what was found; raise UserError, which names lines, for no code at all, or those that no rule covers."""
+        """Say what was found in all chunks.
+
+        Raises UserError if there is no code at all, or one does not fit and no rule covers it; names rows by line.
+        """
         path = self._file.path
         if not self._has_codes:
             raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")

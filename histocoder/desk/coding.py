@@ -63,7 +63,11 @@ class Language(BaseModel):
 
 
 class CodingDesk:
-    """A model, and its training data as evidence, if there are some, with their encodings in `cache`."""
+    """A model, and its training data as evidence.
+
+    `training_data` is the run's `data_train.csv`, which need not exist, `cache` the file for its encodings; `model_id`
+    identifies the model.
+    """
 
     def __init__(self, coder: Coder, *, training_data: Path, cache: Path, model_id: str) -> None:
         self.coder, self.turns, self.model_id = coder, Turns(), model_id

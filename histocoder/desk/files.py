@@ -37,12 +37,18 @@ class Options(BaseModel):
     input_col: str
     language: str = "unk"
     language_col: str | None = None
-    known: bool = False  # whether descriptions of the training data get their own codes
+    known: bool = False
+    """Whether descriptions of the training data get their own codes."""
     min_confidence: float = 0.0
-    sheet: str | None = None  # that of an Excel workbook; by default the only one that holds anything
-    raw: bool = False  # whether texts that a spreadsheet would run as formulas are written as they are
-    excel: bool = False  # whether CSV has the file's separator and a mark, for Excel; always, unless that is a comma
-    columns: str = ""  # prefix of the new columns' names; `pred_` is added if the file has such columns already
+    sheet: str | None = None
+    """Sheet of an Excel workbook; by default the only one that holds anything."""
+    raw: bool = False
+    """Whether texts that a spreadsheet would run as formulas are written as they are."""
+    excel: bool = False
+    """Whether CSV is separated as the file is and marked as UTF-8, as Excel expects it; always where the file is not
+    separated by commas."""
+    columns: str = ""
+    """Prefix of the new columns' names; `pred_` is added if the file has such columns already."""
 
 
 class Preview(BaseModel):

@@ -50,7 +50,11 @@ class Improvement(BaseModel):
 
 
 class Improve:
-    """Corrections, and the training on them, which the server itself may start only if `may_train`."""
+    """Corrections and training of a desk.
+
+    `folder` is the desk's, `run` that of the model's run, and `model` the model's name as the user gave it. `may_train`
+    says whether the server may start the training itself.
+    """
 
     def __init__(
         self, store: Store, folder: Path, *, model: str, run: Path, target_cols: tuple[str, ...], may_train: bool

@@ -80,7 +80,10 @@ class Conflict(Exception):
 
 
 class Store:
-    """The desk's database; each change is on disk before its method returns."""
+    """The desk's database; each change is on disk before its method returns.
+
+    `calibration` holds the bins of `scores.calibration` that the model's run has measured.
+    """
 
     def __init__(self, path: Path, *, calibration: Sequence[Mapping[str, Any]] = ()) -> None:
         self._calibration = calibration
@@ -123,7 +126,10 @@ class Store:
     # Cards
 
     def add_source(self, path: Path, name: str, columns: Columns) -> int:
-        """Make cards of a coded file, in the order of `histocoder review`, unless it has some; return their source."""
+        """Make cards of what `histocoder predict` wrote, in the order of `histocoder review`; return their source.
+
+        A file with the content of an earlier one has that one's source.
+        """
         digest = sha256(path)
         if found := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
             return found[0]["id"]

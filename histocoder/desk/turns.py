@@ -52,7 +52,10 @@ class Turns:
 
 
 class CoderInTurns(Coder):
-    """A coder for long work: it takes a turn for each batch, and calls `check` behind it, which may end the work."""
+    """A coder for long work: it takes a turn for each batch, so that requests are answered in between.
+
+    After each batch it calls `check`, which may raise an error to end the work.
+    """
 
     def __init__(self, coder: Coder, turns: Turns, check: Callable[[], object]) -> None:
         self.__dict__.update(coder.__dict__)

@@ -19,7 +19,10 @@ class Launch:
 
 
 def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None = None) -> Launch:
-    """Read torchrun's variables, with `local_rank` from a flag of older launchers, or those of a SLURM job step."""
+    """Read `RANK` and other variables of torchrun and similar launchers, or those of a SLURM job step.
+
+    `local_rank`, from the `--local_rank` flag of older launchers, is used if the environment has none.
+    """
     if "RANK" in env and "WORLD_SIZE" in env:
         return Launch(
             rank=int(env["RANK"]),

@@ -20,7 +20,10 @@ _NODES_AT_ONCE_ELSEWHERE = 1 << 16
 
 
 class TrieSearch:
-    """Finds the probabilities of a key's codes; a decoder's weights must not change while it is in use."""
+    """Finds the probabilities of a key's codes; a decoder's weights must not change while it is in use.
+
+    For memory (B, S, dim), its mask (B, S) and the prior see `Decoder.forward`.
+    """
 
     def __init__(self, decoder: Decoder, trie: CodeTrie) -> None:
         self._decoder = decoder

@@ -144,7 +144,10 @@ class DecoderStack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`."""
+    """Predicts each token of a target sequence from the tokens before it and the encoder's memory of width `dim`.
+
+    Dropout follows attention and the feed-forward network's inner layer; none is on logits.
+    """
 
     def __init__(
         self,

@@ -138,7 +138,10 @@ class AdamW(torch.optim.AdamW):
 
 
 def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -> list[dict[str, Any]]:
-    """Return the trained parameters of a `MixerModel`, in its order, in groups by learning rate."""
+    """Return the trained parameters of a `MixerModel`, in its order, in groups by learning rate.
+
+    New weights have the `learning_rate`; the encoder, and in it the table of n-grams, have their own if they are set.
+    """
 
     def rate(item: tuple[str, Tensor]) -> float:
         name, parameter = item
