@@ -33,7 +33,7 @@ class PredictOptions(BatchOptions):
     min_confidence: float = free(0.0, "confidence below which rows get no codes", metavar="P")
 
     def check(self) -> None:
-        """Raise a UserError if the threshold is not a probability, or the mode excludes it or `constrain=False`."""
+        """Raise a UserError if the threshold is not a probability, or an option does not fit the mode."""
         require(
             self.threshold is None or 0 <= self.threshold < 1,
             f"--threshold is {self.threshold}; it must be 0 or more and less than 1.",
@@ -41,6 +41,10 @@ class PredictOptions(BatchOptions):
         require(
             self.threshold is None or self.mode in (None, "flat"),
             f"The threshold is for the mode flat, and the mode is {self.mode}; omit --threshold, or add --mode flat.",
+        )
+        require(
+            self.k == PredictOptions.k or self.mode in (None, "topk"),
+            f"The number of codes k is for the mode topk, and the mode is {self.mode}; omit --k, or add --mode topk.",
         )
         require(
             self.constrain is not False or self.mode not in ("combined", "topk", "full"),

@@ -74,7 +74,7 @@ def test_known_descriptions_among_others(model: Path, mode: str):
     known = Known(languages=coder.model.config.languages)
     known.add(rows(("farmer", "en", "61110", "77610")))
     texts, langs = ["miner", "Farmer", ""], ["en"] * 3
-    options = PredictOptions(mode=mode, k=1)
+    options = PredictOptions(mode=mode, **({"k": 1} if mode == "topk" else {}))
     table = known.code(coder, texts, langs, options, progress=False)
     alone = coder.code(texts, langs, options, progress=False)
     assert table["source"].fillna("").tolist() == ["model", "known", ""]
@@ -99,7 +99,7 @@ def test_known_answers_may_have_different_numbers_of_codes(model: Path):
 def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Path, capsys):
     (tmp_path / "known.csv").write_text(DICTIONARY)
     write_archive(tmp_path / "in.csv", 60)
-    flags = ("--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat", "--k", 1)
+    flags = ("--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
     predict(*flags, "--output", tmp_path / "plain.csv")
     capsys.readouterr()
     predict(*flags, "--output", tmp_path / "out.csv", "--known", tmp_path / "known.csv")

@@ -36,16 +36,17 @@ def coder() -> Coder:
 @pytest.mark.parametrize("mode", ["combined", "greedy", "topk"])
 def test_index_and_order_are_the_inputs(coder: Coder, mode: str):
     series = pd.Series(TEXTS, index=[10, 20, 30, 40, 50, 60, 70])
-    table = coder.predict(series, "en", mode=mode, k=3)
+    width = 3 if mode == "topk" else 2
+    k = {"k": width} if mode == "topk" else {}
+    table = coder.predict(series, "en", mode=mode, **k)
     assert table.index.tolist() == [10, 20, 30, 40, 50, 60, 70]
     for row, text in series.items():
-        alone = coder.predict([text], "en", mode=mode, k=3)
+        alone = coder.predict([text], "en", mode=mode, **k)
         for column in table.columns:
             a, b = table.loc[row, column], alone[column].iloc[0]
             assert (pd.isna(a) and pd.isna(b)) or a == b or a == pytest.approx(b, abs=1e-6), (row, column)
     assert table.loc[[30, 60]].isna().all().all()  # missing texts get missing codes
     assert table.loc[[10, 70], "conf"].notna().all()  # "nan" is a word
-    width = 3 if mode == "topk" else 2
     assert [c for c in table.columns if c.startswith("hisco_")] == [f"hisco_{i + 1}" for i in range(width)]
     assert "desc_1" in table.columns and coder.describe("61110") == "Farmer" and coder.describe("41025") is None
 
@@ -236,6 +237,7 @@ def test_bad_arguments(coder: Coder):
         ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
         ({"threshold": 1.0}, "--threshold is 1.0; it must be 0 or more and less than 1"),
         ({"mode": "greedy", "threshold": 0.5}, "The threshold is for the mode flat, and the mode is greedy"),
+        ({"mode": "combined", "k": 3}, "The number of codes k is for the mode topk, and the mode is combined"),
         ({"mode": "topk", "constrain": False}, "codes of the key only"),
     ):
         with pytest.raises(UserError, match=message):

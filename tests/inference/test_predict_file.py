@@ -43,11 +43,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])
 def test_a_file_is_coded_as_a_table_is(model: Path, tmp_path: Path, mode: str):
     frame = write_archive(tmp_path / "in.csv", 150)
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode=mode, k=3)
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode=mode)
     out = read(tmp_path / "out.csv")
     assert out[frame.columns.tolist()].equals(frame)  # all columns, in their order and with their blanks
     coder = Coder(load_model(model), "cpu")
-    table = coder.predict(frame["occ1"], frame["lang"], mode=mode, k=3, progress=False)
+    table = coder.predict(frame["occ1"], frame["lang"], mode=mode, progress=False)
     first = ("hisco_1", "prob_1", "desc_1", "conf")
     for column in table.columns:
         name = f"alt_{column}" if mode in ("flat", "topk") and column not in first else column
