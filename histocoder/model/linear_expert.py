@@ -8,6 +8,7 @@ from histocoder.model.ngram import NgramConfig, crossing_ngrams, hashed_ngrams
 
 _NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
 """Hashing of the expert's n-grams, in more buckets than an encoder's, since only those that occur are kept."""
+NUM_CROSSING = _NGRAMS.max_n - 1  # n-grams at each character that cross a blank
 SHARPNESS = 8.0  # factor that turns the expert's decisions, which are margins of about 1, into log-odds
 
 
@@ -52,7 +53,10 @@ def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_ngrams(characters: Tensor) -> Tensor:
-    """Return the hashes (B, S, K) of the n-grams that end at each character of texts (B, S); -1 for padding."""
+    """Return the hashes (B, S, K) of the n-grams that end at each character of texts (B, S); -1 for padding.
+
+    The last `NUM_CROSSING` at each character are those of n-grams that cross a blank.
+    """
     ids = characters.long()
     within, crossing = hashed_ngrams(ids, _NGRAMS).buckets, crossing_ngrams(ids, _NGRAMS)
     return torch.cat([within, crossing], dim=-1)
