@@ -26,6 +26,7 @@ _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t"
 _DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)  # first line that tells spreadsheets the delimiter
 _BREAK = re.compile(r"\r\n|\n|\r")
+_UNCLOSED = "{path}, line {line}: a quotation mark is opened and not closed. Close it, or remove it."
 _NOT_ASCII = bytes(range(128, 256))
 _ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')
 """A quotation mark within a quoted cell that has a backslash before it, and is not doubled."""
@@ -216,6 +217,8 @@ def _malformed(path: Path, dialect: Dialect, ragged: list[pa.csv.InvalidRow], er
     if ragged:
         row = ragged[0]
         line = find_lines(path, dialect, np.array([row.number - 2 - dialect.num_skipped]))[0]
+        if row.text.count('"') % 2:
+            return _UNCLOSED.format(path=path, line=line)
         return (
             f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} "
             f"({shown(row.text)}). Quote a field that contains the separator, or fix the row."
@@ -238,8 +241,7 @@ def _unclosed(path: Path, dialect: Dialect) -> str:
                 start, passed = passed, reader.line_num
         except csv.Error:
             start = passed
-    line = dialect.num_skipped + start + 1
-    return f"{path}, line {line}: a quotation mark is opened and not closed. Close it, or remove it."
+    return _UNCLOSED.format(path=path, line=dialect.num_skipped + start + 1)
 
 
 def _no_text(path: Path) -> UserError:

@@ -99,6 +99,7 @@ def test_refused_in_one_sentence(tmp_path: Path, content: bytes, message: str):
 
 STRAY = {
     "opened in the last column, and not closed": ('a,en,"Smith\nb,en,x\nc,en,y\n', UserError),
+    "opened in another column, and not closed": ('a,"en,x\nb,en,y\nc,en,z\n', UserError),
     "the same behind a closed one": ('a,en,"x"\nb,en,"Smith', None),  # nothing is lost
     "opened twice in one column": ('a,"en,x\nb,en,y\nc,"en,z\n', RowsInCellWarning),
     "ditto marks": ('a,",x\nb,",y\n', RowsInCellWarning),
