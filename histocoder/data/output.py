@@ -11,7 +11,7 @@ import pyarrow.parquet
 
 from histocoder.data.sheets import formulas_notice, without_formulas
 from histocoder.data.sources import EXCEL, LABELLED
-from histocoder.data.table import check_output, csv_writer, is_parquet
+from histocoder.data.table import check_output, csv_writer, is_bytes, is_parquet, strings
 from histocoder.errors import UserError
 
 
@@ -47,6 +47,7 @@ class Output:
                 for table in tables:
                     writer.write_table(table)
             return []
+        schema, tables = _as_text(schema.empty_table()).schema, map(_as_text, tables)
         if self._kind in EXCEL:
             from histocoder.data.excel import write_workbook
 
@@ -78,3 +79,11 @@ class Output:
                     writer.write_table(changed)
                     num_changed += number
         return [formulas_notice(num_changed, self.path)] if num_changed else []
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    """Return a table with text in place of bytes."""
+    for i, name in enumerate(table.column_names):
+        if is_bytes(table[i].type):
+            table = table.set_column(i, name, strings(table[i], f"The column {name!r}"))
+    return table

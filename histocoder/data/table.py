@@ -220,6 +220,11 @@ def strings(array: Arrays, where: str = "A column") -> Arrays:
         raise UserError(f"{where} holds bytes that are not UTF-8 text. Save it as a column of text.") from error
 
 
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether cells of a type are bytes, as which some programs write text to Parquet."""
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+
+
 def csv_writer(path: Path | pa.NativeFile, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
     """Return a writer of CSV, with quotation marks where they are needed."""
     options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)

@@ -16,7 +16,7 @@ from histocoder.checkpoints.lock import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Output
-from histocoder.data.table import TableFile, count_rows, is_parquet, open_table
+from histocoder.data.table import TableFile, count_rows, is_bytes, is_parquet, open_table
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import make_folder, replacing
 from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
@@ -112,7 +112,7 @@ def _open(
     """Return the input, the form of the output, and the number of rows; raise a UserError if they do not fit."""
     table = open_table(Path(config.input), config.input_cols, sheet=config.sheet)
     if not is_parquet(Path(config.output)):
-        _check_csv(table)
+        _check_text(table)
     new = config.output_names(names, coder.system, taken=table.header)
     plain = {own: name.removeprefix("alt_") for own, name in new.items()}
     codes = {own: name for own, name in plain.items() if name.startswith(f"{coder.system}_")}
@@ -182,8 +182,8 @@ def _code_chunk(coder: ChunkCoder, number: int, chunk: pa.Table, parts: Parts, *
         ) from None
 
 
-def _check_csv(table: TableFile) -> None:
-    """Raise a UserError that names the first column that CSV can't hold."""
+def _check_text(table: TableFile) -> None:
+    """Raise a UserError that names the first column that CSV can't hold, or whose bytes are not text."""
     for field in table.schema:
         try:
             pa.csv.write_csv(pa.schema([field]).empty_table(), pa.BufferOutputStream())
@@ -192,3 +192,6 @@ def _check_csv(table: TableFile) -> None:
                 f"{table.path}, column {field.name!r}: its cells are of the type {field.type}, which CSV can't hold. "
                 "Choose an --output that ends in .parquet."
             ) from error
+    if blobs := [field.name for field in table.schema if is_bytes(field.type)]:
+        for _ in table.tables(blobs):
+            pass  # bytes that are not UTF-8 raise an error

@@ -85,6 +85,21 @@ def test_parquet_columns_that_are_no_text(model: Path, tmp_path: Path):
     assert not list(tmp_path.glob("*.csv")) and not (tmp_path / "notes.parquet").exists()
 
 
+def test_bytes_in_parquet_are_written_as_text_where_they_are(model: Path, tmp_path: Path):
+    known = {"occ1": ["farmer", "baker"], "lang": ["en", "en"], "id": pa.array([b"ab", b"cd"], pa.binary(2))}
+    pq.write_table(pa.table(known), tmp_path / "in.parquet")
+    code(model, tmp_path / "in.parquet", tmp_path / "out.csv")
+    code(model, tmp_path / "in.parquet", tmp_path / "out.dta")
+    assert (
+        read(tmp_path / "out.csv")["id"].tolist() == pd.read_stata(tmp_path / "out.dta")["id"].tolist() == ["ab", "cd"]
+    )
+    pq.write_table(pa.table(known | {"hash": [b"\xff", b"\xfe"]}), tmp_path / "in.parquet")
+    code(model, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    with pytest.raises(UserError, match="column 'hash', holds bytes that are not UTF-8"):
+        code(model, tmp_path / "in.parquet", tmp_path / "hash.dta")
+    assert not (tmp_path / "hash.dta").exists()
+
+
 def test_names_that_clash_are_refused(model: Path, tmp_path: Path):
     (tmp_path / "in.csv").write_text("occ1,lang,hisco_1,conf\nfarmer,en,61110,high\nfarmer,en,61110,low\n")
     with pytest.raises(UserError, match=r"already has a column 'hisco_1'.* --columns pred_\."):
