@@ -15,9 +15,9 @@ from histocoder.data.augment import Augmenter
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.encodings import Encoded, Encodings
 from histocoder.data.samplers import Share
-from histocoder.data.tokens import UNKNOWN, tokenize
+from histocoder.data.tokens import UNKNOWN, ragged, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.formatters.tokenizers import join_language
+from histocoder.formatters.tokenizers import SEP_ID, join_language
 
 _ROWS_AT_ONCE = 1 << 18
 _ROWS_MULTIPLE = 16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
@@ -98,7 +98,11 @@ class OccupationDataset(Dataset):
         blocks = self.formatter.blocks(self.arrays.code_table).astype(np.int64)
         self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
         self._class_ids = _class_table(self.arrays.code_table, self.classes)
-        self._lang_lengths = np.array([len(lang) for lang in self.arrays.languages])
+        languages = self.arrays.languages
+        self._lang_lengths = np.array([len(lang) for lang in languages])
+        prefixes = tokenize(join_language([""] * len(languages), languages), max_len=self.max_len)
+        self._prefixes = prefixes.pad(np.arange(len(languages)), max_len=self.max_len)
+        self._prefix_lengths = prefixes.lengths - 1  # without the last token, SEP
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -137,16 +141,15 @@ class OccupationDataset(Dataset):
         return rows, class_ids[rows, blocks]
 
     def __getitem__(self, share: Share) -> Batch:
-        rows, tokenizer = share.rows, self.arrays.tokenizer
-        texts = self.arrays.texts(rows) if self.augmenter is None else self._augment(self.augmenter, share)
-        tokens = tokenize(texts, max_len=self.max_len, tokenizer=tokenizer)
-        input_ids = tokens.pad(np.arange(len(rows)), max_len=self.max_len, num_positions=self.pad_to)
-        num_encoded = tokenizer.num_encoded(input_ids.shape[1], self.max_len)
+        rows, input_ids = share.rows, self._input_ids(share)
+        num_encoded = self.arrays.tokenizer.num_encoded(input_ids.shape[1], self.max_len)
         codes = self.arrays.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
+        targets = np.full((len(rows), 2 + blocks.shape[1]), BOS)
+        targets[:, 1:-1], targets[:, -1] = blocks, EOS
         return Batch(
             input_ids=torch.from_numpy(input_ids),
-            targets=torch.from_numpy(np.pad(blocks, ((0, 0), (1, 1)), constant_values=((0, 0), (BOS, EOS)))),
+            targets=torch.from_numpy(targets),
             class_ids=torch.from_numpy(self._class_ids[codes]),
             num_rows=share.num_rows,
             num_target_blocks=share.num_target_blocks,
@@ -155,6 +158,29 @@ class OccupationDataset(Dataset):
             counts=torch.ones(len(rows)),
             encoded=None if self.encodings is None else self.encodings.pad(rows, num_positions=num_encoded),
         )
+
+    def _input_ids(self, share: Share) -> np.ndarray:
+        """Return token ids, of shape (B, S)."""
+        tokenizer = self.arrays.tokenizer
+        if self.augmenter is None and tokenizer.reads_characters:
+            return self._characters(share.rows)
+        texts = self.arrays.texts(share.rows) if self.augmenter is None else self._augment(self.augmenter, share)
+        tokens = tokenize(texts, max_len=self.max_len, tokenizer=tokenizer)
+        return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
+
+    def _characters(self, rows: np.ndarray) -> np.ndarray:
+        """Return what `tokenize` makes of rows' characters, in half its time, since no strings are made of them."""
+        arrays, langs = self.arrays, self.arrays.langs[rows]
+        starts, before = arrays.offsets[rows].astype(np.int64), self._prefix_lengths[langs]
+        lengths = np.minimum(arrays.offsets[rows + 1].astype(np.int64) - starts, self.max_len - 1 - before)
+        ends = (before + lengths)[:, None]
+        num_positions = self.pad_to or arrays.tokenizer.num_positions(int(ends.max()) + 1, self.max_len)
+        place = np.arange(num_positions)
+        ids = np.zeros((len(rows), num_positions), dtype=np.int32)
+        ids[:, : self._prefixes.shape[1]] = self._prefixes[langs, :num_positions]
+        ids[(place >= before[:, None]) & (place < ends)] = arrays.characters[ragged(starts, lengths)]
+        ids[np.arange(len(rows)), ends[:, 0]] = SEP_ID
+        return ids
 
     def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
         noise = augmenter.noise(share.rows, share.epoch)

@@ -69,6 +69,18 @@ def test_a_batch_holds_language_separator_and_description(arrays: ExampleArrays)
     assert ids[4][0] == 0xE000 and ids[4][-1] == 0xE001
 
 
+@pytest.mark.parametrize(("max_len", "pad_to"), [(128, None), (128, 128), (20, None), (9, 9), (4, None)])
+def test_a_batch_without_noise_is_what_its_texts_are_tokenised_to(
+    arrays: ExampleArrays, max_len: int, pad_to: int | None
+):
+    data = OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES, max_len=max_len, pad_to=pad_to)
+    for rows in (np.arange(6), np.array([3, 1]), np.array([0])):
+        batch = data[Share(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
+        tokens = tokenize(arrays.texts(rows), max_len=max_len)
+        expected = tokens.pad(np.arange(len(rows)), max_len=max_len, num_positions=pad_to)
+        assert torch.equal(batch.input_ids, torch.from_numpy(expected))
+
+
 def test_labels_of_a_batch(arrays: ExampleArrays):
     data = dataset(arrays)
     batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
@@ -89,13 +101,13 @@ def augmenter(**changes) -> Augmenter:
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_an_epoch_tokenises_each_row_once(arrays: ExampleArrays, monkeypatch: pytest.MonkeyPatch, noisy: bool):
-    counts: list[int] = []
+def test_an_epoch_tokenises_rows_with_noise_once(arrays: ExampleArrays, monkeypatch: pytest.MonkeyPatch, noisy: bool):
+    data, counts = dataset(arrays, augmenter() if noisy else None), []
     monkeypatch.setattr(
         dataset_module, "tokenize", lambda texts, **options: counts.append(len(texts)) or tokenize(texts, **options)
     )
-    batches(dataset(arrays, augmenter() if noisy else None))
-    assert sum(counts) == len(TEXTS)
+    batches(data)
+    assert sum(counts) == (len(TEXTS) if noisy else 0)
 
 
 def test_noise_depends_on_seed_epoch_and_row_alone(arrays: ExampleArrays):
