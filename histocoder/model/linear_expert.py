@@ -8,7 +8,12 @@ from histocoder.model.ngram import NgramConfig, crossing_ngrams, hashed_ngrams
 
 _NGRAMS = NgramConfig(num_buckets=1 << 20, max_n=5)
 """Hashing of the expert's n-grams, in more buckets than an encoder's, since only those that occur are kept."""
-NUM_CROSSING = _NGRAMS.max_n - 1  # n-grams at each character that cross a blank
+NGRAM_WEIGHTS = (
+    *(0.5 ** (max(n + is_edge - 4, 0) / 2) for n in range(1, _NGRAMS.max_n + 1) for is_edge in (0, 1)),
+    1.0,  # whole words
+    *(0.5 ** ((n - 2) / 2) for n in range(2, _NGRAMS.max_n + 1)),  # across blanks
+)
+"""Weight of each kind of n-gram: long ones, and those across blanks, repeat what others say."""
 SHARPNESS = 8.0  # factor that turns the expert's decisions, which are margins of about 1, into log-odds
 
 
@@ -55,7 +60,7 @@ def ngram_rows(characters: Tensor) -> tuple[Tensor, Tensor]:
 def linear_ngrams(characters: Tensor) -> Tensor:
     """Return the hashes (B, S, K) of the n-grams that end at each character of texts (B, S); -1 for padding.
 
-    The last `NUM_CROSSING` at each character are those of n-grams that cross a blank.
+    The K are those of `NGRAM_WEIGHTS`.
     """
     ids = characters.long()
     within, crossing = hashed_ngrams(ids, _NGRAMS).buckets, crossing_ngrams(ids, _NGRAMS)

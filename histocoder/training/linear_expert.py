@@ -11,7 +11,7 @@ import torch
 
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.tokens import lower_characters
-from histocoder.model.linear_expert import NUM_CROSSING, LinearExpert, linear_ngrams
+from histocoder.model.linear_expert import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -20,7 +20,6 @@ MAX_COST = 12_000_000  # rows times classes up to which each machine is fitted t
 MAX_ROWS = 200_000  # up to which a large table has an expert: as many of 500 classes took 184 s on two cores
 NUM_RIVALS, NUM_OTHERS = 60, 500  # in a large table: rival classes of a row, and random negatives of a machine
 MAX_WEIGHTS = 1 << 26  # weights of an expert at most, 128 MB; the n-grams of fewest descriptions are left out
-CROSSING = 0.5  # weight of n-grams that cross a blank, which repeat most of what those within words say
 _ROWS_AT_ONCE = 2048
 _Machines: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -38,9 +37,9 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
     is_costly = len(rows) * num_classes > MAX_COST
     if len(np.unique(class_ids)) < 2 or (is_costly and len(data) > MAX_ROWS):
         return None
-    buckets, is_crossing, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_classes)
+    buckets, weights, counts = _ngram_counts(data, max_features=MAX_WEIGHTS // num_classes)
     tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
-    tfidf.idf_ = tfidf.idf_ * np.where(is_crossing, CROSSING, 1.0)
+    tfidf.idf_ = tfidf.idf_ * weights
     features = tfidf.transform(counts).astype(np.float64)  # as liblinear computes
     labelled, rows = np.unique(rows, return_inverse=True)
     fit = _fit_to_rivals if is_costly else _fit_to_all
@@ -57,7 +56,7 @@ def fit_linear_expert(data: OccupationDataset, *, num_classes: int) -> LinearExp
 def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.ndarray, np.ndarray, csr_matrix]:
     """Count the n-grams that most rows have.
 
-    Returns their sorted hashes, whether they cross a blank, and their counts, of shape (rows, n-grams).
+    Returns their sorted hashes, their weights, and their counts, of shape (rows, n-grams).
     """
     from scipy.sparse import csr_matrix
 
@@ -65,18 +64,18 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
     for start in range(0, len(data), _ROWS_AT_ONCE):
         texts = data.arrays.texts(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
         ngrams = linear_ngrams(torch.from_numpy(lower_characters(texts))).numpy()
-        rows, at, kind = (ngrams >= 0).nonzero()
-        parts.append((start + rows, ngrams[rows, at, kind], kind >= ngrams.shape[2] - NUM_CROSSING))
-    row, bucket, crosses = (np.concatenate(part) for part in zip(*parts, strict=True))
+        rows, at, kinds = (ngrams >= 0).nonzero()
+        parts.append((start + rows, ngrams[rows, at, kinds], kinds))
+    row, bucket, kind = (np.concatenate(part) for part in zip(*parts, strict=True))
     buckets, column = np.unique(bucket, return_inverse=True)
-    is_crossing = np.zeros(len(buckets), dtype=bool)
-    is_crossing[column] = crosses
+    weights = np.empty(len(buckets))
+    weights[column] = np.array(NGRAM_WEIGHTS)[kind]
     counts = csr_matrix((np.ones(len(row), np.float32), (row, column)), shape=(len(data), len(buckets)))
     if len(buckets) <= max_features:
-        return buckets, is_crossing, counts
+        return buckets, weights, counts
     num_rows = np.bincount(counts.indices, minlength=len(buckets))
     kept = np.sort(np.argsort(-num_rows, kind="stable")[:max_features])
-    return buckets[kept], is_crossing[kept], counts[:, kept]
+    return buckets[kept], weights[kept], counts[:, kept]
 
 
 def _fit_to_all(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray) -> _Machines:

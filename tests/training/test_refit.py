@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from trainers import dataset
 
 from histocoder.data.tokens import lower_characters
-from histocoder.model.linear_expert import NUM_CROSSING, linear_ngrams
+from histocoder.model.linear_expert import NGRAM_WEIGHTS, linear_ngrams
 from histocoder.training import linear_expert
 from histocoder.training.experts import fit_weights
 from histocoder.training.linear_expert import fit_linear_expert
@@ -99,7 +99,7 @@ def test_the_linear_expert_is_the_same_each_time(table: Path, tmp_path: Path):
     assert one is not None and two is not None and torch.equal(one.weight, two.weight)
 
 
-def test_ngrams_across_blanks_weigh_half_in_the_linear_expert(table: Path, tmp_path: Path):
+def test_the_linear_experts_ngrams_have_the_weights_of_their_kinds(table: Path, tmp_path: Path):
     data = dataset(tmp_path / "cache", table, ("hisco_1",))
     expert = fit_linear_expert(data, num_classes=8)
     texts = data.arrays.texts(np.arange(len(data)))
@@ -107,9 +107,9 @@ def test_ngrams_across_blanks_weigh_half_in_the_linear_expert(table: Path, tmp_p
     assert expert is not None
     for bucket, idf in zip(expert.buckets.tolist(), expert.idf.tolist(), strict=True):
         rows, _, kinds = (ngrams == bucket).nonzero(as_tuple=True)
-        weight = 0.5 if (kinds >= ngrams.shape[2] - NUM_CROSSING).all() else 1.0
-        assert idf == pytest.approx(weight * (1 + np.log((1 + len(data)) / (1 + len(rows.unique())))))
-    assert 0 < (expert.idf < 1).sum() < len(expert.idf)
+        expected = 1 + np.log((1 + len(data)) / (1 + len(rows.unique())))
+        assert any(idf == pytest.approx(NGRAM_WEIGHTS[kind] * expected) for kind in kinds.unique().tolist())
+    assert len(NGRAM_WEIGHTS) == ngrams.shape[2] and min(NGRAM_WEIGHTS) < 0.4
 
 
 @pytest.mark.parametrize("codes", [("hisco_1",), ("hisco_1", "hisco_2")])
