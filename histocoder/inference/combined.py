@@ -1,48 +1,32 @@
 """The mode "combined": decoder, flat head and linear expert vote on each code of a row."""
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
 from histocoder.inference.greedy import greedy
-from histocoder.inference.onnx_search import LEAST, NUM_CANDIDATES
+from histocoder.inference.onnx_search import LEAST, LEAST_DOUBT, NUM_CANDIDATES
 from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
 
 
-class Belief(NamedTuple):
-    """Probabilities of codes by an expert other than the decoder."""
-
-    shares: Tensor  # probability that a code is the row's, if it has one; of shape (B, num_codes)
-    belongs: Tensor | None = None  # that it is among the row's, however many it has; None: not known
-
-    def of_next(self, candidates: Tensor, number: int) -> Tensor:
-        """Return the probability that each candidate (B, K) is one of `number` + 1 codes."""
-        if number and self.belongs is not None:
-            found = self.belongs.gather(1, candidates)
-        else:
-            found = self.shares.gather(1, candidates) * (number + 1)
-        return found.clamp(LEAST, 1.0)
-
-
 class CombinedSearch:
     """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
 
-    For the first code an expert's vote is the probability of each code; for the k-th, given those before it, the
-    decoder's is what it writes next, and the others' is how likely a code belongs to a set of k: at most k times its
-    share, where an expert knows no better.
+    An expert's vote is the probability of each code. Whether a row has a further code is asked of the decoder alone,
+    which knows those before it; the log-odds of its answer have two weights, a factor "end" and a summand "few".
 
     Parameters
     ----------
     decoder, memory, memory_mask, prior
         See `Decoder.forward`.
     trie : CodeTrie
-    beliefs : mapping of str to Belief
-        Beliefs of the experts other than the decoder, by their names.
+    beliefs : mapping of str to Tensor
+        Probabilities of the key's codes by the experts other than the decoder, each of shape (B, num_codes).
     num_blocks : int
         Maximum number of codes of a row.
     """
@@ -54,11 +38,11 @@ class CombinedSearch:
         memory: Tensor,
         memory_mask: Tensor | None,
         prior: Prior | None,
-        beliefs: Mapping[str, Belief],
+        beliefs: Mapping[str, Tensor],
         *,
         num_blocks: int,
     ) -> None:
-        self._beliefs, self._num_blocks = beliefs, num_blocks
+        self._num_blocks = num_blocks
         self.experts = ("decoder", *beliefs)
         self._blocks = trie.blocks  # (num_codes, block_size)
         size = self._blocks.shape[1]
@@ -66,10 +50,11 @@ class CombinedSearch:
         tokens, _ = greedy(decoder, memory, memory_mask, prior, num_tokens=length, block_size=size, trie=trie)
         written = tokens[:, 1:].unflatten(1, (num_blocks, size))  # (B, num_blocks, size)
         same = (written[:, :, None] == self._blocks).all(-1)  # (B, num_blocks, num_codes)
-        by_others = torch.stack([belief.shares.clamp(min=LEAST).log() for belief in beliefs.values()]).sum(0)
-        proposed = by_others.topk(min(NUM_CANDIDATES, len(self._blocks))).indices
+        of_others = {name: belief.clamp(min=LEAST).log() for name, belief in beliefs.items()}
+        proposed = torch.stack([*of_others.values()]).sum(0).topk(min(NUM_CANDIDATES, len(self._blocks))).indices
         own = torch.where(same.any(-1), same.int().argmax(-1), proposed[:, :1])
         self._candidates = torch.cat([proposed, own], dim=1)  # (B, K)
+        self._of_others = {name: vote.gather(1, self._candidates) for name, vote in of_others.items()}
         twice = (self._candidates[:, :, None] == self._candidates[:, None]).tril(-1).any(-1)
         self._taken = twice  # candidates that are chosen already, or repeat an earlier one
         self._stepper = Stepper(decoder, memory, memory_mask, prior)
@@ -77,11 +62,10 @@ class CombinedSearch:
         self._parents = torch.zeros_like(self._newest)
         self._going_on = torch.ones(len(memory), dtype=torch.bool, device=memory.device)
 
-    def votes(self, number: int) -> dict[str, Tensor]:
-        """Return each expert's vote on a row's `number`-th code, from 0.
+    def votes(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Return each expert's vote on a row's next code, and the decoder's log-odds that there is none.
 
-        Votes are log-probabilities of shape (B, K + 1): of the candidates, -inf for those that are taken, and of no
-        further code.
+        Votes are log-probabilities of the candidates, of shape (B, K); log-odds are of shape (B,).
         """
         blocks = self._blocks[self._candidates]  # (B, K, size)
         going_on = self._going_on[:, None]
@@ -93,15 +77,7 @@ class CombinedSearch:
             following = self._stepper.step_tree(blocks[..., i - 1], parents, real).float().log_softmax(-1)
             written = written + following.gather(-1, blocks[..., i : i + 1])[..., 0]
             parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(self._candidates)
-        found = {"decoder": (written, first[:, PAD])}
-        for name, expert in self._beliefs.items():
-            belief = expert.of_next(self._candidates, number)
-            stop = (1 - belief.masked_fill(self._taken, 0.0).amax(1)).clamp(min=LEAST).log()
-            found[name] = belief.log(), stop
-        return {
-            name: torch.cat([scores.masked_fill(self._taken, -torch.inf), stop[:, None]], dim=1)
-            for name, (scores, stop) in found.items()
-        }
+        return {"decoder": written, **self._of_others}, first[:, PAD].exp().logit(eps=LEAST_DOUBT)
 
     def choose(self, place: Tensor, going_on: Tensor) -> None:
         """Take each row's candidate at an index (B,), if the row has a further code at all."""
@@ -111,34 +87,32 @@ class CombinedSearch:
         self._parents = place[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(chosen)
         self._taken = self._taken | (self._candidates == chosen)
 
-    def votes_and_truth(self, true: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Yield the votes on first codes and, if a row may have several, on second ones, with what is true.
+    def votes_and_truth(self, true: Tensor) -> list[tuple[dict[str, Tensor], Tensor]]:
+        """Return the votes on first codes and, if a row may have several, on whether it has, with what is true.
 
         Parameters
         ----------
         true : Tensor of int, of shape (B, k)
             The rows' codes by their indices in the key; -1 where there is none.
 
-        Yields
-        ------
-        votes : dict of str to Tensor of shape (B, K + 1)
-            See `votes`; of first codes, -inf for no further code.
-        is_true : Tensor of bool, of shape (B, K + 1)
-            Which candidates are true. Of second codes, only those of rows whose first one is among the candidates.
+        Returns
+        -------
+        list of tuples
+            votes : dict of str to Tensor of shape (B, K) or (B, 2)
+                Votes on candidates, -inf for those that repeat an earlier one; and on one code and on several.
+            is_true : Tensor of bool, of the same shape
+                Which of these are true; on several codes, only of rows whose first one is among the candidates.
         """
-        votes = self.votes(0)
-        for vote in votes.values():
-            vote[:, -1] = -torch.inf
+        votes = {name: vote.masked_fill(self._taken, -torch.inf) for name, vote in self.votes()[0].items()}
         is_true = (self._candidates[:, :, None] == true[:, None]).any(-1)
-        has_true = is_true.any(1)
-        yield votes, torch.cat([is_true, torch.zeros_like(has_true)[:, None]], dim=1)
         if self._num_blocks == 1:
-            return
+            return [(votes, is_true)]
+        has_true = is_true.any(1)
         self.choose(is_true.int().argmax(1), has_true)
-        votes = self.votes(1)
-        rest = is_true & ~self._taken & has_true[:, None]
-        is_last = has_true & (true >= 0).sum(1).eq(1)
-        yield votes, torch.cat([rest, is_last[:, None]], dim=1)
+        log_odds = self.votes()[1]
+        on_end = {"end": F.pad(log_odds[:, None], (0, 1)), "few": F.pad(torch.ones_like(log_odds)[:, None], (0, 1))}
+        is_one = ((true < 0) | (true == true[:, :1])).all(1)
+        return [(votes, is_true), (on_end, torch.stack([is_one, ~is_one], dim=1) & has_true[:, None])]
 
     def decode(self, weights: Mapping[str, float]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the best set of codes by the experts' weights.
@@ -158,9 +132,13 @@ class CombinedSearch:
         conf = torch.ones(batch, device=codes.device)
         ranked = of_ranked = codes  # until the first code is voted on
         for number in range(self._num_blocks):
-            scores = torch.stack([weights[name] * vote for name, vote in self.votes(number).items()]).sum(0)
-            excluded = torch.cat([self._taken, torch.full_like(self._taken[:, :1], number == 0)], dim=1)
-            shares = scores.masked_fill(excluded, -torch.inf).softmax(-1)  # each row has a first code
+            votes, log_odds = self.votes()
+            scores = torch.stack([weights[name] * vote for name, vote in votes.items()]).sum(0)
+            shares = scores.masked_fill(self._taken, torch.finfo(scores.dtype).min).softmax(-1)
+            # each row has a first code, and none beyond the candidates
+            ended = (weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)).sigmoid() * (number > 0)
+            ended = ended.masked_fill(self._taken.all(1), 1.0)[:, None]
+            shares = torch.cat([shares * (1 - ended), ended], dim=1)
             if number == 0:
                 of_ranked, order = shares[:, :-1].sort(1, descending=True)
                 ranked = self._candidates.gather(1, order).masked_fill(self._taken.gather(1, order), -1)
@@ -171,6 +149,6 @@ class CombinedSearch:
             codes[goes_on, number] = self._candidates.gather(1, place[:, None])[goes_on, 0]
             probabilities[goes_on, number] = best.values[goes_on]
             self.choose(place, goes_on)
-            if not bool(self._going_on.any()) or len(self._blocks) <= number + 1:
+            if not bool(self._going_on.any()):
                 break
         return codes, probabilities, conf, ranked, of_ranked

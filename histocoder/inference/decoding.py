@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.formatters import build_formatter
-from histocoder.inference.combined import Belief, CombinedSearch
+from histocoder.inference.combined import CombinedSearch
 from histocoder.inference.confidence import set_probability
 from histocoder.inference.greedy import greedy
 from histocoder.inference.predictions import Prediction
@@ -91,10 +91,9 @@ class Decoding:
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
         model, flat_logits = self._computing, self._computing.classify(batch.pooled)
-        beliefs = {"flat": Belief(self._real_classes(model.class_probabilities(flat_logits)))}
+        beliefs = {"flat": self._real_classes(model.class_probabilities(flat_logits))}
         if self._model.linear_expert is not None:
-            log_odds = self._real_classes(self._model.linear_expert(batch.characters))
-            beliefs["linear"] = Belief(log_odds.softmax(-1), log_odds.sigmoid())
+            beliefs["linear"] = self._real_classes(self._model.linear_expert(batch.characters)).softmax(-1)
         start = (model.decoder, self._trie, batch.memory, batch.memory_mask, model.prior(flat_logits))
         return CombinedSearch(*start, beliefs, num_blocks=self.formatter.num_blocks)
 

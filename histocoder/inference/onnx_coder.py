@@ -16,7 +16,7 @@ from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
-from histocoder.inference.onnx_search import OnnxBelief, OnnxStepper, Start, combined, greedy, set_probability, softmax
+from histocoder.inference.onnx_search import OnnxStepper, Start, combined, greedy, set_probability, softmax
 from histocoder.inference.predictions import Prediction
 from histocoder.inference.reading import readings, thresholds_of
 
@@ -205,10 +205,9 @@ class OnnxCoder:
         return Prediction(codes, probs, set_probability(start, tokens, of_tokens, is_code))
 
     def _combined(self, start: Start, flat_logits: np.ndarray, characters: np.ndarray | None) -> Prediction:
-        beliefs = {"flat": OnnxBelief(self._class_probabilities(flat_logits))}
+        beliefs = {"flat": self._class_probabilities(flat_logits)}
         if characters is not None:
-            log_odds = self._linear(characters)[:, self._is_code]
-            beliefs["linear"] = OnnxBelief(softmax(log_odds), _sigmoid(log_odds))
+            beliefs["linear"] = softmax(self._linear(characters)[:, self._is_code])
         names = ("decoder", *beliefs)
         weights = self._config.experts or dict.fromkeys(names, 1 / len(names))
         places, probs, conf = combined(start, beliefs, weights, self._blocks, num_blocks=self.formatter.num_blocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from histocoder.formatters.tokens import BOS, PAD
 
 NUM_CANDIDATES = 8  # codes of a row that experts beside the decoder propose; the decoder adds its own
 LEAST = 1e-9  # least probability, which is not 0 so that no expert has a veto
+LEAST_DOUBT = 1e-6  # least probability on either side of odds
 _SEQUENCES_AT_ONCE = 4096
 
 
@@ -132,26 +133,9 @@ def _repeats(x: np.ndarray) -> np.ndarray:
     return np.tril(same, -1).any(-1)
 
 
-class OnnxBelief(NamedTuple):
-    """Probabilities of an expert beside the decoder for a batch; see `Belief`."""
-
-    shares: np.ndarray
-    belongs: np.ndarray | None = None
-
-    def of_next(self, candidates: np.ndarray, number: int) -> np.ndarray:
-        if number and self.belongs is not None:
-            found = np.take_along_axis(self.belongs, candidates, 1)
-        else:
-            found = np.take_along_axis(self.shares, candidates, 1) * (number + 1)
-        return found.clip(LEAST, 1.0)
-
-    def rows(self, rows: np.ndarray) -> OnnxBelief:
-        return OnnxBelief(self.shares[rows], None if self.belongs is None else self.belongs[rows])
-
-
 def combined(
     start: Start,
-    beliefs: Mapping[str, OnnxBelief],
+    beliefs: Mapping[str, np.ndarray],
     weights: Mapping[str, float],
     blocks: np.ndarray,
     *,
@@ -159,37 +143,38 @@ def combined(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Decode n rows by a weighted product of experts, as `CombinedSearch` does.
 
-    `blocks` are the key's codes, of shape (num_codes, block_size). Return codes as their indices, -1 for none, and
-    probabilities, both of shape (n, num_blocks), and the confidence (n,).
+    `beliefs` are probabilities of the key's codes, of shape (n, num_codes), and `blocks` their tokens, of shape
+    (num_codes, block_size). Return codes as their indices, -1 for none, and probabilities, both of shape
+    (n, num_blocks), and the confidence (n,).
     """
-    num_rows, size = len(next(iter(beliefs.values())).shares), blocks.shape[1]
-    candidates = _candidates(start, beliefs, blocks, num_blocks=num_blocks)
+    num_rows, size = len(next(iter(beliefs.values()))), blocks.shape[1]
+    logs = {name: np.log(belief.clip(LEAST)) for name, belief in beliefs.items()}
+    candidates = _candidates(start, logs, blocks, num_blocks=num_blocks)
+    of_others = np.sum([weights[name] * np.take_along_axis(vote, candidates, 1) for name, vote in logs.items()], axis=0)
     codes, conf = np.full((num_rows, num_blocks), -1), np.ones(num_rows)
     probabilities = np.full((num_rows, num_blocks), np.nan)
     rows = np.arange(num_rows)  # those that go on, as in all arrays below
     stepper, taken = start(rows), _repeats(candidates)
     newest, parents = np.full((num_rows, 1), BOS), np.zeros((num_rows, 1), dtype=np.int64)
-    for number in range(min(num_blocks, len(blocks))):
-        votes = _decoder_votes(stepper, newest, parents, blocks[candidates])
-        scores, stop = (weights["decoder"] * vote for vote in votes)
-        for name, of_expert in beliefs.items():
-            belief = of_expert.of_next(candidates, number)
-            scores = scores + weights[name] * np.log(belief)
-            stop = stop + weights[name] * np.log((1 - np.where(taken, 0.0, belief).max(1)).clip(LEAST))
-        stop = np.full_like(stop, -np.inf) if number == 0 else stop  # each row has a code
-        shares = softmax(np.hstack([np.where(taken, -np.inf, scores), stop[:, None]]))
+    for number in range(num_blocks):
+        written, log_odds = _decoder_votes(stepper, newest, parents, blocks[candidates])
+        scores = weights["decoder"] * written + of_others
+        of_codes = softmax(np.where(taken, np.finfo(scores.dtype).min, scores))
+        # each row has a first code, and none beyond the candidates
+        ended = (number > 0) / (1 + np.exp(-weights.get("end", 1.0) * log_odds - weights.get("few", 0.0)))
+        ended = np.where(taken.all(1), 1.0, ended)[:, None]
+        shares = np.hstack([of_codes * (1 - ended), ended])
         best = shares.argmax(1)
         conf[rows] *= shares.max(1)
         on = np.flatnonzero(best < candidates.shape[1])
         rows, best, of_best = rows[on], best[on, None], shares.max(1)[on]
         if not len(rows):
             break
-        candidates, taken = candidates[on], taken[on]
+        candidates, taken, of_others = candidates[on], taken[on], of_others[on]
         chosen = np.take_along_axis(candidates, best, 1)
         codes[rows, number], probabilities[rows, number] = chosen[:, 0], of_best
         taken = taken | (candidates == chosen)
         newest, parents = blocks[chosen][..., -1], best if size > 1 else np.zeros_like(best)
-        beliefs = {name: belief.rows(on) for name, belief in beliefs.items()}
         stepper.keep(on)
     return codes, probabilities, conf
 
@@ -197,7 +182,7 @@ def combined(
 def _decoder_votes(
     stepper: OnnxStepper, newest: np.ndarray, parents: np.ndarray, blocks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-probabilities of codes with the tokens (B, K, size), of shape (B, K), and of no further code (B,)."""
+    """Return log-probabilities (B, K) of codes with the tokens (B, K, size), and log-odds (B,) of none."""
     first = stepper.step_tree(newest, parents)[:, 0]
     written = np.take_along_axis(first, blocks[..., 0], 1)
     level = np.zeros_like(blocks[..., 0])
@@ -205,13 +190,13 @@ def _decoder_votes(
         following = stepper.step_tree(blocks[..., i - 1], level)
         written = written + np.take_along_axis(following, blocks[..., i : i + 1], 2)[..., 0]
         level = np.broadcast_to(np.arange(blocks.shape[1]), level.shape)
-    return written, first[:, PAD]
+    ended = np.exp(first[:, PAD]).clip(LEAST_DOUBT, 1 - LEAST_DOUBT)
+    return written, np.log(ended / (1 - ended))
 
 
-def _candidates(start: Start, beliefs: Mapping[str, OnnxBelief], blocks: np.ndarray, *, num_blocks: int) -> np.ndarray:
+def _candidates(start: Start, logs: Mapping[str, np.ndarray], blocks: np.ndarray, *, num_blocks: int) -> np.ndarray:
     """Return the codes that the experts propose, indices of shape (n, K), some of them twice."""
-    by_others = np.sum([np.log(belief.shares.clip(LEAST)) for belief in beliefs.values()], axis=0)
-    proposed = np.argsort(-by_others, axis=1, kind="stable")[:, :NUM_CANDIDATES]
+    proposed = np.argsort(-np.sum([*logs.values()], axis=0), axis=1, kind="stable")[:, :NUM_CANDIDATES]
     size = blocks.shape[1]
     tokens, _ = greedy(start, len(proposed), num_blocks=num_blocks, block_size=size, blocks=blocks)
     same = (tokens.reshape(len(proposed), num_blocks, 1, size) == blocks).all(-1)  # (n, num_blocks, num_codes)

@@ -26,13 +26,13 @@ from histocoder.model.linear_expert import LinearExpert
 from histocoder.training.linear_expert import fit_linear_expert
 from histocoder.training.trainer import Trainer
 
-_USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45}
-_HALF_GROWN = 500  # training rows at which decoder and flat head have half of their usual weights
+_USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}
+_HALF_GROWN = 500  # training rows at which all but the linear expert have half of their usual weights
 _TRUST = 50.0  # strength of the penalty on weights other than the usual ones, in validation rows
 
 
 @torch.inference_mode()
-def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, Tensor], Tensor]]]:
     """Yield `CombinedSearch.votes_and_truth` of descriptions whose codes are known, batch by batch."""
 
     def search(ids: Tensor, _thresholds: Tensor, characters: Tensor | None) -> CombinedSearch:
@@ -43,7 +43,7 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[tuple[dict[str, Tenso
     langs = [known_language(lang, coder.model.config.languages) for lang in examples.langs]
     table = pd.DataFrame({"text": examples.texts, "lang": langs})
     for rows, found in coder.each_batch(search, table, PredictOptions()):
-        yield from found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
+        yield found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
 
 
 def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *, num_train: int) -> dict[str, float]:
@@ -121,8 +121,10 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
     model = load_model(folders[0])
     _set_linear_expert(model, expert)
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
-    votes, is_true = zip(*votes_on(coder, examples), strict=True)
-    weights = fit_weights(votes, is_true, num_train=len(trainer.train_data))
+    weights: dict[str, float] = {}
+    for found in zip(*votes_on(coder, examples), strict=True):
+        votes, is_true = zip(*found, strict=True)
+        weights |= fit_weights(votes, is_true, num_train=len(trainer.train_data))
     model.config = replace(model.config, experts=weights)
     modes = ("combined", "greedy", "flat")
     right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import warnings
 from dataclasses import replace
@@ -16,7 +17,7 @@ from histocoder.checkpoints.occcanine import initial_weights, save_published, wi
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
-from histocoder.formatters import build_formatter
+from histocoder.formatters import PAD, build_formatter
 from histocoder.inference.occcanine import save_occcanine
 from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.reading import thresholds_of
@@ -160,6 +161,27 @@ def test_rows_below_the_confidence_asked_for_have_no_code(coder: Coder):
     for least, is_coded in ((conf - 1e-3, True), (conf + 1e-3, False)):
         row = coder.predict("farmer", "en", mode="combined", min_confidence=least).iloc[0]
         assert isinstance(row["hisco_1"], str) == is_coded and row["conf"] == conf
+
+
+def test_the_decoder_says_whether_there_is_a_second_code():
+    model = tiny_model()
+    shares = torch.full((len(CODES),), 0.01)
+    shares[:2] = torch.tensor([0.8, 0.1])
+    with torch.no_grad():
+        for layer in (model.decoder.head, model.linear_decoder):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        model.linear_decoder.bias.copy_(shares.logit())
+        model.decoder.head.bias[PAD] = math.log(model.config.vocab_size - 1) - 1  # no second code: 0.27
+    weights = {"decoder": 0.1, "flat": 1.0}
+    for more, second in (({}, CODES[1]), ({"end": 1.0, "few": 2.0}, None)):
+        model.config = replace(model.config, experts=weights | more)
+        found = Coder(model, "cpu").predict("farmer and baker", mode="combined").iloc[0]
+        assert (found["hisco_1"], found["hisco_2"]) == (CODES[0], second)
+        sure = 1 / (1 + math.exp(1 - more.get("few", 0.0)))
+        shares_left = shares[1:] / shares[1:].sum()
+        expected = sure if second is None else (1 - sure) * shares_left[0]
+        assert found["conf"] / found["prob_1"] == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_thresholds_of_the_model_are_used_by_language(coder: Coder):
