@@ -86,6 +86,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         input_col=config.input_col,
         language_col=config.language_col,
         language=config.language,
+        known=coder.codes,
         rules=rules,
         sheet=config.sheet,
     )

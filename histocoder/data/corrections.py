@@ -1,7 +1,7 @@
 """Codes that a person has checked; they override what the data say of the same descriptions."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -109,19 +109,23 @@ class Corrections:
         return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
-def read_corrections(config: PrepareConfig, formatter: Formatter) -> Corrections:
+def read_corrections(config: PrepareConfig, formatter: Formatter, known: Collection[str] = ()) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in.
+
+    For `known` see `ExampleFiles`.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
     found = Corrections(config.target_cols, language_code(config.language))
     for path in config.corrections or ():
-        for correction in _read(path, config, formatter):
+        for correction in _read(path, config, formatter, known):
             found.add(*correction)
     return found
 
 
-def _read(path: str, config: PrepareConfig, formatter: Formatter) -> Iterator[tuple[str, str | None, list[str | None]]]:
+def _read(
+    path: str, config: PrepareConfig, formatter: Formatter, known: Collection[str]
+) -> Iterator[tuple[str, str | None, list[str | None]]]:
     needed = [config.input_col, CHECKED_COL, config.target_cols[0]]
     optional = [*config.target_cols[1:], *([config.language_col] if config.language_col else [])]
     file = open_table(path, needed, optional=optional, codes=config.target_cols)
@@ -145,7 +149,7 @@ def _read(path: str, config: PrepareConfig, formatter: Formatter) -> Iterator[tu
     blank = pa.nulls(len(checked), pa.string())
     columns = {name: checked.columns.get(name, blank) for name in [*needed, *optional]}
     rules = LabelRules(config.zero_pad_codes, config.allow_codes_shorter_than_block_size, config.drop_bad_labels)
-    checker = LabelChecker(file, config.target_cols, formatter, rules)
+    checker = LabelChecker(file, config.target_cols, formatter, rules, known=known)
     codes, reasons = checker.check(replace(checked, columns=columns))
     checker.finish(log.info)
     langs: list[str | None] = [None] * len(checked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +70,8 @@ class ExampleFiles:
     """Language of all rows, if given, instead of `language_col`."""
     key: Key | None = None
     """Key whose codes alone are allowed; None: all codes that fit."""
+    known: Collection[str] = ()
+    """Codes of a model, which are read as they are even if they look like marks of missing values, or numbers."""
     rules: LabelRules = field(default_factory=LabelRules)
     """Rules for codes that do not fit."""
     sheet: str | None = None
@@ -108,7 +110,7 @@ class ExampleFiles:
         wanted = [self.input_col, *lang_cols, *columns]
         for notice in file.notices:
             say(notice)
-        checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key)
+        checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key, known=self.known)
         tables = _with_targets(file.tables(wanted), code_columns, self.key if use_index else None)
         num_blank = 0
         for chunk in checked_chunks(tables, checker, self.input_col, *lang_cols, language=self.language or "unk"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,8 +56,9 @@ class LabelChecker:
     """Cleans the codes of a file chunk by chunk, and gathers those that do not fit.
 
     Blanks around a code and marks of spreadsheets are removed (see `cells`); marks such as NA are missing codes, unless
-    the key has them. With a key, no other codes are allowed. Reading of a row stops at its first missing code; if the
-    formatter has a mark for a missing first code, it is put there; as a further code, this mark is missing.
+    they are codes of the key, or of a model (`known`). With a key, no other codes are allowed. Reading of a row stops
+    at its first missing code; if the formatter has a mark for a missing first code, it is put there; as a further code,
+    this mark is missing.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class LabelChecker:
         rules: LabelRules,
         *,
         key: Key | None = None,
+        known: Collection[str] = (),
     ) -> None:
         self._file, self._target_cols, self._formatter = file, target_cols, formatter
-        self._rules, self._key = rules, key
+        self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
         self._has_codes = False
         self._num_ignored = self._num_uncoded = 0
         self._marks: Counter[str] = Counter()
@@ -152,7 +154,7 @@ class LabelChecker:
                 self._marks[cell.strip()] += count
             elif code != cell.strip():
                 self._rewritten[cell.strip(), code] += count
-            if looks_like_a_number(code):
+            if looks_like_a_number(code) and code not in self._known:
                 self._decimals[code] += count
             elif is_integer(code):
                 self._num_integers += count
@@ -165,7 +167,7 @@ class LabelChecker:
     def _read(self, name: str, cell: str) -> str:
         """Return the code in a cell of a column, "" if it is missing."""
         code = bare(cell)
-        if self._key is not None and code in self._key.index:
+        if code in self._known:
             return code
         is_further = name != self._target_cols[0] and self._formatter.system.missing_block is not None
         if code in MISSING_MARKS or (code == MISSING and is_further):
@@ -199,7 +201,7 @@ class LabelChecker:
         system = self._formatter.system
         problem = system.problem(code)
         changed = spoilt(code) or ("a number" if problem is not None and looks_like_a_number(code) else None)
-        if changed is not None and (problem is not None or self._key is None):
+        if changed is not None and (problem is not None or (self._key is None and code not in self._known)):
             return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text"
         if problem is None:
             is_strange = self._key is not None and code != MISSING and code not in self._key.index

@@ -84,7 +84,8 @@ def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known:
     _refuse_to_replace(config, folder)
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
-    corrections = read_corrections(config, formatter_of(config)) if config.corrections else None
+    own = [code for one in (key, known) if one is not None for code in one.codes]
+    corrections = read_corrections(config, formatter_of(config), own) if config.corrections else None
     with temporary_folder(folder / "prepared") as scratch:
         found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE)
         if len(found.codes) < 2:

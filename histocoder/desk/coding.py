@@ -78,7 +78,7 @@ class CodingDesk:
         if training_data.is_file():
             paths = (training_data, *held_out(training_data.parent))
             rules = LabelRules(False, True, True)
-            files = ExampleFiles(paths, coder.model.config.target_cols, coder.formatter, rules=rules)
+            files = ExampleFiles(paths, coder.model.config.target_cols, coder.formatter, known=coder.codes, rules=rules)
             source = " ".join(map(fingerprint, paths))
             examples = coded(files.read())
             self.known = Known(f"{source} desk", languages=coder.model.config.languages)

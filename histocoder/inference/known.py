@@ -152,6 +152,7 @@ def training_files(
         input_col=text_col,
         language_col=lang_col or LANG_COL,
         language=None if lang_col else "unk",
+        known=coder.codes,
         rules=rules,
         sheet=sheet,
     )

@@ -129,6 +129,18 @@ def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path, logg
         read_corrections(settings, formatter_of(settings))
 
 
+def test_corrections_take_codes_that_the_key_lists(tmp_path: Path):
+    table, key, checked = tmp_path / "t.csv", tmp_path / "key.csv", tmp_path / "review.csv"
+    codes = ("NA", "1.0", "1.5", "6E+04")
+    table.write_text("occ1,a\n" + "".join(f"title {i},{codes[i % 4]}\n" for i in range(40)))
+    key.write_text("system_code,code\n" + "".join(f"{code},{i}\n" for i, code in enumerate(codes)))
+    checked.write_text("occ1,checked,a\nnone,x,NA\nwhole,x,1.0\npower,x,6E+04\n")
+    settings = {"target_cols": ("a",), "key": str(key), "corrections": (str(checked),), "language_col": None}
+    files = prepared(table, tmp_path / "out", **settings, allow_codes_shorter_than_block_size=True)
+    corrected = files["data_train"].set_index("occ1")["a"].loc[["none", "whole", "power"]]
+    assert corrected.tolist() == ["NA", "1.0", "6E+04"] and files["key"]["system_code"].tolist() == list(codes)
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
 def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str, logged: list[str]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,16 @@ import pandas as pd
 import pytest
 from archives import config, read, write_archive
 from jobs import two_ranks
-from models import save_tiny_model
+from models import save_tiny_model, tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
 from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
+from histocoder.data.labels import LabelRules
+from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Answer, Known, coded
+from histocoder.inference.known import Answer, Known, coded, training_files
 from histocoder.inference.predict_file import predict_file
 
 DICTIONARY = """occ1,lang,hisco_1,hisco_2
@@ -94,6 +97,16 @@ def test_known_answers_may_have_different_numbers_of_codes(model: Path):
         warnings.simplefilter("error")  # pandas will refuse a table of sequences of different lengths
         table = known.code(coder, ["farmer", "baker"], ["en"] * 2, PredictOptions(), progress=False)
     assert table[["hisco_1", "hisco_2"]].fillna("").to_numpy().tolist() == [["61110", ""], ["77610", "61110"]]
+
+
+def test_known_codes_may_look_like_missing_ones(tmp_path: Path):
+    model = tiny_model()
+    form = build_formatter("general", num_blocks=2, block_size=3).to_config()
+    model.config = replace(model.config, formatter=form, codes=("NA", "1.0", "1.5"))
+    (tmp_path / "known.csv").write_text("occ1,hisco_1,hisco_2\nnone,NA,1.0\nwhole,1.0,\n")
+    rules = LabelRules(allow_short=True)
+    files, _ = training_files(tmp_path / "known.csv", Coder(model, "cpu"), rules, input_col="occ1", language_col=None)
+    assert files.read().codes.to_numpy().tolist() == [["NA", "1.0"], ["1.0", None]]
 
 
 def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Path, capsys):
