@@ -57,8 +57,8 @@ class LabelChecker:
 
     Blanks around a code and marks of spreadsheets are removed (see `cells`); marks such as NA are missing codes, unless
     they are codes of the key, or of a model (`known`). With a key, no other codes are allowed. Reading of a row stops
-    at its first missing code; if the formatter has a mark for a missing first code, it is put there; as a further code,
-    this mark is missing.
+    at its first missing code; a code that a row has twice counts once; if the formatter has a mark for a missing first
+    code, it is put there; as a further code, this mark is missing.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LabelChecker:
         self._file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
         self._has_codes = False
-        self._num_ignored = self._num_uncoded = 0
+        self._num_ignored = self._num_repeated = self._num_uncoded = 0
         self._marks: Counter[str] = Counter()
         self._rewritten: Counter[tuple[str, str]] = Counter()
         self._decimals: Counter[str] = Counter()
@@ -109,7 +109,18 @@ class LabelChecker:
         reasons = np.empty(len(table), dtype=object)
         reasons[~is_filled] = "no code"
         reasons[list(bad)] = list(bad.values())
-        return pd.DataFrame(codes, dtype=object), reasons
+        return pd.DataFrame(self._without_repeats(codes), dtype=object), reasons
+
+    def _without_repeats(self, codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return columns of codes with each row's codes once, the first ones first."""
+        columns = list(codes.values())
+        for row in np.flatnonzero(pd.notna(columns[1])).tolist() if len(columns) > 1 else ():
+            found = [code for column in columns if (code := column[row]) is not None]
+            kept = list(dict.fromkeys(found))
+            self._num_repeated += len(found) - len(kept)
+            for column, code in zip(columns, [*kept, *[None] * len(columns)], strict=False):
+                column[row] = code
+        return codes
 
     def _check_column(
         self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]
@@ -245,6 +256,9 @@ class LabelChecker:
         if self._num_ignored:
             codes = "1 code is" if self._num_ignored == 1 else f"{self._num_ignored:,} codes are"
             say(f"{path}: {codes} ignored, because an earlier cell of the row is empty.")
+        if self._num_repeated:
+            codes = "1 code is" if self._num_repeated == 1 else f"{self._num_repeated:,} codes are"
+            say(f"{path}: {codes} ignored, because an earlier cell of the row has the same code.")
         if self._num_uncoded:
             rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
             may_keep = self._rules.is_training and self._formatter.system.missing_block is not None

@@ -220,6 +220,20 @@ def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path:
     assert f"{table}: 1 code is ignored, because an earlier cell of the row is empty." in logged
 
 
+def test_a_code_that_a_row_has_twice_counts_once(tmp_path: Path, logged: list[str]):
+    table = tmp_path / "t.csv"
+    table.write_text("occ1,a,b,c\nx,11111,11111,\ny,22222,22222,11111\nz,11111,22222,33333\nw,33333,22222,33333\n")
+    found = read(table, ["a", "b", "c"], build_formatter("hisco", num_blocks=3)).codes.to_numpy().tolist()
+    assert found == [
+        ["11111", None, None],
+        ["22222", "11111", None],
+        ["11111", "22222", "33333"],
+        ["33333", "22222", None],
+    ]
+    prepare(config(table, target_cols=("a", "b", "c"), share_val=0.3), tmp_path / "out")
+    assert f"{table}: 3 codes are ignored, because an earlier cell of the row has the same code." in logged
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
