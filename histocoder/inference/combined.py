@@ -81,11 +81,11 @@ class CombinedSearch:
 
     def choose(self, place: Tensor, going_on: Tensor) -> None:
         """Take each row's candidate at an index (B,), if the row has a further code at all."""
-        self._going_on = self._going_on & going_on
         chosen = self._candidates.gather(1, place[:, None])
         self._newest = self._blocks[chosen][..., -1]
         self._parents = place[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(chosen)
         self._taken = self._taken | (self._candidates == chosen)
+        self._going_on = self._going_on & going_on & ~self._taken.all(1)
 
     def votes_and_truth(self, true: Tensor) -> list[tuple[dict[str, Tensor], Tensor]]:
         """Return the votes on first codes and, if a row may have several, on whether it has, with what is true.
@@ -105,10 +105,10 @@ class CombinedSearch:
         """
         votes = {name: vote.masked_fill(self._taken, -torch.inf) for name, vote in self.votes()[0].items()}
         is_true = (self._candidates[:, :, None] == true[:, None]).any(-1)
-        if self._num_blocks == 1:
+        if self._num_blocks == 1 or len(self._blocks) == 1:
             return [(votes, is_true)]
         has_true = is_true.any(1)
-        self.choose(is_true.int().argmax(1), has_true)
+        self.choose(is_true.int().argmax(1), torch.ones_like(has_true))
         log_odds = self.votes()[1]
         on_end = {"end": F.pad(log_odds[:, None], (0, 1)), "few": F.pad(torch.ones_like(log_odds)[:, None], (0, 1))}
         is_one = ((true < 0) | (true == true[:, :1])).all(1)
@@ -134,10 +134,9 @@ class CombinedSearch:
         for number in range(self._num_blocks):
             votes, log_odds = self.votes()
             scores = torch.stack([weights[name] * vote for name, vote in votes.items()]).sum(0)
-            shares = scores.masked_fill(self._taken, torch.finfo(scores.dtype).min).softmax(-1)
-            # each row has a first code, and none beyond the candidates
-            ended = (weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)).sigmoid() * (number > 0)
-            ended = ended.masked_fill(self._taken.all(1), 1.0)[:, None]
+            shares = scores.masked_fill(self._taken, -torch.inf).softmax(-1)
+            ended = (weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)).sigmoid()[:, None]
+            ended = ended * (number > 0)  # each row has a first code
             shares = torch.cat([shares * (1 - ended), ended], dim=1)
             if number == 0:
                 of_ranked, order = shares[:, :-1].sort(1, descending=True)

@@ -1,21 +1,26 @@
 """What happens to a model once it is trained: its experts are weighed, and best/ learns from the validation data."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
 from conftest import run, write_table
 from jobs import two_ranks
+from models import CODES, tiny_model
 from safetensors.torch import load_file
 from trainers import dataset
 
+from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters
+from histocoder.inference.coder import Coder
 from histocoder.model.linear_expert import NGRAM_WEIGHTS, linear_ngrams
 from histocoder.training import linear_expert
-from histocoder.training.experts import fit_weights
+from histocoder.training.experts import fit_weights, votes_on
 from histocoder.training.linear_expert import fit_linear_expert
 
 
@@ -131,6 +136,21 @@ def test_the_linear_expert_of_a_large_table_answers_as_that_of_a_small_one(
     monkeypatch.undo()
     monkeypatch.setattr(linear_expert, "MAX_ROWS", 0)  # many rows, but few classes
     assert fit_linear_expert(data, num_classes=8) is not None
+
+
+def test_weights_are_fitted_where_no_row_has_a_true_candidate():
+    codes = pd.DataFrame({"hisco_1": ["99999"], "hisco_2": [None]}, dtype=object)
+    (of_codes, of_ends), *others = votes_on(Coder(tiny_model(), "cpu"), Examples(["a farmer"], ["en"], codes))
+    assert not others
+    for votes, is_true in (of_codes, of_ends):
+        assert not is_true.any() and set(fit_weights([votes], [is_true], num_train=500)) == set(votes)
+
+
+def test_a_row_has_no_more_codes_than_candidates():
+    model = tiny_model(num_blocks=10)
+    model.config = replace(model.config, experts={"decoder": 1.0, "flat": 1.0, "few": -50.0})  # never ends by itself
+    found = Coder(model, "cpu").predict("a farmer", mode="combined").iloc[0]
+    assert set(found.filter(like="hisco_").dropna()) == set(CODES) and 0 < found["conf"] <= 1
 
 
 def test_few_rows_leave_the_usual_weights_of_experts_nearly_as_they_are():
