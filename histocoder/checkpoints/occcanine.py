@@ -20,6 +20,7 @@ from histocoder.checkpoints.model_files import (
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.files import replacing
+from histocoder.model import is_canine
 from histocoder.model.canine import POSITIONS, CanineConfig
 
 Codes = tuple[str, ...] | None
@@ -80,6 +81,13 @@ def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | No
     if isinstance(key, dict):  # code to class; NaN is the class of blank cells, with several columns
         codes = tuple("" if str(code) == "nan" else str(code) for code in sorted(key, key=key.__getitem__))
     return _own_names(weights), codes, list(map(str, chars)) if isinstance(chars, list | tuple | str) else None
+
+
+def unpublishable(config: ModelConfig) -> str:
+    """Return why OccCANINE has no format for a model; an empty text if it has one."""
+    if not is_canine(config.encoder):
+        return "its encoder is not CANINE"
+    return "its decoder uses the flat head's probabilities as a prior" if config.decoder_prior else ""
 
 
 def save_published(path: Path, config: ModelConfig, weights: dict[str, Tensor], *, step: int, **state: Any) -> None:

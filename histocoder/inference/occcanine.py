@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from histocoder.checkpoints.model_files import load_model
-from histocoder.checkpoints.occcanine import read_published, save_published
+from histocoder.checkpoints.occcanine import read_published, save_published, unpublishable
 from histocoder.config import NUM_CODES, ModelConfig
 from histocoder.data.key import Key, read_key
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import Formatter, build_formatter
 from histocoder.inference.coder import Coder
-from histocoder.model import MixerModel, is_canine
+from histocoder.model import MixerModel
 
 PAD_TO = 128  # positions that inputs of published models were padded to; their decoders saw the padding
 
@@ -135,11 +135,9 @@ def save_occcanine(folder: str | Path, path: str | Path) -> None:
         If the folder holds no model, or one that OccCANINE has no format for, or the file can't be written.
     """
     model = load_model(Path(folder))
-    if not is_canine(model.config.encoder):
-        raise UserError(f"OccCANINE has no format for the model in {folder}, whose encoder is not CANINE.")
-    if model.config.decoder_prior:
+    if reason := unpublishable(model.config):
         raise UserError(
-            f"The decoder in {folder} uses the flat head's probabilities as a prior, which OccCANINE's does not. "
-            "Train with --save-format occcanine or --recipe reference for a model in its format."
+            f"OccCANINE has no format for the model in {folder}: {reason}. Train a CANINE encoder with --save-format "
+            "occcanine or --recipe reference for a model in its format."
         )
     save_published(Path(path), model.config, model.state_dict(), step=0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import is_own_model, read_model_config, read_tokenizer
-from histocoder.checkpoints.occcanine import initial_weights
+from histocoder.checkpoints.occcanine import initial_weights, unpublishable
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, ModelConfig, RunConfig
 from histocoder.data.examples import ExampleFiles
@@ -40,6 +40,11 @@ def seeded_model(
         model = MixerModel(model_config, tokenizer=tokenizer)
     else:
         model = build_model(config, files, tokenizer=tokenizer, key=key, languages=languages)
+    if config.save_format == "occcanine" and (reason := unpublishable(model.config)):
+        raise UserError(
+            f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
+            "run with a CANINE encoder and new heads (--resume never, --only-encoder)."
+        )
     if config.gradient_checkpointing and not model.can_checkpoint_layers:
         raise UserError(
             f"--gradient-checkpointing: transformers does not support it for {type(model.encoder).__name__}; omit it."
@@ -87,8 +92,6 @@ def choose_tokenizer(config: RunConfig, checkpoint: Checkpoint | None) -> Tokeni
         found = distributed.run_on_primary(lambda: load_tokenizer(config.encoder), doing="loading") or load_tokenizer(
             config.encoder
         )
-    if config.save_format == "occcanine" and (not found.reads_characters or config.encoder == "ngram"):
-        raise UserError("--save-format occcanine is for CANINE encoders; OccCANINE has no format for others.")
     return found
 
 

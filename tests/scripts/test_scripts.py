@@ -333,6 +333,16 @@ def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):
     assert other.returncode == 2 and "do not fit this model (" in other.stderr and len(other.stderr) < 600
 
 
+def test_last_bin_is_refused_for_a_decoder_with_a_prior(table: Path, tmp_path: Path):
+    first, again, steps = tmp_path / "first", tmp_path / "again", ("--batch-size", 8, "--max-steps", 2)
+    run(*finetune(table, first, *steps))
+    for out, extra in ((first, ()), (again, ("--initial-checkpoint", first))):
+        refused = run(*finetune(table, out, *steps, *extra, "--save-format", "occcanine"), check=False)
+        assert refused.returncode == 2 and "its decoder uses the flat head's probabilities as a prior" in refused.stderr
+        assert not (out / "last.bin").exists()
+    assert not (again / "args.yaml").exists()
+
+
 @pytest.mark.slow
 def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
     expected = json.loads(shared("reference/occcanine/expected.json").read_text())
