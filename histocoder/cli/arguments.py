@@ -16,7 +16,8 @@ from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound=Settings)
 _START = ("recipe", "encoder", "initial_checkpoint", "only_encoder", "freeze_encoder")
-"""Flags that choose the recipe: if one overrides a file, values that the file has from its recipe do not count."""
+_REPLACING = ("max_steps", "tokens_per_batch", "auto_batch_size", "scale_lr")
+"""Flags that choose the recipe, or replace values of it, as all flags do that a recipe has set."""
 
 
 def parse(kind: type[_Config], argv: Sequence[str] | None = None, *, prog: str | None = None) -> _Config:
@@ -136,10 +137,12 @@ class Parser(argparse.ArgumentParser):
         if path is None:
             return self.parse_args(argv)
         values = read_config(path, self)
-        self.set_defaults(**values)
+        by_recipe = values.get("by_recipe") or ()
+        given = values | dict.fromkeys(("by_recipe", *by_recipe))
+        self.set_defaults(**given)
         args = self.parse_args(argv)
-        if any(name in values and getattr(args, name) != values[name] for name in _START):
-            self.set_defaults(**dict.fromkeys(values.get("by_recipe") or ()), by_recipe=None)
+        if not any(name in given and getattr(args, name) != given[name] for name in (*_START, *_REPLACING, *by_recipe)):
+            self.set_defaults(**values)
             args = self.parse_args(argv)
         return args
 

@@ -105,6 +105,22 @@ def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
     assert rates == (scratch.learning_rate, None, 3, 32, scratch.warmup_pct)
 
 
+def test_flags_override_the_recipe_of_args_yaml(tmp_path: Path):
+    first = fill_in(parse(FinetuneConfig, "--dataset t.csv --target-cols h --encoder ngram".split()))
+    args = tmp_path / "args.yaml"
+    args.write_text(yaml.safe_dump(recorded(first)))
+
+    def again(*flags: object) -> FinetuneConfig:
+        return fill_in(parse(FinetuneConfig, ["--config", str(args), *map(str, flags)]))
+
+    for flags in (("--num-epochs", first.num_epochs), ("--max-steps", 10)):
+        assert again(*flags).min_steps == 0
+    slow = again("--learning-rate", 1e-4)
+    assert (slow.table_learning_rate, slow.max_epoch_steps, slow.min_steps) == (None, 0, first.min_steps)
+    assert again("--scale-lr").max_epoch_steps == 0
+    assert again("--seed", 1) == replace(first, seed=1)
+
+
 def test_rates_are_scaled_by_the_rows_of_a_step():
     config = FinetuneConfig("t.csv", ("h",), batch_size=32, gradient_accumulation_steps=2, scale_lr=True)
     assert config.step_size(4) == 256
