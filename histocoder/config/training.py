@@ -77,7 +77,7 @@ class FitConfig(Settings):
     by_recipe: tuple[str, ...] | None = free(None, None)
     """Settings that a recipe has filled in, which a run with another start fills in again."""
     num_epochs: int = free(None, "passes over the data", at_least=1, is_short=True)
-    min_steps: int = fixed(
+    min_steps: int = free(
         None, "repeat epochs until there are N steps (default: by the recipe; 0 with --num-epochs)", at_least=0
     )
     early_stopping: int | None = free(

@@ -54,8 +54,8 @@ class Learner:
         self.wrapped = self.strategy.wrap(model, device)
         self.optimizer: Any = self.strategy.optimizer(model, config)
         warmup = round(config.warmup_pct * total_steps)
-        schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
-        self.scheduler = LambdaLR(self.optimizer, schedule)
+        self.schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
+        self.scheduler = LambdaLR(self.optimizer, self.schedule)
         # for fp16; in other precisions it does nothing
         self.scaler = torch.amp.GradScaler(device.type, enabled=model.dtype == torch.float16)
 
@@ -143,6 +143,8 @@ class Learner:
         """Restore a state, whole on every rank."""
         self.strategy.load(self.model, state.weights)
         self.strategy.load_optimizer(self.optimizer, state.optimizer)
+        # the next step's learning rate is that of this run's steps and warm-up, which may have changed
+        self.scheduler = LambdaLR(self.optimizer, self.schedule, last_epoch=state.scheduler["last_epoch"] - 1)
         self.scheduler.load_state_dict(state.scheduler)
         if state.scaler:
             self.scaler.load_state_dict(state.scaler)

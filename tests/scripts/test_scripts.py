@@ -207,6 +207,15 @@ def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
     assert "Resuming" not in again.stdout and logged(tmp_path / "out", "step")[0] == 1
 
 
+def test_a_finished_run_resumes_with_more_epochs(table: Path, tmp_path: Path):
+    saving, steps = ("--batch-size", 8, "--save-interval", 1, "--keep-checkpoints", 9), tmp_path / "out" / "checkpoints"
+    run(*finetune(table, tmp_path / "out", *saving, "--num-epochs", 1, "--min-steps", 9))
+    run(*finetune(table, tmp_path / "out", *saving, "--num-epochs", 2))
+    assert logged(tmp_path / "out", "step")[-1] == 16
+    with pytest.raises(AssertionError):  # step 10 is at the new schedule's learning rate, not at the last one's, 0
+        assert_same_weights(steps / "step-0000009", steps / "step-0000010")
+
+
 def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2))
     path = tmp_path / "out" / "checkpoints" / "step-0000002" / "optimizer.pt"
