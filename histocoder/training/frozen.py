@@ -57,7 +57,7 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
 def _encoder_id(model: MixerModel) -> str:
     """Return a hash of all that the encoder's outputs depend on."""
     config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
-    digest = hashlib.sha256(f"{_VERSION} {model.dtype} {config}".encode())
+    digest = hashlib.sha256(f"{_VERSION} {model.dtype} {model.config.pooling} {config}".encode())
     for name, weight in model.encoder.state_dict().items():
         digest.update(name.encode())
         digest.update(weight.cpu().contiguous().numpy().data)

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +185,18 @@ def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
     kept = data.encodings.pad(rows, num_positions=ids.shape[1])
     torch.testing.assert_close(kept.pooled, pooled, atol=1e-5, rtol=0)
     torch.testing.assert_close(kept.memory[mask], memory[mask], atol=1e-5, rtol=0)
+
+
+def test_kept_encodings_are_pooled_as_the_model_s(tmp_path: Path):
+    model = model_of(save_pretrained("bert", tmp_path / "bert"))
+    model.freeze_encoder()
+    arrays, rows, pooled = arrays_of(tmp_path, model.tokenizer), np.arange(5), []
+    for pooling in ("auto", "mean"):
+        model.config = replace(model.config, pooling=pooling)
+        data = OccupationDataset(arrays, formatter=FORMATTER, classes=CODES, max_len=MAX_LEN)
+        use_encodings(model, [data], folder=tmp_path)
+        pooled.append(data[Share(rows, epoch=0, num_rows=5, num_target_blocks=1, weight=1.0)].encoded.pooled)
+    assert not torch.allclose(*pooled)
 
 
 def test_weights_kept_in_another_precision_are_trained_in_fp32(encoder: Path, tmp_path: Path):
