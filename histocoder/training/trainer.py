@@ -97,6 +97,8 @@ class Trainer:
         self.tracker = tracker or self.tracker
         with self.learner.whole() as model:
             use_encodings(model, [self.train_data, self.val_data], folder=self.run.path)
+        if not self.meter.steps:
+            self.meter.started = time.monotonic()
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
         profiled = profiling(self.config.profile, self.run.profile, device=self.device, on_pause=self.pause)
         with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiled as count_step:

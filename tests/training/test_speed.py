@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, environment, run, write_table
+from jobs import logged
 from models import slow_in_bf16
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainers import CPU, MAX_LEN, begin, dataset, losses
@@ -18,6 +19,7 @@ from histocoder.model.devices import choose_tf32, computing_dtype
 from histocoder.model.layers import has_mkldnn_linear
 from histocoder.ops import kernels
 from histocoder.training.losses import mixed_loss
+from histocoder.training.tracking import CsvLog
 
 
 @slow_in_bf16
@@ -114,6 +116,14 @@ def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path
     computed = sum(batch.input_ids.numel() for batch in batches)
     needed = sum(trimmed_length(int(lengths[row]), MAX_LEN) for batch in batches for row in batch.rows)
     assert needed <= computed <= 1.02 * needed
+
+
+def test_speed_is_that_of_steps_from_the_first_line_on(tmp_path: Path):
+    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
+    trainer = begin(tmp_path, data, precision="fp32", num_classes=8, max_steps=2)
+    trainer.meter.started -= 1000  # as if encoding with a frozen encoder had taken so long
+    trainer.fit(CsvLog(tmp_path / "logs.csv"))
+    assert logged(tmp_path, "samples_per_sec")[0] > 0.1
 
 
 def test_rows_that_are_alike_are_computed_once_with_the_same_gradients(tmp_path: Path):
