@@ -151,6 +151,12 @@ class RunFolder:
                 self.path.rmdir()  # succeeds if this node keeps nothing else
         return checkpoint
 
+    def forget_results(self) -> None:
+        """Delete what an earlier end of the run wrote about its model: the report, and last.bin."""
+        for name in (REPORT_FILE, METRICS_FILE, LAST_BIN_FILE):
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / FIGURES_FOLDER, ignore_errors=True)
+
     def mark_interrupted(self, *, step: int, signum: int) -> None:
         """Write `interrupted.json` with the signal that ended a run, and the step that was saved."""
         record = {"step": step, "reason": signal.Signals(signum).name, "status": 128 + signum}

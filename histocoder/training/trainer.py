@@ -252,6 +252,8 @@ class Trainer:
 
     def save_result(self) -> None:
         """Write the model of a finished run."""
+        if distributed.is_primary():
+            self.run.forget_results()
         self.save_model(self.run.path, doing="saving the model")
         if self.config.save_format == "occcanine":
             learner, model = self.learner.state(), self.model

@@ -216,6 +216,15 @@ def test_a_finished_run_resumes_with_more_epochs(table: Path, tmp_path: Path):
         assert_same_weights(steps / "step-0000009", steps / "step-0000010")
 
 
+def test_a_new_model_is_not_beside_an_earlier_report(table: Path, tmp_path: Path):
+    out, results = tmp_path / "out", ("report.html", "metrics.json", "last.bin")
+    run(*finetune(table, out, "--batch-size", 8, "--max-steps", 2))
+    for name in results:
+        (out / name).touch()
+    run(*finetune(table, out, "--batch-size", 8, "--max-steps", 4))
+    assert not any((out / name).exists() for name in results)
+
+
 def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2))
     path = tmp_path / "out" / "checkpoints" / "step-0000002" / "optimizer.pt"
