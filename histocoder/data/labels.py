@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -114,7 +115,9 @@ class LabelChecker:
     def _without_repeats(self, codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return columns of codes with each row's codes once, the first ones first."""
         columns = list(codes.values())
-        for row in np.flatnonzero(pd.notna(columns[1])).tolist() if len(columns) > 1 else ():
+        pairs = list(itertools.combinations(columns, 2))
+        repeats = np.logical_or.reduce([(one == other) & pd.notna(one) for one, other in pairs])
+        for row in np.flatnonzero(repeats).tolist():
             found = [code for column in columns if (code := column[row]) is not None]
             kept = list(dict.fromkeys(found))
             self._num_repeated += len(found) - len(kept)
