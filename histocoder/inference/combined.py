@@ -17,8 +17,9 @@ from histocoder.model import Decoder, Prior
 class CombinedSearch:
     """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
 
-    An expert's vote is the probability of each code. Whether a row has a further code is asked of the decoder alone,
-    which knows those before it; the log-odds of its answer have two weights, a factor "end" and a summand "few".
+    An expert's vote is the probability of each code. The decoder alone decides whether a row has a further code, since
+    only the decoder knows the codes before it; its log-odds of no further code have two weights, a factor "end" and a
+    summand "few".
 
     Parameters
     ----------
