@@ -133,7 +133,7 @@ class Augmenter:
         num_edits = np.where(altered < self.augmentation_prob, np.ceil((1 - many) * most).astype(int), 0)
         edited = num_edits > 0
         drawn = np.zeros((3, most, len(rows)))
-        drawn[..., edited] = _uniforms(state[edited], range(3, 3 + 3 * most)).reshape(3, most, -1)
+        drawn[..., edited] = _uniforms(state[edited], range(3, 3 + 3 * most)).reshape(3, most, edited.sum())
         kind, at, what = drawn.transpose(0, 2, 1)
         edits = (kind * len(_EDITS)).astype(int)
         return Noise(withheld=withheld < self.unk_lang_prob, num_edits=num_edits, edits=edits, at=at, what=what)
@@ -172,5 +172,5 @@ def _uniforms(state: np.ndarray, draws: range) -> np.ndarray:
     The generator is SplitMix64 (Steele, Lea and Flood 2014), whose k-th number is a hash of state and k.
     """
     steps = np.arange(draws.start + 1, draws.stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    drawn = pd.util.hash_array((state + steps[:, None]).ravel()).reshape(len(steps), -1)
+    drawn = pd.util.hash_array((state + steps[:, None]).ravel()).reshape(len(steps), len(state))
     return (drawn >> np.uint64(11)) * 2.0**-53

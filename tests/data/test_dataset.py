@@ -133,6 +133,11 @@ def altered(noise: Augmenter, texts: list[str], epoch: int = 0) -> tuple[list[st
     return [noise.alter(text, drawn, row) for row, text in enumerate(texts)], drawn.withheld
 
 
+def test_languages_are_withheld_without_edits_too():
+    texts, withheld = altered(augmenter(num_transformations=0), TEXTS * 20)
+    assert texts == TEXTS * 20 and 0 < withheld.sum() < len(texts)
+
+
 def test_shares_of_altered_rows():
     text = "wine and spirit merchant"
     texts, withheld = altered(augmenter(augmentation_prob=0.3, unk_lang_prob=0.25), [text] * 4000)
