@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from histocoder.checkpoints.training_state import TrainState
 from histocoder.formatters import build_formatter
 from histocoder.training.validation import exact_set, flat_exact_set, token_matches
 
@@ -62,3 +63,14 @@ def test_flat_exact_set_needs_every_class_and_no_other():
     right = flat_exact_set(probabilities, class_ids, threshold=0.5)
     # the second: no more than two count; the last: its best class counts below the threshold too
     assert right.tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize(("num_rows", "error"), [(100, 4.0), (1024, 1.25), (100_000, 0.634)])
+def test_the_best_is_known_to_a_standard_error(num_rows: int, error: float):
+    """Of 80 %, by all rows and by those of them that are decoded, 1,024 at most."""
+    for accuracy, is_kept in ((80 - 0.99 * error, True), (80 - 1.01 * error, False)):
+        state = TrainState()
+        for mean in (80.0, accuracy):
+            results = {"greedy_seq_acc": mean + 1, "flat_acc": mean - 1, "val_loss": 1.0}
+            kept = state.improves(results, num_rows=num_rows)
+        assert kept is is_kept and state.num_worse == 1
