@@ -53,6 +53,11 @@ class Formatter:
             return self
         return Formatter(GeneralCodes(system.block_size, symbols=CHARACTERS), num_blocks=self.num_blocks)
 
+    def missing_token(self, codes: Sequence[str]) -> int | None:
+        """Return the token that a row without codes begins with; None if one of `codes` does, or all rows have some."""
+        block = self.system.missing_block
+        return None if block is None or any(code.startswith(MISSING) for code in codes) else block[0]
+
     def encode(self, codes: Sequence[str | None]) -> np.ndarray:
         """Encode n descriptions' codes, with "&" between them, as int16 of shape (n, 2 + num_blocks * block_size).
 

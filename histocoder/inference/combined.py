@@ -17,9 +17,9 @@ from histocoder.model import Decoder, Prior
 class CombinedSearch:
     """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
 
-    An expert's vote is the probability of each code. The decoder alone decides whether a row has a further code, since
-    only the decoder knows the codes before it; its log-odds of no further code have two weights, a factor "end" and a
-    summand "few".
+    An expert's vote is the probability of each code. The decoder alone decides whether a row has a code, and a further
+    one, since only the decoder knows the codes before it; its log-odds of no further code have two weights, a factor
+    "end" and a summand "few".
 
     Parameters
     ----------
@@ -30,6 +30,8 @@ class CombinedSearch:
         Probabilities of the key's codes by the experts other than the decoder, each of shape (B, num_codes).
     num_blocks : int
         Maximum number of codes of a row.
+    missing : int, optional
+        Token that the decoder begins a row without any code with; by default each row has one.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class CombinedSearch:
         beliefs: Mapping[str, Tensor],
         *,
         num_blocks: int,
+        missing: int | None = None,
     ) -> None:
-        self._num_blocks = num_blocks
+        self._num_blocks, self._end = num_blocks, missing
         self.experts = ("decoder", *beliefs)
         self._blocks = trie.blocks  # (num_codes, block_size)
         size = self._blocks.shape[1]
@@ -78,11 +81,13 @@ class CombinedSearch:
             following = self._stepper.step_tree(blocks[..., i - 1], parents, real).float().log_softmax(-1)
             written = written + following.gather(-1, blocks[..., i : i + 1])[..., 0]
             parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(self._candidates)
-        return {"decoder": written, **self._of_others}, first[:, PAD].exp().logit(eps=LEAST_DOUBT)
+        if self._end is None:
+            return {"decoder": written, **self._of_others}, torch.full_like(first[:, 0], -torch.inf)
+        return {"decoder": written, **self._of_others}, first[:, self._end].exp().logit(eps=LEAST_DOUBT)
 
     def choose(self, place: Tensor, going_on: Tensor) -> None:
         """Take each row's candidate at an index (B,), if the row has a further code at all."""
-        chosen = self._candidates.gather(1, place[:, None])
+        chosen, self._end = self._candidates.gather(1, place[:, None]), PAD
         self._newest = self._blocks[chosen][..., -1]
         self._parents = place[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(chosen)
         self._taken = self._taken | (self._candidates == chosen)
@@ -136,8 +141,9 @@ class CombinedSearch:
             votes, log_odds = self.votes()
             scores = torch.stack([weights[name] * vote for name, vote in votes.items()]).sum(0)
             shares = scores.masked_fill(self._taken, -torch.inf).softmax(-1)
-            ended = (weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)).sigmoid()[:, None]
-            ended = ended * (number > 0)  # each row has a first code
+            if number:
+                log_odds = weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
+            ended = log_odds.sigmoid()[:, None]
             shares = torch.cat([shares * (1 - ended), ended], dim=1)
             if number == 0:
                 of_ranked, order = shares[:, :-1].sort(1, descending=True)

@@ -95,7 +95,8 @@ class Decoding:
         if self._model.linear_expert is not None:
             beliefs["linear"] = self._real_classes(self._model.linear_expert(batch.characters)).softmax(-1)
         start = (model.decoder, self._trie, batch.memory, batch.memory_mask, model.prior(flat_logits))
-        return CombinedSearch(*start, beliefs, num_blocks=self.formatter.num_blocks)
+        missing = self.formatter.missing_token(self.codes)
+        return CombinedSearch(*start, beliefs, num_blocks=self.formatter.num_blocks, missing=missing)
 
     def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:
         """Return the answer of all experts together, and the first codes that they considered, the best first."""

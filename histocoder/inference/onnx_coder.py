@@ -210,7 +210,8 @@ class OnnxCoder:
             beliefs["linear"] = softmax(self._linear(characters)[:, self._is_code])
         names = ("decoder", *beliefs)
         weights = self._config.experts or dict.fromkeys(names, 1 / len(names))
-        places, probs, conf = combined(start, beliefs, weights, self._blocks, num_blocks=self.formatter.num_blocks)
+        num_blocks, missing = self.formatter.num_blocks, self.formatter.missing_token(self.codes)
+        places, probs, conf = combined(start, beliefs, weights, self._blocks, num_blocks=num_blocks, missing=missing)
         return Prediction(self._named(places), probs, conf)
 
     def _class_probabilities(self, flat_logits: np.ndarray) -> np.ndarray:

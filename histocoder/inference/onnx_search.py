@@ -140,6 +140,7 @@ def combined(
     blocks: np.ndarray,
     *,
     num_blocks: int,
+    missing: int | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Decode n rows by a weighted product of experts, as `CombinedSearch` does.
 
@@ -157,12 +158,14 @@ def combined(
     stepper, taken = start(rows), _repeats(candidates)
     newest, parents = np.full((num_rows, 1), BOS), np.zeros((num_rows, 1), dtype=np.int64)
     for number in range(num_blocks):
-        written, log_odds = _decoder_votes(stepper, newest, parents, blocks[candidates])
+        end = PAD if number else missing
+        written, log_odds = _decoder_votes(stepper, newest, parents, blocks[candidates], end=end)
         scores = weights["decoder"] * written + of_others
         of_codes = softmax(np.where(taken, np.finfo(scores.dtype).min, scores))
-        # each row has a first code, and none beyond the candidates
-        ended = (number > 0) / (1 + np.exp(-weights.get("end", 1.0) * log_odds - weights.get("few", 0.0)))
-        ended = np.where(taken.all(1), 1.0, ended)[:, None]
+        if number:
+            log_odds = weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
+        ended = 1 / (1 + np.exp(-log_odds))
+        ended = np.where(taken.all(1), 1.0, ended)[:, None]  # there is no code beyond the candidates
         shares = np.hstack([of_codes * (1 - ended), ended])
         best = shares.argmax(1)
         conf[rows] *= shares.max(1)
@@ -180,7 +183,7 @@ def combined(
 
 
 def _decoder_votes(
-    stepper: OnnxStepper, newest: np.ndarray, parents: np.ndarray, blocks: np.ndarray
+    stepper: OnnxStepper, newest: np.ndarray, parents: np.ndarray, blocks: np.ndarray, *, end: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return log-probabilities (B, K) of codes with the tokens (B, K, size), and log-odds (B,) of none."""
     first = stepper.step_tree(newest, parents)[:, 0]
@@ -190,7 +193,9 @@ def _decoder_votes(
         following = stepper.step_tree(blocks[..., i - 1], level)
         written = written + np.take_along_axis(following, blocks[..., i : i + 1], 2)[..., 0]
         level = np.broadcast_to(np.arange(blocks.shape[1]), level.shape)
-    ended = np.exp(first[:, PAD]).clip(LEAST_DOUBT, 1 - LEAST_DOUBT)
+    if end is None:
+        return written, np.full(len(first), -np.inf)
+    ended = np.exp(first[:, end]).clip(LEAST_DOUBT, 1 - LEAST_DOUBT)
     return written, np.log(ended / (1 - ended))
 
 

@@ -17,7 +17,7 @@ from histocoder.checkpoints.occcanine import initial_weights, save_published, wi
 from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
-from histocoder.formatters import PAD, build_formatter
+from histocoder.formatters import MISSING, PAD, build_formatter
 from histocoder.inference.occcanine import save_occcanine
 from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.reading import thresholds_of
@@ -182,6 +182,19 @@ def test_the_decoder_says_whether_there_is_a_second_code():
         shares_left = shares[1:] / shares[1:].sum()
         expected = sure if second is None else (1 - sure) * shares_left[0]
         assert found["conf"] / found["prob_1"] == pytest.approx(float(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize(("codes", "is_coded"), [(("A", "B"), False), (("A", "?B"), True)])
+def test_combined_may_give_no_code(codes: tuple[str, ...], is_coded: bool):
+    tiny, formatter = tiny_model(), build_formatter("general", num_blocks=2, block_size=2)
+    form, size = formatter.to_config(), formatter.vocab_size
+    model = MixerModel(replace(tiny.config, formatter=form, vocab_size=size, codes=codes), tiny.encoder).eval()
+    torch.nn.init.zeros_(model.decoder.head.weight)
+    with torch.no_grad():
+        model.decoder.head.bias[formatter.system.to_block(MISSING)[0]] = 20.0
+    found = Coder(model, "cpu").predict("widow of a farmer", mode="combined").iloc[0]
+    assert isinstance(found["hisco_1"], str) == is_coded and pd.isna(found["prob_1"]) != is_coded
+    assert is_coded or found["conf"] > 0.99
 
 
 def test_thresholds_of_the_model_are_used_by_language(coder: Coder):
