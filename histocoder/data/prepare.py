@@ -73,6 +73,11 @@ def prepare(
         return existing
     _prepare(config, folder, record, known)
     _write_record(folder, record)
+    if len({name[:1].lower() for name in config.target_cols}) > 1:
+        log.info(
+            f"The columns {', '.join(config.target_cols)} are read as several codes in one classification. If they are "
+            "of different classifications, train a model for each."
+        )
     if rejected := record["rows"]["rejected"]:
         log.info(f"{rejected:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
     log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")

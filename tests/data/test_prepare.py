@@ -234,6 +234,15 @@ def test_a_code_that_a_row_has_twice_counts_once(tmp_path: Path, logged: list[st
     assert f"{table}: 3 codes are ignored, because an earlier cell of the row has the same code." in logged
 
 
+def test_columns_that_may_be_of_two_classifications_are_told(tmp_path: Path, logged: list[str]):
+    (tmp_path / "t.csv").write_text("occ1,hisco,isco,hisco_2\n" + "farmer,61110,62210,\nsmith,83110,83120,83120\n" * 5)
+    prepared(tmp_path / "t.csv", tmp_path / "two", target_cols=("hisco", "isco"))
+    assert any("columns hisco, isco are read as several codes in one classification" in text for text in logged)
+    logged.clear()
+    prepared(tmp_path / "t.csv", tmp_path / "one", target_cols=("hisco", "hisco_2"))
+    assert not any("one classification" in text for text in logged)
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
