@@ -217,7 +217,7 @@ def _malformed(path: Path, dialect: Dialect, ragged: list[pa.csv.InvalidRow], er
     if ragged:
         row = ragged[0]
         line = find_lines(path, dialect, np.array([row.number - 2 - dialect.num_skipped]))[0]
-        if row.text.count('"') % 2:
+        if row.text.count('"') % 2 and f'{dialect.delimiter}"' in dialect.delimiter + row.text:
             return _UNCLOSED.format(path=path, line=line)
         return (
             f"{path}, line {line}: {row.actual_columns} fields where the header has {row.expected_columns} "

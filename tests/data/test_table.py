@@ -123,6 +123,12 @@ def test_quotation_marks_too_few_or_too_many(
     assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
+def test_a_mark_of_inches_is_no_open_quotation_mark(tmp_path: Path):
+    (tmp_path / "t.csv").write_text('occ1,note\nmaker of 5" nails,x,y\nb,z\n')
+    with pytest.raises(UserError, match="line 2: 3 fields where the header has 2"):
+        read_table(tmp_path / "t.csv", ["occ1"])
+
+
 @pytest.mark.parametrize("num_bytes", [1 << 22, 64], ids=["in a block", "over blocks"])
 def test_open_quotation_marks_are_found_before_rows_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
