@@ -12,6 +12,7 @@ from histocoder.files import write_text
 from histocoder.model.encoder import encoder_sizes, hub_answers, reads_characters
 
 CARD_FILE = "README.md"
+HUB_PREFIX = "hf://"
 
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
@@ -39,25 +40,31 @@ def write_card(folder: Path, card: str) -> None:
     write_text(folder / CARD_FILE, card)
 
 
-def may_be_hub_id(name: str) -> bool:
-    """Return whether a name has the form of a hub repository's, and is not a local path."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
+def is_on_hub(name: str) -> bool:
+    """Return whether a name is that of a repository on the hub, such as hf://owner/name."""
+    return name.startswith(HUB_PREFIX)
 
 
-def local_folder(path_or_hub_id: str | Path) -> Path:
-    """Return a model's folder, downloaded from the hub if it is not a local one."""
-    name = str(path_or_hub_id)
-    if Path(name).is_dir():
-        return Path(name)
-    if not may_be_hub_id(name):
-        raise UserError(f"There is no model folder {name}.")
+def local_folder(path_or_url: str | Path) -> Path:
+    """Return a model's folder; `hf://owner/name` is downloaded from the hub.
+
+    A name without the prefix is never looked up there: a misspelt path could be a repository of somebody else's.
+    """
+    name = str(path_or_url)
+    if not is_on_hub(name):
+        if Path(name).is_dir():
+            return Path(name)
+        advice = f" For a repository on the Hugging Face hub, write {HUB_PREFIX}{name}." if name.count("/") == 1 else ""
+        raise UserError(f"There is no model folder {name}.{advice}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    repo_id, is_reached = name.removeprefix(HUB_PREFIX), hub_answers()
     try:
-        return Path(snapshot_download(name, local_files_only=not hub_answers()))
+        return Path(snapshot_download(repo_id, local_files_only=not is_reached))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise UserError(f"There is no model folder {name}, and the hub has no repository of that name.") from error
+        reason = "has no such repository" if is_reached else "can't be reached, and there is no cached copy"
+        raise UserError(f"Could not open the model {name}: the Hugging Face hub {reason}.") from error
 
 
 def push_folder(folder: Path, repo_id: str, *, private: bool) -> str:

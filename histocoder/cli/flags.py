@@ -11,7 +11,9 @@ from histocoder.config.settings import free, require
 class ModelFlags(Settings):
     """The model, and how it computes."""
 
-    model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
+    model: str = free(
+        None, "folder of a run or a checkpoint, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
+    )
     device: str = free("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     no_verify: bool = free(False, "do not verify a large model's files with its manifest.json")
     precision: str = free(
@@ -143,7 +145,9 @@ class ServeFlags(ModelFlags):
 class ExportFlags(Settings):
     """Write a model as ONNX graphs, which run without torch."""
 
-    model: str = free(None, "folder of a run or a checkpoint, or a hub repo", metavar="DIR", is_required=True)
+    model: str = free(
+        None, "folder of a run or a checkpoint, or hf://OWNER/NAME on the hub", metavar="DIR", is_required=True
+    )
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
     int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
     max_loss: float = free(

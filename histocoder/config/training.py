@@ -25,7 +25,7 @@ class StartConfig(Settings):
     )
     initial_checkpoint: str | None = free(
         None,
-        "weights to start from: a run's folder, a hub repo, or OccCANINE's .bin file",
+        "weights to start from: a run's folder, hf://OWNER/NAME on the hub, or OccCANINE's .bin file",
         metavar="PATH",
         is_short=True,
     )

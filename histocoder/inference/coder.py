@@ -89,7 +89,7 @@ class Coder:
     @classmethod
     def from_pretrained(
         cls,
-        path_or_hub_id: str | Path,
+        path_or_url: str | Path,
         device: str | None = None,
         *,
         precision: str = "fp32",
@@ -100,9 +100,9 @@ class Coder:
 
         Parameters
         ----------
-        path_or_hub_id : path
-            Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or the name of
-            a Hugging Face hub repo with these files.
+        path_or_url : path
+            Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or a Hugging
+            Face hub repository with these files, as `hf://owner/name`.
         device, precision, compile
             See `Coder`.
         verify : bool
@@ -113,7 +113,7 @@ class Coder:
         UserError
             If there is no model, or it is damaged or of a newer format version.
         """
-        folder = local_folder(path_or_hub_id)
+        folder = local_folder(path_or_url)
         coder = cls(load_model(folder, verify=verify), device, precision=precision, compile=compile)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")

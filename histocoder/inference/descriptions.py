@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 
 from histocoder.data.cells import MISSING_MARKS, spoilt
 from histocoder.data.languages import is_language, language_code, same_language
-from histocoder.errors import Notice, UserError, warn_user
+from histocoder.errors import Notice, UserError, shown, warn_user
 
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
@@ -57,6 +57,10 @@ class Descriptions(NamedTuple):
         the model does not say, all are kept, with a warning about those that are not in histocoder's table. Marks of
         missing values are words here, with a warning.
         """
+        if not isinstance(texts, str | Iterable):
+            raise UserError(
+                f"Descriptions are of the type {type(texts).__name__}; give a string, or a list of strings."
+            )
         series = (
             texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
         )
@@ -65,6 +69,12 @@ class Descriptions(NamedTuple):
         if len(langs) != len(values):
             raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
         langs = _known(langs, languages)
+        strange = next((value for value in values if not isinstance(value, str) and pd.isna(value) is not True), None)
+        if strange is not None:
+            raise UserError(
+                f"The description {shown(str(strange))} is of the type {type(strange).__name__}; give strings, and "
+                "None where there is no description."
+            )
         missing = np.array([not isinstance(text, str) or not text.strip() for text in values], dtype=bool)
         pairs = pd.DataFrame({"text": values, "lang": langs})
         place = np.full(len(pairs), -1)

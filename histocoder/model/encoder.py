@@ -166,8 +166,8 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
         first_line = str(error).strip().split("\n")[0]
         where = "the hub can't be reached, and there is no cached copy" if is_away else first_line
         raise UserError(
-            f"Could not load the encoder {name!r} ({where}). Give a local folder with --encoder PATH, or train from "
-            "scratch with --encoder small."
+            f"Could not load the encoder {name!r} ({where}). Name the folder of a pretrained encoder with "
+            "--encoder PATH, or train from scratch with --encoder ngram, which needs no network."
         ) from error
 
 

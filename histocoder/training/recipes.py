@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from histocoder.checkpoints.hub import local_folder, may_be_hub_id
+from histocoder.checkpoints.hub import is_on_hub, local_folder
 from histocoder.checkpoints.model_files import is_own_model, read_model_config
 from histocoder.config import ModelConfig, RunConfig
 from histocoder.data.normalize import DEFAULT_NORMALIZATION
@@ -78,7 +78,7 @@ def fill_in(config: _Config) -> _Config:
 
     A model that is fine-tuned further keeps its input form and its training settings; its folder becomes the encoder.
     """
-    if config.initial_checkpoint is not None and may_be_hub_id(config.initial_checkpoint):
+    if config.initial_checkpoint is not None and is_on_hub(config.initial_checkpoint):
         config = replace(config, initial_checkpoint=str(local_folder(config.initial_checkpoint)))
     recipe = asdict(RECIPES[kind_of_start(config)])
     own = _own_config(config.initial_checkpoint)

@@ -52,8 +52,14 @@ def test_a_model_is_pushed_whole_and_fetched_again(tmp_path: Path, monkeypatch: 
     assert coder.push_to_hub("somebody/model", private=True) == "hub/somebody/model"
     pushed = {path.name for path in (store / "somebody/model").iterdir()}
     assert pushed == {"config.json", "model.safetensors", "manifest.json", "README.md"}
-    fetched = Coder.from_pretrained("somebody/model", "cpu")
+    fetched = Coder.from_pretrained("hf://somebody/model", "cpu")
     assert fetched.predict("baker", "en").equals(coder.predict("baker", "en"))
+
+
+def test_path_is_never_looked_up_on_hub(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(UserError, match=r"no model folder demo/best\. .* write hf://demo/best"):
+        hub.local_folder("demo/best")
 
 
 def test_no_hub_says_so(monkeypatch: pytest.MonkeyPatch):

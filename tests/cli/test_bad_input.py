@@ -54,7 +54,7 @@ CASES = [
     ({"--save-path": "table.csv"}, r"is a file"),
     ({"--save-path": "table.csv/out"}, r"table.csv"),
     ({"--save-path": "/proc/out"}, r"Can't write to /proc/out: .*Choose another folder"),
-    ({"--encoder": "google/canine-x"}, r"Could not load the encoder.*--encoder PATH.*--encoder small"),
+    ({"--encoder": "google/canine-x"}, r"Could not load the encoder.*--encoder PATH.*--encoder ngram"),
     ({"--encoder": "."}, r"no config.json"),
     ({"--distributed": ""}, r"needs a launcher: torchrun --nproc_per_node=2"),
     ({"--device": "cuda"}, r"no GPU here"),

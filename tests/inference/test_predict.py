@@ -447,3 +447,11 @@ def test_published_characters_and_key_are_read_from_their_files(tmp_path):
     coder = Coder.from_pretrained(tmp_path / "model", "cpu")
     assert coder.codes == ("100", "-12") and coder.formatter.encode(["-12"])[0, :4].tolist() == [2, 15, 6, 7]
     assert set(coder.predict(["a farmer"], "en", mode="topk").filter(regex="a_").iloc[0]) == {"100", "-12"}
+
+
+def test_values_that_are_not_text_are_refused():
+    coder = Coder(tiny_model(), "cpu")
+    for texts in (5, [61110], ["baker", 3.5], [["baker"]]):
+        with pytest.raises(UserError, match=r"give (a string|strings)"):
+            coder.predict(texts)
+    assert coder.predict([None, float("nan"), " "])["conf"].isna().all()

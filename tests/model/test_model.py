@@ -158,7 +158,7 @@ def test_encoder_from_a_folder(tmp_path):
 
 def test_unreachable_hub_says_what_to_do(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"--encoder PATH.*--encoder small"):
+    with pytest.raises(UserError, match=r"--encoder PATH.*--encoder ngram"):
         load_encoder("google/no-such-canine", max_len=128)
 
 
