@@ -16,12 +16,12 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
+def holding(lock: Path, *, path: Path, instead: str) -> Iterator[None]:
     """Hold a lock file, shared by all ranks of a run; a second run that tries to take it ends at once.
 
     The operating system or the file server releases the lock when its process ends, however it ends, so the file of a
     killed run blocks nobody. Loader workers do not inherit it. On a file system without locks, nothing is held.
-    `what` the holder does, and what to choose `instead`, are for the error, which names the holder's host and process.
+    The error says that `path` is in use, by which process on which host, and what to choose `instead`.
     """
     # in a file of its own: on Windows nobody else can read a locked file
     holder = lock.with_name(f"{lock.name}.json")
@@ -33,7 +33,7 @@ def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
             held.acquire()
         except Timeout as error:
             raise UserError(
-                f"Another run {what}: {_named(holder)}. Wait until it ends, or choose {instead}."
+                f"{path} is in use by another run ({_named(holder)}). Wait until it ends, or choose {instead}."
             ) from error
         except OSError:
             pass  # the file system has no locks
@@ -45,9 +45,9 @@ def holding(lock: Path, *, what: str, instead: str) -> Iterator[None]:
         yield
     finally:
         if held is not None:
-            for path in (holder, lock):  # while the lock is held, so that no other run's files are deleted
+            for file in (holder, lock):  # while the lock is held, so that no other run's files are deleted
                 with suppress(OSError):
-                    path.unlink()
+                    file.unlink()
             held.release()
 
 
@@ -56,4 +56,4 @@ def _named(holder: Path) -> str:
         record = json.loads(holder.read_text(encoding="utf-8"))
         return f"process {record['pid']} on {record['host']}"
     except (OSError, ValueError, KeyError):
-        return "it has just started"
+        return "which has just started"

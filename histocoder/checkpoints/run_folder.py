@@ -87,7 +87,7 @@ class RunFolder:
         distributed.run_on_primary(lambda: make_folder(path), doing="making the run's folder")
         try:
             with (
-                holding(path / LOCK_FILE, what=f"works in {path}", instead="another folder"),
+                holding(path / LOCK_FILE, path=path, instead="another folder"),
                 run._marking_interruptions(),
             ):
                 distributed.run_on_primary(run._refuse_others_files, doing="looking at the run's folder")

@@ -36,7 +36,7 @@ def run(config: ServeFlags) -> None:
     make_folder(folder)
     with (
         _listening(config.host, config.port) as listener,
-        holding(folder / ".lock", what=f"serves from {folder}", instead="another --folder"),
+        holding(folder / ".lock", path=folder, instead="another --folder"),
     ):
         port = listener.getsockname()[1]
         coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)

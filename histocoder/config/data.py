@@ -22,7 +22,7 @@ class TableConfig(Settings):
         is_short=True,
     )
     target_cols: tuple[str, ...] = free(
-        None, "columns of codes, that of the first code first (required)", metavar="COL", is_short=True
+        None, "columns of codes, from the first code to the last (required)", metavar="COL", is_short=True
     )
     save_path: str = free("./Finetuned/", "the run's folder", metavar="DIR", is_short=True)
     language: str = free(

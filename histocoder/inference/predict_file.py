@@ -102,7 +102,7 @@ def predict_file_by(
 def _writing(output: Path) -> Iterator[None]:
     """Lock the output, so that no other run writes it."""
     distributed.run_on_primary(partial(_check_folder, output.parent), doing="checking the output's folder")
-    with holding(output.with_name(f".{output.name}.lock"), what=f"writes {output}", instead="another --output"):
+    with holding(output.with_name(f".{output.name}.lock"), path=output, instead="another --output"):
         yield
 
 

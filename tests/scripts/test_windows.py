@@ -41,7 +41,7 @@ from histocoder.checkpoints.lock import holding
 from histocoder.cli.script import run_script
 
 def main():
-    with holding(Path(sys.argv[1]), what="works here", instead="another folder"):
+    with holding(Path(sys.argv[1]), path=Path(sys.argv[1]).parent, instead="another folder"):
         print("held", flush=True)
         sys.stdin.read()
 
@@ -60,7 +60,7 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path):
             second = run(*command[1:], env=ENVIRONMENT, fresh=True, check=False)
         finally:
             holder.kill()
-    assert second.returncode == 2 and f"Another run works here: process {holder.pid} on" in second.stderr
+    assert second.returncode == 2 and f"is in use by another run (process {holder.pid} on" in second.stderr
     third = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, input="", capture_output=True, text=True, timeout=60, check=False
     )
