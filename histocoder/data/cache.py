@@ -24,7 +24,7 @@ from histocoder.distributed import log
 from histocoder.files import make_folder, replacing_folder
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer, join_language
 
-CACHE_FILE, CACHE_VERSION = "cache.json", 6
+CACHE_FILE, CACHE_VERSION = "cache.json", 7
 _ARRAYS = ("characters", "offsets", "lengths", "langs", "codes", "num_codes")
 _COPY_BYTES = 1 << 22
 

@@ -13,12 +13,13 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.checked import checked_tables
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules
 from histocoder.data.languages import language_code
 from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, shown
-from histocoder.formatters import Formatter
+from histocoder.formatters import MISSING, Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
 MAX_CODES = 5  # largest number of code columns of a prepared file
@@ -39,6 +40,11 @@ class Examples:
     def take(self, rows: np.ndarray) -> Examples:
         texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
         return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True))
+
+    def coded(self) -> Examples:
+        """Return the rows that have codes."""
+        first = self.codes.iloc[:, 0]
+        return self.take(np.flatnonzero(first.notna() & (first != MISSING)))
 
     @classmethod
     def join(cls, parts: list[Examples]) -> Examples:
@@ -111,7 +117,7 @@ class ExampleFiles:
         for notice in file.notices:
             say(notice)
         checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key, known=self.known)
-        tables = _with_targets(file.tables(wanted), code_columns, self.key if use_index else None)
+        tables = _with_targets(checked_tables(file, wanted, say), code_columns, self.key if use_index else None)
         num_blank = 0
         for chunk in checked_chunks(tables, checker, self.input_col, *lang_cols, language=self.language or "unk"):
             num_blank += chunk.table.columns[self.input_col].null_count

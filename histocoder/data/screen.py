@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import PrepareConfig
+from histocoder.data.checked import checked_tables
 from histocoder.data.examples import LANG_COL, TEXT_COL, CheckedChunk, checked_chunks
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, rules_of
@@ -88,7 +89,8 @@ def screen(config: PrepareConfig, formatter: Formatter, key: Key | None, path: P
     numbers = pa.schema([(_POSITION, pa.int64()), (_UNIT, pa.uint64())])
     schema = pa.schema([*found.schema, *_strings(_REASON), *numbers])
     with pa.ipc.new_file(str(path), schema) as writer:
-        chunks = checked_chunks(file.tables(columns), checker, config.input_col, *languages, language=config.language)
+        tables = checked_tables(file, columns, log.info)
+        chunks = checked_chunks(tables, checker, config.input_col, *languages, language=config.language)
         for chunk in chunks:
             batch = _rows(chunk, config, schema)
             writer.write(batch)
