@@ -14,14 +14,15 @@ from histocoder.checkpoints.training_state import is_checkpoint
 from histocoder.cli.flags import EvaluateFlags
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
-from histocoder.data.normalize import folded
+from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import TRAIN_FILE, VAL_FILE, held_out
+from histocoder.data.table import open_table
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.evaluation.evaluate import evaluate, times_seen
 from histocoder.evaluation.summary import summary
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Known, coded, training_files
+from histocoder.inference.known import Known, training_files
 
 
 def run(config: EvaluateFlags) -> None:
@@ -30,6 +31,7 @@ def run(config: EvaluateFlags) -> None:
     from histocoder.evaluation.report import write_report
 
     device = distributed.start(device=config.device)
+    open_table(config.data, [config.input_col], sheet=config.sheet)  # raises a UserError if it can't be read
     _check_report_folder(Path(config.output), overwrite=config.overwrite)
     if config.save_thresholds:
         _check_may_change(Path(config.model))
@@ -51,7 +53,7 @@ def run(config: EvaluateFlags) -> None:
         trained, has_languages = training_files(train_data, coder, rules if config.train_data else own, **columns)
         known = Known(languages=coder.model.config.languages, any_language=not has_languages)
         baselines = Baselines(examples, known, max_size=math.inf if config.baselines else 0)
-        chunks = trained.chunks()
+        chunks = trained.chunks(say=log.info) if config.train_data else trained.chunks()
         if coder.model.config.fitted_to_validation and (run / VAL_FILE).is_file():
             measured = training_files(run / VAL_FILE, coder, own, **columns)[0]
             measured = replace(measured, paths=(*measured.paths, *held_out(run)))
@@ -91,7 +93,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         sheet=config.sheet,
     )
     rows = files.read(say=log.info)
-    examples = coded(rows)
+    examples = rows.coded()
     if num_uncoded := len(rows) - len(examples):
         log.info(f"{config.data}: {num_uncoded:,} rows without any code are left out.")
     return examples
@@ -100,7 +102,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
 def _measured_rows(files: ExampleFiles, examples: Examples, run: Path) -> Iterator[Examples]:
     """Yield what a run was measured on, with a notice if some of it is among the evaluated descriptions."""
     measured = files.read()
-    num_seen = sum(map(set(folded(measured.texts)).__contains__, folded(examples.texts)))
+    num_seen = sum(map(set(description_keys(measured.texts)).__contains__, description_keys(examples.texts)))
     if num_seen:
         data = "validation data" + " or held-out corrections" * (len(files.paths) > 1)
         log.info(

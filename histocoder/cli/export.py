@@ -13,7 +13,7 @@ from histocoder.data.prepare import VAL_FILE
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import coded, training_files
+from histocoder.inference.known import training_files
 from histocoder.inference.onnx_export import check_installed, export
 
 _MOST_ROWS = 10_000
@@ -42,7 +42,7 @@ def _examples(config: ExportFlags, coder: Coder, folder: Path) -> Examples:
         raise UserError(f"The graphs are checked on validation data, and there is no {path}. Add --data FILE.")
     rules = LabelRules(allow_short=True, is_training=False)
     files, _ = training_files(path, coder, rules, input_col=config.input_col, language_col=config.language_col)
-    examples = coded(files.read(say=log.info))
+    examples = files.read(say=log.info).coded()
     if len(examples) == 0:
         raise UserError(f"{path} has no description with a code; the graphs can't be checked on it.")
     if not config.data and config.int8 and coder.model.config.fitted_to_validation:

@@ -40,7 +40,7 @@ class PredictFlags(PredictConfig, ModelFlags):
         metavar="FILE|auto",
     )
     known_sheet: str | None = free(None, f"--known: {SHEET_HELP}", metavar="NAME")
-    known_exact: bool = free(False, "--known: compare descriptions exactly, including case and blanks")
+    known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
     join: str | None = free(

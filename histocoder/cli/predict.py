@@ -15,7 +15,7 @@ import pandas as pd
 from histocoder import distributed
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
-from histocoder.checkpoints.run_folder import run_of, run_settings
+from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig, PredictOptions
@@ -27,7 +27,7 @@ from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
-from histocoder.inference.known import Known, coded, training_files
+from histocoder.inference.known import Known, training_files
 from histocoder.inference.parts import check_free
 from histocoder.inference.predict_file import predict_file, predict_file_by
 from histocoder.ray import check_ray, code_file
@@ -107,29 +107,24 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
         )
     if config.known == "auto":
         files = replace(files, paths=(path, *held_out(path.parent)))
-    if has_languages and (language := _language_of_run(config, path.parent)):
-        has_languages = False
-        say(f"--known auto assumes that texts are in the run's language. For the model, add --language {language}.")
     settings = {"any_language": not has_languages, "exact": config.known_exact}
     read = f"{files.input_col} {files.language_col} {rules} {settings}"
     sources = " ".join(map(fingerprint, files.paths))
     known = Known(f"{sources} {read}", languages=coder.model.config.languages, **settings)
     for examples in files.chunks(say=say):
-        known.add(coded(examples))
+        known.add(examples.coded())
+    language = None if config.language_col or config.language != "unk" else known.only_language
+    if language not in (None, "", "unk"):
+        say(
+            f"{path}: all rows are in one language, so descriptions are taken to be in it, too. For the model, add "
+            f"--language {language}."
+        )
     if number := known.num_contradictory:
         say(
             f"{path}: {number:,} descriptions have several sets of codes. The most frequent set is used, or in a tie "
             "the first in the file."
         )
     return known
-
-
-def _language_of_run(config: PredictFlags, run: Path) -> str | None:
-    """Return the run's --language, with --known auto and without a language for the descriptions."""
-    if config.known != "auto" or config.language != "unk" or config.language_col:
-        return None
-    language = run_settings(run).get("language", "unk")
-    return None if language == "unk" else language
 
 
 @contextmanager

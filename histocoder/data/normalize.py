@@ -31,17 +31,21 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     if how == "lower":
         return [" ".join((text if text.isascii() else _lower(text)).lower().split()) for text in texts]
     if how == "lower_ascii":
-        from text_unidecode import unidecode
-
-        return [text if text.isascii() else unidecode(text) for text in (text.lower() for text in texts)]
+        return [text if text.isascii() else text.translate(_ASCII) for text in (text.lower() for text in texts)]
     raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
 
 
-def folded(texts: Sequence[str]) -> np.ndarray:
-    """Return keys of descriptions, of shape (n,), equal for those that differ only in case, blanks or Unicode form.
+def description_keys(texts: Sequence[str]) -> np.ndarray:
+    """Return keys of descriptions, of shape (n,), which are equal for spellings of the same description.
 
-    Data are split, and looked up among those trained on, by these keys: descriptions, which may be an Arrow array,
-    normalised with "lower".
+    Spellings are the same if they differ only in what a model may not see: case, blanks, Unicode form, and accents and
+    letters that ASCII lacks ("lower" and "lower_ascii" of `normalize` together). Data are split, corrected, looked up
+    among known descriptions and counted by these keys. `texts` may be an Arrow array.
+
+    Examples
+    --------
+    >>> description_keys(["Husmand og VÆVER", " husmand\u00a0og vaever"]).tolist()
+    ['husmand og vaever', 'husmand og vaever']
     """
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
@@ -49,21 +53,22 @@ def folded(texts: Sequence[str]) -> np.ndarray:
     column = pa.array(texts, pa.string())
     keys = pc.ascii_lower(column).to_numpy(zero_copy_only=False)
     others = np.flatnonzero(pc.match_substring_regex(column, _NOT_PLAIN))
-    keys[others] = normalize(column.take(others).to_pylist(), "lower")
+    lower = normalize(column.take(others).to_pylist(), "lower")
+    # a text of which ASCII has nothing, such as one of emojis, stays as it is
+    keys[others] = [" ".join(text.translate(_ASCII).lower().split()) or text for text in lower]
     return keys
 
 
-def fold(text: str) -> str:
-    """Return a key of a description, by which hand-coded descriptions are found.
+class _Transliterations(dict[int, str]):
+    """ASCII for each code point, for `str.translate`; looked up when it first occurs."""
 
-    Unlike `folded` it takes letters that are the same in upper case, such as ß and ss, as the same.
+    def __missing__(self, code_point: int) -> str:
+        from text_unidecode import unidecode
 
-    Examples
-    --------
-    >>> fold("  Wine and\\u00a0SPIRIT  merchant ")
-    'wine and spirit merchant'
-    """
-    return " ".join(unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).split())
+        return self.setdefault(code_point, unidecode(chr(code_point)))
+
+
+_ASCII = _Transliterations()
 
 
 def _lower(text: str) -> str:

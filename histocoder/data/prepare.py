@@ -25,8 +25,8 @@ REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
 HELD_OUT_FILE = "data_held_out.csv"  # corrections to compare the model with the one before
 PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, HELD_OUT_FILE)
 _ROWS_FILE = "rows.arrow"
-PREPARED_VERSION = 2
-"""Version of the rules; since 2, variants of a text are on one side of the split, rows without any code are dropped."""
+PREPARED_VERSION, _OLDEST_VERSION = 3, 2
+"""Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`."""
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
 _NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only", "cache_dir"}
@@ -68,8 +68,13 @@ def prepare(
     make_folder(folder)
     existing = None if overwrite else _read_record(folder / PREPARED_FILE)
     if existing is not None:
-        _refuse_other(existing, record, folder)
+        _refuse_other(existing, record, config, folder)
         log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
+        if existing["format_version"] < PREPARED_VERSION:
+            log.info(
+                "Notice: an earlier histocoder prepared them; spellings such as væver and vaever may be in both the "
+                "training and the validation data. --overwrite prepares them again."
+            )
         return existing
     _prepare(config, folder, record, known)
     _write_record(folder, record)
@@ -149,7 +154,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         version = record["format_version"]
-        newer, older = version > PREPARED_VERSION, version < PREPARED_VERSION and "settings" in record
+        newer, older = version > PREPARED_VERSION, version < _OLDEST_VERSION and "settings" in record
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged; prepare the data again with --overwrite.") from error
     if newer:
@@ -163,7 +168,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
     return record if "settings" in record else None
 
 
-def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
+def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], config: PrepareConfig, folder: Path) -> None:
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (existing, wanted))
     changed = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     if not changed:
@@ -171,7 +176,18 @@ def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], folder: Path
     old["dataset"], new["dataset"] = (
         f"{r['source']['file']} (SHA-256 {r['source']['sha256'][:8]}…)" for r in (existing, wanted)
     )
-    differences = "; ".join(f"{name}: {old.get(name)!r} there, {new.get(name)!r} now" for name in changed)
+    files = {"key": [config.key] if config.key else [], "corrections": [*(config.corrections or ())]}
+
+    def difference(name: str) -> str:
+        if name not in files:
+            return f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        then, now = ([one] if isinstance(one, str) else one or [] for one in (old.get(name), new.get(name)))  # SHA-256
+        others = [path for path, digest in zip(files[name], now, strict=True) if digest not in then]
+        if others and len(then) == len(now):
+            return "; ".join(f"{path} has changed" for path in others)
+        return f"{name}: {len(then) or 'no'} files there, {', '.join(files[name]) or 'none'} now"
+
+    differences = "; ".join(map(difference, changed))
     raise UserError(
         f"{folder} holds data prepared with other settings ({differences}). Choose another folder, or add "
         "--overwrite to replace them."

@@ -14,7 +14,7 @@ from histocoder.data.checked import checked_tables
 from histocoder.data.examples import LANG_COL, TEXT_COL, CheckedChunk, checked_chunks
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, rules_of
-from histocoder.data.normalize import folded
+from histocoder.data.normalize import description_keys
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile, open_table
 from histocoder.distributed import log
@@ -122,6 +122,6 @@ def _rows(chunk: CheckedChunk, config: PrepareConfig, schema: pa.Schema) -> pa.R
 
 
 def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
-    """Hash each row's folded description, or its position if rows are split, with the seed as key."""
-    values = folded(texts) if config.split_by == "text" else positions.astype(str).astype(object)
+    """Hash the key of each row's description, or its position if rows are split, with the seed as key."""
+    values = description_keys(texts) if config.split_by == "text" else positions.astype(str).astype(object)
     return pd.util.hash_array(values, hash_key=f"{config.seed:016x}"[-16:], categorize=False)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import NAMES, iso_code, known_language
-from histocoder.data.normalize import fold
+from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import held_out
 from histocoder.data.table import fingerprint
 from histocoder.desk.neighbours import Neighbours, TrainedRow
@@ -18,7 +18,7 @@ from histocoder.desk.turns import Turns
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Known, coded
+from histocoder.inference.known import Known
 from histocoder.inference.ranked import predict_ranked
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
@@ -72,7 +72,8 @@ class CodingDesk:
     def __init__(self, coder: Coder, *, training_data: Path, cache: Path, model_id: str) -> None:
         self.coder, self.turns, self.model_id = coder, Turns(), model_id
         self._titles = coder.model.config.descriptions
-        self._search_texts = {code: fold(f"{code} {self._titles.get(code, '')}") for code in coder.codes}
+        titled = [f"{code} {self._titles.get(code, '')}" for code in coder.codes]
+        self._search_texts = dict(zip(coder.codes, description_keys(titled), strict=True))
         self.known: Known | None = None
         self.neighbours: Neighbours | None = None
         if training_data.is_file():
@@ -80,7 +81,7 @@ class CodingDesk:
             rules = LabelRules(False, True, True)
             files = ExampleFiles(paths, coder.model.config.target_cols, coder.formatter, known=coder.codes, rules=rules)
             source = " ".join(map(fingerprint, paths))
-            examples = coded(files.read())
+            examples = files.read().coded()
             self.known = Known(f"{source} desk", languages=coder.model.config.languages)
             self.known.add(examples)
             self.neighbours = Neighbours(examples, cache=cache, source=f"{source} {model_id}")
@@ -122,7 +123,7 @@ class CodingDesk:
 
     def search(self, query: str, *, limit: int) -> list[Code]:
         """Return the codes whose number begins with the query, then those whose title has all its words."""
-        words = fold(query).split()
+        words = description_keys([query])[0].split()
         if not words:
             return []
         by_number = [code for code in self.coder.codes if code.startswith(words[0])] if len(words) == 1 else []
@@ -141,7 +142,7 @@ class CodingDesk:
         for row, (text, lang) in enumerate(zip(texts, langs, strict=True)):
             codes = self._codes(coded.iloc[row])
             others = [one for one in self._codes(ranked.iloc[row]) if one.code not in {own.code for own in codes}]
-            given = self.known.find(text, lang) if self.known is not None else None
+            given = self.known.find([text], [lang])[0] if self.known is not None else None
             conf = coded["conf"].iloc[row]
             answers.append(
                 Answer(

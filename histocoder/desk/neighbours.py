@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from histocoder.data.examples import Examples
-from histocoder.data.normalize import fold
+from histocoder.data.normalize import description_keys
 from histocoder.desk.turns import Turns
 from histocoder.files import replacing
 from histocoder.inference.coder import Coder
@@ -42,7 +42,7 @@ class Neighbours:
 
     def __init__(self, examples: Examples, *, cache: Path, source: str) -> None:
         codes = [tuple(code for code in row if code is not None) for row in examples.codes.to_numpy(dtype=object)]
-        keys = list(zip(map(fold, examples.texts), examples.langs, codes, strict=True))
+        keys = list(zip(description_keys(examples.texts), examples.langs, codes, strict=True))
         times, written = Counter(keys), dict(zip(keys, examples.texts, strict=True))
         self._total = len(times)
         self._has_graph = self._total > _MOST_EXACT and importlib.util.find_spec("faiss") is not None

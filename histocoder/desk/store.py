@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from histocoder.data.corrections import CHECKED_COL
+from histocoder.data.checked import CHECKED_COL
 from histocoder.desk.trust import Trust, estimate
 from histocoder.evaluation.review import Columns, in_order_of_worth
 from histocoder.files import sha256

@@ -19,6 +19,7 @@ from sklearn.svm import LinearSVC
 from tqdm import tqdm
 
 from histocoder.data.examples import Examples
+from histocoder.data.normalize import description_keys
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.inference.coder import Coder
@@ -51,7 +52,7 @@ class Baselines:
 
     def __init__(self, examples: Examples, known: Known, *, max_size: float) -> None:
         self._examples, self._known, self._max_size = examples, known, max_size
-        self._asked = {known.key(text, lang) for text, lang in zip(examples.texts, examples.langs, strict=True)}
+        self._asked = set(known.keys(examples.texts))
         self._parts: list[Examples] = []
         self._num_rows = 0
 
@@ -83,7 +84,7 @@ class Baselines:
             right. Where there is no `svc`, `notice` says why.
         """
         examples, texts = self._examples, self._examples.texts
-        answers = [self._known.find(text, lang) for text, lang in zip(texts, examples.langs, strict=True)]
+        answers = self._known.find(texts, examples.langs)
         answered = np.array([answer is not None for answer in answers])
         exact = answered & _is_right(examples, [answer.codes if answer else () for answer in answers])
 
@@ -209,7 +210,7 @@ def gain(
 
 def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
     """Return the shares of `rows` and of distinct `texts` that are right."""
-    by_text = pd.Series(right.astype(float)).groupby(np.array(texts, dtype=object)).mean()
+    by_text = pd.Series(right.astype(float)).groupby(description_keys(texts)).mean()
     return {"rows": float(right.mean()), "texts": float(by_text.mean())}
 
 
@@ -229,7 +230,7 @@ def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) 
         `rows` and `texts`: `mean`, `low` and `high`.
     """
     gain = right.astype(float) - other.astype(float)
-    by_text = pd.Series(gain).groupby(np.array(texts, dtype=object)).agg(["sum", "size", "mean"]).to_numpy()
+    by_text = pd.Series(gain).groupby(description_keys(texts)).agg(["sum", "size", "mean"]).to_numpy()
     total, size, mean = by_text.T
     random, num_texts = np.random.default_rng(0), len(by_text)
     draws = np.empty((_RESAMPLES, 2))

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.examples import Examples
-from histocoder.data.normalize import folded
+from histocoder.data.normalize import description_keys
 from histocoder.errors import Notice, UserError
 from histocoder.evaluation.scores import (
     THRESHOLDS,
@@ -72,8 +72,8 @@ def evaluate(
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 
-    `texts_seen` and `codes_seen` (see `times_seen`) say how often each description, as `folded` makes it, and each code
-    occur in the training data. Raise UserError where there are no rows.
+    `texts_seen` and `codes_seen` (see `times_seen`) say how often each description, by its key (see
+    `description_keys`), and each code occur in the training data. Raise UserError where there are no rows.
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
@@ -100,7 +100,7 @@ def evaluate(
     )
     metrics = {
         "num_rows": len(examples),
-        "num_texts": len(set(examples.texts)),
+        "num_texts": len(set(description_keys(examples.texts))),
         "num_true_outside_key": num_true_outside,
         "num_outside_key": num_outside,
         "mode": coder.mode,
@@ -130,12 +130,12 @@ def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, pro
 
 
 def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Count how often each description (`folded`) and each code occurs in the training data, for `evaluate`."""
-    wanted = set(folded(list(texts)))
+    """Count how often each description (by its key) and each code occurs in the training data, for `evaluate`."""
+    wanted = set(description_keys(list(texts)))
     texts_seen: Counter[str] = Counter()
     codes_seen: Counter[str] = Counter()
     for examples in chunks:
-        texts_seen.update(text for text in folded(examples.texts) if text in wanted)
+        texts_seen.update(key for key in description_keys(examples.texts) if key in wanted)
         codes_seen.update(code_sets(examples.codes)["code"].value_counts().to_dict())
     return dict(texts_seen), dict(codes_seen)
 
@@ -191,7 +191,8 @@ def _groups(
         times = truth["code"].map(dict(codes_seen)).fillna(0)
         groups["code_seen"] = seen_groups(times.groupby(truth["row"]).min().reindex(range(num_rows)))
     if texts_seen is not None:
-        groups["text_seen"] = seen_groups(pd.Series([texts_seen.get(text, 0) for text in folded(examples.texts)]))
+        times = pd.Series([texts_seen.get(key, 0) for key in description_keys(examples.texts)])
+        groups["text_seen"] = seen_groups(times)
     return groups
 
 

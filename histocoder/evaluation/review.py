@@ -12,7 +12,9 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
-from histocoder.data.corrections import CHECKED_COL
+from histocoder.data.checked import CHECKED_COL
+from histocoder.data.languages import language_code
+from histocoder.data.normalize import description_keys
 from histocoder.data.output import Output
 from histocoder.data.table import open_table
 from histocoder.distributed import log
@@ -124,11 +126,14 @@ def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None 
                 f"{predictions}, line {line}, {prefix}conf: {shown(str(cells[bad[0]]))} is not a number from 0 to 1."
             )
         passed += len(frame)
-        parts.append(_distinct(frame[frame["conf"].notna()].assign(times=1), by))
+        frame = frame[frame["conf"].notna()].assign(times=1)
+        parts.append(_distinct(frame, frame[by]))
     names = {**predicted, columns.input_col: columns.run_input_col or columns.input_col}
     if language_col:
         names[language_col] = columns.run_language_col or columns.language_col or "lang"
-    table = _distinct(pd.concat(parts, ignore_index=True), by).rename(columns=names)
+    table = pd.concat(parts, ignore_index=True)
+    table = _one_spelling(_distinct(table, table[by]), by, [c for c in predicted if not c.startswith(f"{prefix}alt_")])
+    table = table.rename(columns=names)
     own = [name for name in predicted.values() if not name.startswith("alt_")]
     blank = [name for name in columns.target_cols if name not in own]
     order = [*table.columns[: len(by)], CHECKED_COL, *own, *blank, *table.columns[len(by) + len(own) :]]
@@ -137,10 +142,20 @@ def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None 
     return table.loc[worth.index].reset_index(drop=True)
 
 
-def _distinct(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Return the first row of each description, with the sum of `times`."""
-    times = rows.groupby(by, dropna=False)["times"].transform("sum")
-    return rows.assign(times=times).drop_duplicates(by)
+def _distinct(rows: pd.DataFrame, by: pd.DataFrame) -> pd.DataFrame:
+    """Return the first of the rows that are equal in `by`, with the sum of their `times`."""
+    group = by.groupby(list(by), dropna=False, sort=False).ngroup()
+    return rows.assign(times=rows["times"].groupby(group).transform("sum"))[~group.duplicated()]
+
+
+def _one_spelling(rows: pd.DataFrame, by: list[str], answer: list[str]) -> pd.DataFrame:
+    """Return the most frequent spelling of each description and answer: a correction applies to the others, too."""
+    rows = rows.sort_values("times", ascending=False, kind="stable")
+    text_col, *lang_cols = by
+    same = rows[[*by, *answer]].assign(**{text_col: description_keys(rows[text_col].fillna("").tolist())})
+    for name in lang_cols:
+        same[name] = rows[name].fillna("unk").map(language_code)
+    return _distinct(rows, same).sort_index()
 
 
 def _prefix(header: list[str]) -> str:

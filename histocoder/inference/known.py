@@ -13,10 +13,9 @@ import pandas as pd
 from histocoder.config import SOURCE_COL, PredictOptions
 from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
-from histocoder.data.languages import known_language
-from histocoder.data.normalize import fold
+from histocoder.data.languages import known_language, language_code
+from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.table import open_table
-from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.predictions import Prediction
 
@@ -33,8 +32,9 @@ class Answer(NamedTuple):
 class Known:
     """A dictionary of hand-coded rows: (description, language) to the most frequent set of codes.
 
-    Of equally frequent sets the first in the file counts. Languages that the model does not know are one language,
-    unknown, as they are to the model.
+    Of equally frequent sets the first in the file counts. A spelling that is not in the file gets the codes of the
+    first one with its key. (Spellings that differ in accents may be two occupations, as bank and bänk are.) Languages
+    that the model does not know are one language, unknown, as they are to the model.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Known:
     any_language : bool
         Whether rows count for every language, since their own are not given.
     exact : bool
-        Whether descriptions are compared letter by letter, instead of after `fold`.
+        Whether descriptions are compared letter by letter, instead of by `description_keys`.
     """
 
     def __init__(
@@ -53,32 +53,55 @@ class Known:
     ) -> None:
         self.source_id = source_id
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
-        self._language_keys: dict[str, str] = {}
-        self._places: dict[tuple[str, str], int] = {}
+        self._own_languages: set[str] = set()
+        self._places: dict[tuple[str, str], int] = {}  # by spelling and language
+        self._first_places: dict[tuple[str, str], int] = {}  # by key and language
         self._codes: dict[tuple[str, ...], int] = {}  # each tuple of codes once
         self._row_places, self._row_codes = array("q"), array("q")
 
-    def add(self, examples: Examples, *, only: Collection[tuple[str, str]] | None = None) -> None:
-        """Add hand-coded rows; with `only`, those of these keys (see `key`)."""
+    def add(self, examples: Examples, *, only: Collection[str] | None = None) -> None:
+        """Add hand-coded rows; with `only`, those of descriptions with these keys."""
         rows = examples.codes.to_numpy(dtype=object).tolist()
-        for text, lang, row in zip(examples.texts, examples.langs, rows, strict=True):
-            key = self.key(text, lang)
+        langs = self._language_keys(examples.langs)
+        self._own_languages.update(langs)
+        keys, spellings = self.keys(examples.texts), self._spellings(examples.texts)
+        for key, spelling, lang, row in zip(keys, spellings, langs, rows, strict=True):
             if only is None or key in only:
                 codes = tuple(dict.fromkeys(code for code in row if code is not None))
-                self._row_places.append(self._places.setdefault(key, len(self._places)))
+                place = self._places.setdefault((spelling, lang), len(self._places))
+                self._first_places.setdefault((key, lang), place)
+                self._row_places.append(place)
                 self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
 
-    def key(self, text: str, lang: str) -> tuple[str, str]:
-        """Return the key of a description and its language."""
-        if self._any_language:
-            lang = ""
-        elif lang not in self._language_keys:
-            self._language_keys[lang] = known_language(lang, self._languages)
-        return text if self._exact else fold(text), self._language_keys.get(lang, "")
+    def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer | None]:
+        """Return the answers for n descriptions; None for those that are not known."""
+        langs = self._language_keys(langs, unknown=self.only_language or "unk")
+        places = [
+            self._places.get((spelling, lang), self._first_places.get((key, lang)))
+            for key, spelling, lang in zip(self.keys(texts), self._spellings(texts), langs, strict=True)
+        ]
+        return [None if place is None else self._answers[place] for place in places]
 
-    def find(self, text: str, lang: str) -> Answer | None:
-        place = self._places.get(self.key(text, lang))
-        return None if place is None else self._answers[place]
+    @property
+    def only_language(self) -> str | None:
+        """The language of all rows, if they have but one: descriptions of unknown language are taken to be in it."""
+        return next(iter(self._own_languages)) if len(self._own_languages) == 1 else None
+
+    def _language_keys(self, langs: Sequence[str], *, unknown: str = "unk") -> list[str]:
+        if self._any_language:
+            return [""] * len(langs)
+        keys = {
+            lang: unknown if language_code(lang) == "unk" else known_language(lang, self._languages)
+            for lang in set(langs)
+        }
+        return [keys[lang] for lang in langs]
+
+    def keys(self, texts: Sequence[str]) -> Sequence[str]:
+        """Return the keys of n descriptions."""
+        return texts if self._exact else description_keys(texts).tolist()
+
+    def _spellings(self, texts: Sequence[str]) -> Sequence[str]:
+        return texts if self._exact else normalize(texts, "lower")
 
     @property
     def num_contradictory(self) -> int:
@@ -115,7 +138,7 @@ class Known:
         answer is its share. In mode "topk" the names of the model's columns, but those of the first code, begin with
         `alt_`: a known description's further codes are not alternatives.
         """
-        answers = [self.find(text, lang) for text, lang in zip(texts, langs, strict=True)]
+        answers = self.find(texts, langs)
         known = [row for row, answer in enumerate(answers) if answer is not None]
         other = [row for row, answer in enumerate(answers) if answer is None]
         coded = coder.code([texts[row] for row in other], [langs[row] for row in other], options, **how).set_axis(other)
@@ -126,12 +149,6 @@ class Known:
         given = _frame([answer for answer in answers if answer is not None], coder).set_axis(known)
         names = list(dict.fromkeys([*given.columns[:-2], *coded.columns]))  # conf and source last
         return pd.concat([frame.reindex(columns=names) for frame in (coded, given)]).sort_index()
-
-
-def coded(examples: Examples) -> Examples:
-    """Return the rows that have codes."""
-    first = examples.codes.iloc[:, 0]
-    return examples.take(np.flatnonzero(first.notna() & (first != MISSING)))
 
 
 def training_files(

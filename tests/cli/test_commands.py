@@ -164,12 +164,14 @@ def test_errors_that_nobody_can_read_end_nothing():
         ((), "required: COMMAND"),
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
         (("convert", "--output", "o"), "exactly one of --from-occcanine, --to-occcanine and --from-shards"),
-        (("evaluate", "--model", "nowhere", "--data", "a.csv"), "no model folder nowhere"),
+        (("evaluate", "--model", "nowhere", "--data", "a.csv", "--output", "report"), "File not found: a.csv"),
         (("review", "--model", "nowhere", "--predictions", "p.csv"), "no model folder nowhere"),
     ],
 )
 def test_mistakes_end_in_a_sentence(args: tuple[str, ...], message: str, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    Path("report").mkdir()
+    Path("report/report.html").touch()
     with pytest.raises(SystemExit) as ended:
         main(args)
     said = capsys.readouterr().err.strip()
@@ -380,6 +382,21 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path, logged
         review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, columns=Columns("occ"))
     with pytest.raises(UserError, match=r"other\.csv\.zip would not be compressed"):
         review(tmp_path / "out.csv", tmp_path / "other.csv.zip", budget=2)
+
+
+def test_review_shows_spellings_of_one_answer_once(tmp_path: Path):
+    rows = [
+        ("væver", "da", "75400"),
+        *[("Vaever", "Danish", "75400")] * 2,
+        ("vaever", "da", "1"),
+        ("VÆVER", "no", "75400"),
+    ]
+    frame = pd.DataFrame(rows, columns=["occ1", "lang", "hisco_1"]).assign(prob_1=0.5, conf=0.5)
+    frame.to_csv(tmp_path / "out.csv", index=False)
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=5)
+    assert chosen[["occ1", "lang", "times"]].to_numpy().tolist() == [
+        *(["Vaever", "Danish", 3], ["vaever", "da", 1], ["VÆVER", "no", 1])
+    ]
 
 
 def test_review_takes_the_last_of_several_codings(tmp_path: Path):

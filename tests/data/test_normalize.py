@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jobs import finetune
 
 from histocoder.checkpoints.model_files import read_model_config
-from histocoder.config import PrepareConfig
+from histocoder.config import NORMALIZATIONS, PrepareConfig
 from histocoder.data.examples import Examples
-from histocoder.data.normalize import folded, normalize
+from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.prepare import prepare
 from histocoder.evaluation.evaluate import times_seen
 
@@ -26,21 +26,26 @@ def test_each_normalization_of_one_text():
     assert normalize(variants, "lower") == ["dräng", "dräng", "dräng", "gift dräng"]
 
 
-@given(st.text())
-def test_folding_is_of_case_blanks_and_form(text: str):
-    (once,) = folded([text])
-    variants = [once, unicodedata.normalize("NFD", text), f"  {text}\t"]
-    assert folded(variants).tolist() == [once] * 3
-    assert "  " not in once and unicodedata.is_normalized("NFC", once)
+@given(st.text(st.characters(max_codepoint=0x52F, exclude_categories=["Cc", "Cs"], exclude_characters="\u037e\u0387")))
+def test_keys_are_equal_where_models_read_alike(text: str):
+    variants = [text, unicodedata.normalize("NFD", text), f"  {text}\t"]
+    variants += [read for how in NORMALIZATIONS for read in normalize([text], how)]
+    assert set(description_keys(variants)) == set(description_keys([text]))
+
+
+def test_keys_of_letters_that_ascii_lacks():
+    texts = ["Væver", "vaever", "STRASSENKEHRER", "Straßenkehrer", "wine\u2014 merchant", "😀", "👑", "γεωργός"]
+    keys = ["vaever"] * 2 + ["strassenkehrer"] * 2 + ["wine-- merchant", "😀", "👑", "georgos"]
+    assert description_keys(texts).tolist() == keys
 
 
 def test_variants_stand_on_one_side_of_the_split(tmp_path: Path):
-    variants = [variant for i in range(40) for variant in (f"{NFC} {i}", f"{NFD} {i}", f" DRÄNG  {i}")]
+    variants = [variant for i in range(40) for variant in (f"{NFC} {i}", f"{NFD} {i}", f" DRANG  {i}")]
     lines = [f"{text},{62105 + len(text) % 2}\n" for text in variants]
     (tmp_path / "t.csv").write_text("occ1,hisco_1\n" + "".join(lines), encoding="utf-8")
     prepare(PrepareConfig(str(tmp_path / "t.csv"), ("hisco_1",)), tmp_path / "out")
     train, val = (pd.read_csv(tmp_path / "out" / f"data_{part}.csv")["occ1"].tolist() for part in ("train", "val"))
-    assert len(val) == 12 and not set(folded(train)) & set(folded(val))
+    assert len(val) == 12 and not set(description_keys(train)) & set(description_keys(val))
     assert sorted(train + val) == sorted(variants)  # the texts themselves are written as they came
 
 
@@ -55,4 +60,4 @@ def test_seen_in_training_in_another_spelling():
         return Examples(list(texts), ["se"] * len(texts), pd.DataFrame({"hisco_1": ["62105"] * len(texts)}))
 
     texts_seen, _ = times_seen([examples(NFC, NFD.upper())], ["  dräng", "piga"])
-    assert texts_seen == {"dräng": 2}
+    assert texts_seen == {"drang": 2}

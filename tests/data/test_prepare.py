@@ -115,18 +115,33 @@ def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Pa
     assert any("no column 'language'; its codes apply to descriptions in every language" in text for text in logged)
 
 
-def test_marks_of_corrections_are_read_in_several_languages(tmp_path: Path, logged: list[str]):
+def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str]):
     checked = tmp_path / "review.csv"
-    marks = ("x", "X ", "Ja", "oui", "TRUE", "1", "✓", "", "nein", "-", "?", "n", "Nej", "não", "FALSE", "0", "NA")
-    checked.write_text("occ1,checked,hisco_1\n" + "".join(f"a{i},{m},61110\n" for i, m in enumerate(marks)), "utf-8")
+    marks = {"6111": ("x", "X ", "Ja", "oui", "TRUE", "1", "✓")}
+    marks[""] = ("", "nein", "-", "?", "n", "Nej", "no", "não", "FALSE", "0", "NA")  # with codes that do not fit
+    rows = [f"a{code}{i},{m},{code}{i}\n" for code, of_code in marks.items() for i, m in enumerate(of_code)]
+    checked.write_text("occ1,checked,hisco_1\n" + "".join(rows), "utf-8")
     settings = config(checked, language_col=None, corrections=(str(checked),))
     assert len(read_corrections(settings, formatter_of(settings))) == 7
-    assert "7 checked rows are used; 10 unchecked rows are ignored" in logged[-1]
+    assert len(ExampleFiles((checked,), ("hisco_1",), formatter_of(settings)).read(say=logged.append)) == 7
+    prepared(checked, tmp_path / "out")
+    assert logged.count(f"{checked}: 7 checked rows are used; 11 unchecked rows are ignored.") == 3
     read_corrections(replace(settings, target_cols=("hisco_1", "hisco_2")), formatter_of(settings))
     assert any("has no column 'hisco_2': the rows that it corrects get no such codes." in text for text in logged)
-    checked.write_text("occ1,checked,hisco_1\nbonde,x,61110\nsmed,later,83110\n")
-    with pytest.raises(UserError, match=r"review\.csv, line 3, checked: 'later' is neither yes nor no\. Write x"):
-        read_corrections(settings, formatter_of(settings))
+    for mark, message in (("later", r"line 3, Checked: 'later' is neither yes nor no\. Write x"), ("", "no row is")):
+        checked.write_text(f"occ1,Checked,hisco_1\nbonde,no,61110\nsmed,{mark},83110\n")
+        with pytest.raises(UserError, match=rf"review\.csv.* {message}"):
+            prepared(checked, tmp_path / mark)
+
+
+def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
+    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
+    texts = [*(f"smed {i}" for i in range(20)), "væver", "bankman", "bänkman", "Bànkman"]
+    table.write_text("occ1,hisco_1\n" + "".join(f"{t},831{i:02}\n" for i, t in enumerate(texts)), "utf-8")
+    checked.write_text("occ1,checked,hisco_1\nVAEVER,x,75400\nbankman,x,33140\nbänkman,x,81120\n", "utf-8")
+    frame = prepared(table, tmp_path / "out", corrections=(str(checked),), share_val=0.3)["data_train"]
+    found = dict(zip(frame["occ1"], frame["hisco_1"], strict=True))
+    assert [found[text] for text in texts[20:]] == ["75400", "33140", "81120", "81120"]  # its own, else the last
 
 
 def test_corrections_take_codes_that_the_key_lists(tmp_path: Path):
@@ -305,6 +320,10 @@ def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_p
     prepare(config(table), tmp_path / "out")
     assert "Using the data prepared" in logged[-1]
     assert (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns == before
+    record = json.loads((tmp_path / "out" / "prepared.json").read_text())
+    (tmp_path / "out" / "prepared.json").write_text(json.dumps({**record, "format_version": 2}))
+    prepare(config(table), tmp_path / "out")
+    assert (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns == before and "væver and vaever" in logged[-1]
     with pytest.raises(UserError, match=r"share_val: 0.1 there, 0.2 now.*--overwrite"):
         prepare(config(table, share_val=0.2), tmp_path / "out")
     write_table(table, copies=2)
@@ -318,6 +337,17 @@ def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_p
     prepare(config(table), tmp_path / "out", overwrite=True)
     record = json.loads((tmp_path / "out" / "prepared.json").read_text())
     assert sum(record["rows"].values()) == 128
+
+
+def test_files_that_have_changed_are_named(table: Path, tmp_path: Path):
+    checked, corrected = tmp_path / "review.csv", config(table, corrections=(str(tmp_path / "review.csv"),))
+    prepare(config(table), tmp_path / "without")
+    messages = ((61110, "without", "corrections: no files there"), (80110, "with", f"({checked} has changed)"))
+    for code, folder, message in messages:
+        checked.write_text(f"occ1,checked,hisco_1\nfarmer,x,{code}\n")
+        with pytest.raises(UserError, match=re.escape(message)):
+            prepare(corrected, tmp_path / folder)
+        prepare(corrected, tmp_path / "with", overwrite=True)
 
 
 @pytest.mark.parametrize("name", ["data_train.csv", "data_val.csv", "key.csv", "rejected.csv"])

@@ -21,9 +21,10 @@ from histocoder.data.examples import Examples
 from histocoder.data.labels import LabelRules
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Answer, Known, coded, training_files
+from histocoder.inference.known import Answer, Known, training_files
 from histocoder.inference.predict_file import predict_file
 
+SEVEN = Answer(("7",), 1)
 DICTIONARY = """occ1,lang,hisco_1,hisco_2
 FARMER  0,en,95410,
 Farmer 0,da,61115,
@@ -55,20 +56,30 @@ def test_the_most_frequent_set_of_codes_answers():
         *(("tie", "en", "5"), ("tie", "en", "6"), ("dra\u0308ng", "en", "7"), ("none", "en", "?")),
     )
     known = Known(languages=("da", "en", "unk"))
-    known.add(coded(given))
-    assert known.find("SMITH", "en") == Answer(("1", "2"), 2 / 3) and known.find("smith", "da") == Answer(("4",), 1)
-    assert known.find("tie", "en") == Answer(("5",), 0.5) and known.find("DRÄNG", "en") == Answer(("7",), 1)
-    assert known.find("none", "en") is None and known.find("smith", "xx") is None
+    known.add(given.coded())
+    smith = Answer(("1", "2"), 2 / 3)
+    assert known.find(["SMITH", "tie", "DRÄNG", "none"], ["en"] * 4) == [smith, Answer(("5",), 0.5), SEVEN, None]
+    assert known.find(["smith"] * 4, ["da", "Danish", "da-DK", "xx"]) == [Answer(("4",), 1)] * 3 + [None]
     assert known.num_contradictory == 2 and known.width == 2
-    assert known.find("smith", "Danish") == known.find("smith", "da-DK") == Answer(("4",), 1)
-    swedish = Known(languages=("se", "unk"))
-    swedish.add(rows(("bonde", "se", "1")))
-    assert all(swedish.find("bonde", lang) for lang in ("se", "sv", "Swedish", "SV")) and not swedish.find(
-        "bonde", "da"
-    )
     exact = Known(exact=True, any_language=True)
     exact.add(given)
-    assert exact.find("Smith", "xx") == Answer(("1", "2"), 1) and exact.find("SMITH", "en") is None
+    assert exact.find(["Smith", "SMITH"], ["xx", "en"]) == [Answer(("1", "2"), 1), None]
+
+
+def test_a_spelling_of_its_own_comes_first():
+    known = Known(languages=("se", "unk"))
+    known.add(rows(*(("bankman", "se", "1"), ("bänkman", "se", "7"), ("väver", "se", "7"), ("våver", "se", "1"))))
+    asked = ["Bänkman", "bankman", "bànkman", "VAVER"]
+    assert known.find(asked, ["se"] * 4) == [SEVEN, Answer(("1",), 1), Answer(("1",), 1), SEVEN]
+
+
+def test_descriptions_without_language_are_in_the_only_one():
+    one, two = Known(languages=("se", "unk")), Known(languages=("se", "unk"))
+    one.add(rows(("bonde", "se", "7")))
+    two.add(rows(("bonde", "se", "7"), ("dräng", "unk", "1")))
+    langs = ["sv", "Swedish", "unk", "", "da"]
+    assert one.find(["bonde"] * 5, langs) == [SEVEN] * 4 + [None]
+    assert two.find(["bonde"] * 5, langs) == [SEVEN] * 2 + [None] * 3
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk"])
@@ -208,15 +219,10 @@ def test_auto_takes_descriptions_to_be_in_the_runs_language(model: Path, tmp_pat
     run = tmp_path / "run"
     best = shutil.copytree(model, run / "best")
     (run / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,80110,\n")
-    for settings, flags, source in (
-        ("language: unk\n", (), "model"),
-        ("language: English\n", (), "known"),
-        ("language: English\n", ("--language", "da"), "model"),
-    ):
-        (run / "args.yaml").write_text(settings)
+    for flags, source in ((), "known"), (("--language", "da"), "model"):
         predict("--model", best, "--known", "auto", *flags, "farmer")
         said = capsys.readouterr().out
-        assert said.split()[-1] == source and ("add --language English" in said) is (source == "known")
+        assert said.split()[-1] == source and ("add --language en" in said) is (source == "known")
 
 
 @pytest.mark.parametrize(
