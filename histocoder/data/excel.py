@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+from openpyxl.cell.read_only import EMPTY_CELL
 from openpyxl.utils.escape import unescape
 
 from histocoder.data.sheets import MOST_DIGITS, are_formulas, for_sheets
@@ -93,15 +94,13 @@ def _sheet(path: Path, book: openpyxl.Workbook, name: str | None) -> Any:
     return filled[0]
 
 
-def _rows(sheet: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the number and the values of each row with content."""
+def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, Any]]]:
+    """Yield the number of each row with content, and its values by their columns."""
     sheet.reset_dimensions()  # some programs write them wrongly
     for number, cells in enumerate(sheet.iter_rows(max_row=MAX_ROWS + 1), start=1):
-        values = [_value(cell) for cell in cells]
-        while values and values[-1] is None:
-            values.pop()
-        if values:
-            yield number, values
+        values = ((i, _value(cell)) for i, cell in enumerate(cells) if cell is not EMPTY_CELL)
+        if row := {i: value for i, value in values if value is not None}:
+            yield number, row
 
 
 def _value(cell: Any) -> Any:
@@ -119,29 +118,26 @@ def _value(cell: Any) -> Any:
 def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
     rows = _rows(sheet)
     header_row, names = next(rows)
-    columns: list[list[Any]] = [[] for _ in names]
+    columns: dict[int, list[Any]] = {i: [] for i in names}
     num_beside, passed = 0, header_row
     for number, values in rows:
         blank = [None] * (number - passed - 1)  # rows
-        for i, column in enumerate(columns):
+        for i, column in columns.items():
             column.extend(blank)
-            column.append(values[i] if i < len(values) else None)
-        num_beside += sum(value is not None for value in values[len(names) :])
+            column.append(values.pop(i, None))
+        num_beside += len(values)
         passed = number
-    kept = [i for i, name in enumerate(names) if name is not None]
-    num_beside += sum(value is not None for i in set(range(len(names))) - set(kept) for value in columns[i])
-    beside = "1 cell is" if num_beside == 1 else f"{num_beside:,} cells are"
-    notices = [f"{path}: {beside} ignored, because their column has no name."] if num_beside else []
-    arrays = [_array(columns[i]) for i in kept]
-    unlike = _unlike([str(names[i]) for i in kept])
-    if renamed := [name for i, name in zip(kept, unlike, strict=True) if name != str(names[i])]:
+    beside = "1 cell is ignored, because its" if num_beside == 1 else f"{num_beside:,} cells are ignored, because their"
+    notices = [f"{path}: {beside} column has no name."] if num_beside else []
+    unlike = _unlike([str(name) for name in names.values()])
+    if renamed := [name for old, name in zip(names.values(), unlike, strict=True) if name != str(old)]:
         notices.append(f"{path}: columns of the same name are numbered: {', '.join(map(shown, renamed))}.")
     if num_unsaved := _num_unsaved(sheet):
         notices.append(
             f"{path}: formulas without a stored value ({num_unsaved:,}) are read as blank cells. Open the workbook in "
             "Excel or LibreOffice and save it there, which stores them."
         )
-    return pa.Table.from_arrays(arrays, unlike), header_row + 1, notices
+    return pa.Table.from_arrays([_array(column) for column in columns.values()], unlike), header_row + 1, notices
 
 
 def _num_unsaved(sheet: Any) -> int:

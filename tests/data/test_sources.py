@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 import zipfile
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -285,6 +286,24 @@ def test_columns_of_excel_with_the_same_name_are_numbered(tmp_path: Path):
     file = open_table(path, ["occ1"])
     assert file.header == ["occ1", "a", "a.2", "a.1"] and "numbered: 'a.2'" in file.notices[0]
     assert read_table(path, file.header).columns["a.2"].to_pylist() == ["2"]
+
+
+def test_stray_cells_far_to_the_right_cost_nothing(tmp_path: Path):
+    book = openpyxl.Workbook()
+    sheet = book.active
+    for row in [["occ1", "h"], *[["farmer", "61110"]] * 2000]:
+        sheet.append(row)
+    sheet["XFD1"], sheet["XFD3"], sheet["XFC3"], sheet["A2010"] = "stray", "x", "y", "smith"
+    book.save(tmp_path / "t.xlsx")
+    tracemalloc.start()
+    file = open_table(tmp_path / "t.xlsx", ["occ1", "h"])
+    assert tracemalloc.get_traced_memory()[1] < 10e6  # 250 MB where each column has a list
+    tracemalloc.stop()
+    assert file.header == ["occ1", "h", "stray"] and "1 cell is ignored, because its column has no" in file.notices[0]
+    table = file.read(["occ1", "stray"])
+    assert table.columns["stray"].to_pylist()[:3] == [None, "x", None] and table.lines(table.rows[-1:]).tolist() == [
+        2010
+    ]
 
 
 def test_formulas_without_stored_values_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
