@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,8 @@ def write_labelled(
         if old not in codes or not titles:
             continue
         found = {code: titles[code] for code in sorted(set(frame[name])) if code in titles}
+        times = Counter(found.values())  # a label of two values can't be read
+        found = {code: title if times[title] == 1 else f"{title} ({code})" for code, title in found.items()}
         lengths = {len(code) for code in set(frame[name]) if code.isdigit()}
         if kind == ".dta":
             if not all(_NUMBER.fullmatch(code) for code in set(frame[name])) or len(lengths) > 1:

@@ -166,14 +166,17 @@ def test_labels_of_stata_are_read_and_codes_are_codes(tmp_path: Path):
     columns = file.read(["occ1", "h", "n"]).columns
     assert columns["occ1"].to_pylist() == ["boss", "cook", None] and columns["n"].to_pylist() == ["one", "2", "3"]
     assert columns["h"].to_pylist() == ["2000", "53130", None] and "value labels: occ1, n" in file.notices[0]
-    codes = pa.table({"hisco 1": ["02000", "-1", None], "code": ["02000", "A", ""]})
-    (notice,) = Output(tmp_path / "o.dta", codes=["hisco 1", "code"], titles={"02000": "Boss"}).write(
+    codes = pa.table({"hisco 1": ["02000", "-1", "99910", "99920", None], "code": ["02000", "A", "", "", ""]})
+    titles = {"02000": "Boss", "99910": "Labourer", "99920": "Labourer"}
+    (notice,) = Output(tmp_path / "o.dta", codes=["hisco 1", "code"], titles=titles).write(
         tmp_path / "o.dta", codes.schema, [codes]
     )
     assert "hisco 1 as hisco_1" in notice
-    assert pd.read_stata(tmp_path / "o.dta")["hisco_1"].tolist()[:2] == ["Boss", -1]
+    labels = ["Boss", -1, "Labourer (99910)", "Labourer (99920)"]
+    assert pd.read_stata(tmp_path / "o.dta")["hisco_1"].tolist()[:4] == labels
     found = read_table(tmp_path / "o.dta", ["hisco_1", "code"]).columns
-    assert [found[name].to_pylist() for name in found] == [["02000", "-1", None], ["02000", "A", None]]
+    assert found["hisco_1"].to_pylist() == ["02000", "-1", "99910", "99920", None]
+    assert found["code"].to_pylist() == ["02000", "A", None, None, None]
 
 
 def test_codes_that_stata_has_encoded_are_their_labels(tmp_path: Path):
