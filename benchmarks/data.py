@@ -30,9 +30,10 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
-from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, formatter_of, prepare
+from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, prepare
 from histocoder.data.samplers import BucketSampler
 from histocoder.distributed import log
+from histocoder.formatters import build_formatter
 from histocoder.training.data import some_descriptions
 
 log.setLevel("WARNING")
@@ -124,9 +125,8 @@ def config(folder: Path) -> PrepareConfig:
 def training_files(folder: Path) -> ExampleFiles:
     """Return the prepared training rows, as finetune.py reads them."""
     rules, key = LabelRules(allow_short=True), read_key(folder / "out" / KEY_FILE)
-    return ExampleFiles(
-        (folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter_of(config(folder)), key=key, rules=rules
-    )
+    formatter = build_formatter("general", num_blocks=1)
+    return ExampleFiles((folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter, key=key, rules=rules)
 
 
 def open_training_arrays(folder: Path) -> ExampleArrays:

@@ -43,10 +43,11 @@ from histocoder.data.cache import build_cache, open_cache
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
-from histocoder.data.prepare import TRAIN_FILE, formatter_of, prepare
+from histocoder.data.prepare import TRAIN_FILE, prepare
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import tokenize
 from histocoder.distributed import log
+from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import device_name
 from histocoder.model.layers import has_mkldnn_linear
@@ -73,7 +74,7 @@ class Data:
         source = ENGLISH if ENGLISH.exists() else ROOT / "data" / "train.csv"
         config = PrepareConfig(str(source), ("hisco_1",), language="en", zero_pad_codes=True)
         prepare(config, folder)
-        self.formatter, self.key = formatter_of(config), read_key(folder / "key.csv")
+        self.formatter, self.key = build_formatter("general", num_blocks=1), read_key(folder / "key.csv")
         files = ExampleFiles((folder / TRAIN_FILE,), config.target_cols, self.formatter, key=self.key)
         arrays = open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
         texts = arrays.descriptions(np.arange(len(arrays)))

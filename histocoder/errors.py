@@ -33,6 +33,17 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """Return a number and what is counted, in the singular or the plural.
+
+    Examples
+    --------
+    >>> counted(1, "code is", "codes are"), counted(1200, "code is", "codes are")
+    ('1 code is', '1,200 codes are')
+    """
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def misfit(error: RuntimeError) -> str:
     """Return the first reason, shortened, for which `load_state_dict` has refused weights."""
     first = (str(error).strip().splitlines()[1:2] or [str(error)])[0].strip()

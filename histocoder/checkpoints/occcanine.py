@@ -87,6 +87,8 @@ def unpublishable(config: ModelConfig) -> str:
     """Return why OccCANINE has no format for a model; an empty text if it has one."""
     if not is_canine(config.encoder):
         return "its encoder is not CANINE"
+    if "labels" in config.formatter:
+        return "its codes are labels, which the decoder writes as numbers"
     return "its decoder uses the flat head's probabilities as a prior" if config.decoder_prior else ""
 
 

@@ -48,7 +48,7 @@ def run(config: EvaluateFlags) -> None:
     examples = _coded_rows(config, coder, rules)
     seen: dict = {}
     if has_train_data:
-        own = LabelRules(allow_short=True)  # of prepared data
+        own = LabelRules()  # of prepared data
         columns = {"input_col": config.input_col, "language_col": config.language_col}
         trained, has_languages = training_files(train_data, coder, rules if config.train_data else own, **columns)
         known = Known(languages=coder.model.config.languages, any_language=not has_languages)

@@ -40,7 +40,7 @@ def _examples(config: ExportFlags, coder: Coder, folder: Path) -> Examples:
     path = Path(config.data) if config.data else run_of(folder) / VAL_FILE
     if not config.data and not path.is_file():
         raise UserError(f"The graphs are checked on validation data, and there is no {path}. Add --data FILE.")
-    rules = LabelRules(allow_short=True, is_training=False)
+    rules = LabelRules(is_training=False)
     files, _ = training_files(path, coder, rules, input_col=config.input_col, language_col=config.language_col)
     examples = files.read(say=log.info).coded()
     if len(examples) == 0:

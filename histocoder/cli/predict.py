@@ -99,7 +99,7 @@ def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:
 
 def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[str], None]) -> Known:
     """Read hand-coded descriptions; tell the user of contradictory ones."""
-    short = config.allow_codes_shorter_than_block_size or config.known == "auto"
+    short = config.allow_codes_shorter_than_block_size
     rules = LabelRules(config.zero_pad_codes, short, drop_bad=True, is_training=False)
     with _naming_sheets("--known-sheet"):
         files, has_languages = training_files(

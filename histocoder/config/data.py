@@ -1,5 +1,6 @@
 """Settings of the data of a run: the table or the files, and their form."""
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,13 @@ from histocoder.config.model import check_target_len
 from histocoder.config.settings import Settings, free, require
 
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
+_FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
+
+
+def _block_size(text: str) -> int | None:
+    if text != "auto" and not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is neither a whole number nor auto")
+    return None if text == "auto" else int(text)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,9 @@ class TableConfig(Settings):
     language_col: str | None = free(
         None, "column of each row's language, instead of --language", metavar="COL", is_short=True
     )
-    block_size: int = free(5, "characters of the longest code", at_least=1)
+    block_size: int | None = free(
+        None, f"characters of the longest code; {_FITTING}", metavar="N|auto", parse=_block_size, at_least=1
+    )
     use_within_block_sep: bool = free(False, "',' separates the tokens within a code, as in PSTI's 1,10,2")
     share_val: float = free(0.1, "share of the data for validation", metavar="P")
     split_by: str = free("text", "split by descriptions, whose rows stay together, or by rows", choices=("text", "row"))
@@ -68,7 +78,7 @@ class TableConfig(Settings):
             self.language == "unk" or self.language_col is None,
             "Give --language (one for all rows) or --language-col (one for each row), not both.",
         )
-        check_target_len(len(columns), self.block_size)
+        check_target_len(len(columns), self.block_size or 1)
         require(0 < self.share_val < 1, f"--share-val is {self.share_val:g}; it must lie between 0 and 1, as 0.1 does.")
 
     @property
@@ -97,7 +107,13 @@ class FilesConfig(Settings):
     target_cols: tuple[str, ...] | None = free(
         None, "columns of codes, instead of --target-col-naming", metavar="COL", is_short=True
     )
-    block_size: int = free(5, "with general: characters of the longest code")
+    block_size: int | None = free(
+        None,
+        f"with general: characters of the longest code; {_FITTING}",
+        metavar="N|auto",
+        parse=_block_size,
+        at_least=1,
+    )
     use_within_block_sep: bool = free(False, "with general: ',' separates a code's tokens")
     key: str | None = free(
         None, "allowed codes: system_code,code (default: those in the data)", metavar="CSV", is_short=True

@@ -24,7 +24,7 @@ def check_target_len(num_blocks: int, block_size: int) -> None:
     require(
         1 + num_blocks * block_size <= MAX_TARGET_LEN,
         f"{num_blocks} codes of {block_size} characters exceed the {MAX_TARGET_LEN - 1} positions of the decoder; "
-        "set --block-size to the longest code's length.",
+        "name fewer --target-cols, or set --block-size to the longest code's length.",
     )
 
 

@@ -121,15 +121,16 @@ class Corrections:
         return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
-def read_corrections(config: PrepareConfig, formatter: Formatter, known: Collection[str] = ()) -> Corrections:
+def read_corrections(
+    config: PrepareConfig, formatter: Formatter, rules: LabelRules, known: Collection[str] = ()
+) -> Corrections:
     """Read the files of `--corrections`, as `histocoder review` writes them and a person fills them in.
 
-    For `known` see `ExampleFiles`.
+    For `rules` and `known` see `ExampleFiles`.
 
     Raises UserError if a file lacks a column, a checked code does not fit, or nothing is checked.
     """
     corrections = Corrections(config.target_cols, language_code(config.language))
-    rules = LabelRules(config.zero_pad_codes, config.allow_codes_shorter_than_block_size, config.drop_bad_labels)
     for path in map(Path, config.corrections or ()):
         columns = [*config.target_cols[1:], *([config.language_col] if config.language_col else [])]
         needed = [config.input_col, CHECKED_COL, config.target_cols[0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.checked import checked_tables
 from histocoder.data.key import Key
-from histocoder.data.labels import LabelChecker, LabelRules
+from histocoder.data.labels import LabelChecker, LabelRules, count_codes
 from histocoder.data.languages import language_code
 from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, shown
@@ -106,10 +107,17 @@ class ExampleFiles:
             passed += len(examples)
         return Examples.join(parts)
 
-    def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
+    def count_codes(self) -> Counter[str]:
+        """Count the codes in all files, for `fit_codes`."""
+        files = [self._open(path) for path in self.paths]
+        return sum((count_codes(file, [*self._code_columns(file)[0].values()]) for file in files), Counter[str]())
+
+    def _open(self, path: Path) -> TableFile:
         codes = (*self.target_cols, *_INDEX_COLS)
-        optional = [self.language_col, *codes]
-        file = open_table(path, [self.input_col], optional=optional, sheet=self.sheet, codes=codes)
+        return open_table(path, [self.input_col], optional=[self.language_col, *codes], sheet=self.sheet, codes=codes)
+
+    def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
+        file = self._open(path)
         code_columns, use_index = self._code_columns(file)
         targets, columns = list(code_columns), list(code_columns.values())
         lang_cols = [self.language_col] if self.language is None and self.language_col in file.header else []

@@ -45,13 +45,13 @@ class Key:
         return Key((*self.codes, *sorted(set(codes) - set(self.codes))), {**descriptions, **self.descriptions})
 
 
-def read_key(path: str | Path, *, num_digits: int = 0) -> Key:
+def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     """Read a key file.
 
     It has a column of codes (`system_code`, or `hisco`, `occ1950`) and one of class indices from 0 (`code` or `index`);
     optionally one of descriptions (`desc` or `title`). A row without code and index is left out, and codes in `hisco`
     and `occ1950` get their leading zeros back: OccCANINE's own key is such a file. Codes of digits in `system_code` get
-    zeros up to `num_digits`.
+    zeros up to `num_digits`; None: up to the longest.
 
     Raises UserError if a column is missing, a code or a blank cell occurs twice, or the indices are not 0, 1, 2, …
     """
@@ -79,8 +79,10 @@ def read_key(path: str | Path, *, num_digits: int = 0) -> Key:
             f"The key {path} must number its codes 0, 1, 2, … in the column {index_col!r}, each once; line "
             f"{table.lines(odd[:1])[0]} has {shown(indices[odd[0]])}."
         )
-    num_digits = _NUM_DIGITS.get(code_col, num_digits)
-    codes = [code.zfill(num_digits) if code.isdigit() else code for code in map(str.strip, cells)]
+    codes = [cell.strip() for cell in cells]
+    longest = max((len(code) for code in codes if code.isdigit()), default=0)
+    num_digits = _NUM_DIGITS.get(code_col, longest if num_digits is None else num_digits)
+    codes = [code.zfill(num_digits) if code.isdigit() else code for code in codes]
     if len(odd := np.flatnonzero(pd.Series(codes, dtype=object).duplicated())):
         raise UserError(
             f"The key {path} has a repeated code, or two blanks, in the column {code_col!r}, line "

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.config import DataConfig
+from histocoder.config import MAX_TARGET_LEN, DataConfig, check_target_len
 from histocoder.data.cells import (
     MISSING_MARKS,
     bare,
@@ -23,14 +24,17 @@ from histocoder.data.cells import (
     spoilt,
     whole_number,
 )
+from histocoder.data.checked import checked_tables
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
-from histocoder.errors import UserError, shown
-from histocoder.formatters import MISSING, Formatter
+from histocoder.errors import UserError, counted, shown
+from histocoder.formatters import MISSING, CodeSystem, Formatter, GeneralCodes, Labels, build_formatter
 
-_NEVER_SHORT = {"", "-1", "-2", "-3", MISSING}
 _NUM_EXAMPLES = 3
-_BETWEEN_CODES = re.compile(r"[\s;,/|&+]+")
+_SEVERAL_CODES = re.compile(r"(-[0-9]|[0-9]{3,})([\s;,/|&+]+(-[0-9]|[0-9]{3,}))+")
+_LONGEST_CODE = 10  # characters; longer ones are numbered
+_FEWEST_DIGITS = 3  # of codes whose zeros may be lost: shorter ones, such as HISCLASS's, have none
+_MOST, _NEARLY_ALL = 0.5, 0.9  # shares of cells: with codes, so that words are mistakes; that a block must hold
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,72 @@ def rules_of(config: DataConfig) -> LabelRules:
         config.drop_bad_labels,
         config.blank_means_no_occupation,
     )
+
+
+def count_codes(file: TableFile, columns: Sequence[str]) -> Counter[str]:
+    """Count the cells of columns of codes, for `fit_codes`."""
+    cells: Counter[str] = Counter()
+    for table in checked_tables(file, columns, lambda _: None):
+        for name in columns:
+            found = pc.value_counts(table.columns[name].drop_null())
+            for cell, count in zip(*(part.to_pylist() for part in found.flatten()), strict=True):
+                cells[bare(cell)] += count
+    is_whole = all(is_integer(cell) or printed_hisco(cell) is not None for cell in cells.keys() - MISSING_MARKS)
+    codes: Counter[str] = Counter()
+    for cell, count in cells.items():
+        if cell not in {"", MISSING, *MISSING_MARKS} and not spoilt(cell) and not _SEVERAL_CODES.fullmatch(cell):
+            codes[printed_hisco(cell) or (whole_number(cell) if is_whole else None) or cell] += count
+    return codes
+
+
+def fit_codes(
+    counts: Mapping[str, int],
+    rules: LabelRules,
+    *,
+    num_blocks: int,
+    use_within_block_sep: bool = False,
+    are_right: bool = False,
+) -> tuple[Formatter, LabelRules]:
+    """Return the formatter that codes need, by `--block-size auto`, and the rules that they are checked by.
+
+    Codes with digits are written by their characters, in blocks that hold the longest; others are labels, which are
+    numbered. Short codes are right, except among numbers that mostly have three digits or more.
+
+    Parameters
+    ----------
+    counts : mapping
+        Number of cells of each code. If most have digits, others are mistakes, as are those among numbers.
+    rules : LabelRules
+    num_blocks : int
+    use_within_block_sep : bool
+    are_right : bool
+        Whether there are no mistakes among the codes, as in a key.
+    """
+    build = partial(build_formatter, "general", num_blocks=num_blocks, use_within_block_sep=use_within_block_sep)
+    most = MAX_TARGET_LEN if use_within_block_sep else _LONGEST_CODE
+    system = GeneralCodes(most, use_within_block_sep=use_within_block_sep)
+    fits = {code: system.problem(code) is None and any(map(str.isdigit, code)) for code in counts}
+    codes = [code for code in counts if fits[code] or use_within_block_sep]
+    numbers = [code for code in codes if is_integer(code)]
+    num_cells, num_codes, num_numbers = (sum(counts[code] for code in some) for some in (counts, codes, numbers))
+    if num_codes < num_cells * (1 if are_right else _MOST):
+        return build(labels=sorted(counts)), rules
+    is_numeric = num_numbers >= _NEARLY_ALL * num_codes and not use_within_block_sep
+    found = numbers if is_numeric and not are_right else codes
+    lengths = np.array([system.length(code) for code in found] or [5])
+    cells = np.array([0 if code.startswith("-") else counts[code] for code in found] or [1])
+    size = int(lengths.max())
+    usual = next(n for n in range(size + 1) if cells[lengths <= n].sum() >= _NEARLY_ALL * cells.sum())
+    may_lack_zeros = is_numeric and usual >= _FEWEST_DIGITS
+    if may_lack_zeros and not (are_right or rules.allow_short):
+        size = usual
+    check_target_len(num_blocks, size)
+    return build(block_size=size), replace(rules, allow_short=rules.allow_short or not may_lack_zeros)
+
+
+def is_short(code: str, system: CodeSystem) -> bool:
+    """Return whether a code does not fill its block, as if it had lost zeros; -1 and the like never do."""
+    return not code.startswith("-") and code not in ("", MISSING) and system.length(code) < system.block_size
 
 
 class LabelChecker:
@@ -74,6 +144,7 @@ class LabelChecker:
     ) -> None:
         self._file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
+        self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
         self._has_codes = False
         self._num_ignored = self._num_repeated = self._num_uncoded = 0
         self._marks: Counter[str] = Counter()
@@ -138,10 +209,8 @@ class LabelChecker:
         present &= reading
 
         system = self._formatter.system
-        is_short = np.array(
-            [code not in _NEVER_SHORT and system.length(code) < system.block_size for code in distinct] + [False]
-        )
-        short = np.flatnonzero(is_short[index] & present)
+        short = np.array([*(is_short(code, system) for code in distinct), False])
+        short = np.flatnonzero(short[index] & present)
         self._short.add(
             table.rows, {row: f"{name}: {shown(distinct[index[row]])}" for row in short[:_NUM_EXAMPLES]}, len(short)
         )
@@ -172,7 +241,7 @@ class LabelChecker:
                 self._decimals[code] += count
             elif is_integer(code):
                 self._num_integers += count
-            if self._rules.zero_pad and code.isascii() and code.isdigit():
+            if self._rules.zero_pad and code.isascii() and code.isdigit() and is_short(code, self._formatter.system):
                 code = code.zfill(self._formatter.block_size)
             codes.append(code)
         is_missing = np.array([not code for code in codes] + [True])
@@ -217,16 +286,15 @@ class LabelChecker:
         changed = spoilt(code) or ("a number" if problem is not None and looks_like_a_number(code) else None)
         if changed is not None and (problem is not None or (self._key is None and code not in self._known)):
             return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text"
+        may_be_several = problem is not None or (isinstance(system, Labels) and code not in self._known)
+        if may_be_several and _SEVERAL_CODES.fullmatch(code):
+            return "holds several codes; put each in a column of its own"
         if problem is None:
             is_strange = self._key is not None and code != MISSING and code not in self._key.index
             return "is not in the key" if is_strange else None
-        parts = _BETWEEN_CODES.split(code)
-        if len(parts) > 1 and all(system.problem(p) is None and system.length(p) == system.block_size for p in parts):
-            return "holds several codes; put each in a column of its own"
         if self._rules.is_training and self._formatter.name == "general":
-            is_long = system.length(code) > system.block_size
-            flag = " (see --use-within-block-sep)" if "has ','" in problem else " (see --block-size)" * is_long
-            return f"{problem}{flag}"
+            flag = "--use-within-block-sep" if "has ','" in problem else "--block-size"
+            return f"{problem} (see {flag})"
         return problem
 
     def finish(self, say: Callable[[str], None]) -> None:
@@ -237,13 +305,14 @@ class LabelChecker:
         path = self._file.path
         if not self._has_codes:
             raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")
-        if self._short.count and not self._rules.allow_short and not self._rules.zero_pad:
+        if self._short.count and not self._allow_short and not self._rules.zero_pad:
             raise UserError(self._describe_short())
         if self._bad.count and not self._rules.drop_bad:
             raise UserError(self._describe_bad())
         if self._marks:
             marks = ", ".join(f"{shown(mark)} ({count:,})" for mark, count in self._marks.most_common())
-            say(f"{path}: {self._marks.total():,} cells of codes are treated as missing: {marks}.")
+            cells = counted(self._marks.total(), "cell of codes is", "cells of codes are")
+            say(f"{path}: {cells} treated as missing: {marks}.")
         if self._rewritten:
             cell, code = next(iter(self._rewritten))
             say(
@@ -251,36 +320,37 @@ class LabelChecker:
                 f"{shown(cell)} is read as {shown(code)}."
             )
         if self._key is None and 0 < (number := self._decimals.total()) < self._num_integers:
-            codes = "1 code has" if number == 1 else f"{number:,} codes have"
+            codes = counted(number, "code has", "codes have")
             say(
                 f"{path}: {codes} decimals, such as {shown(next(iter(self._decimals)))}, but most are whole numbers. "
                 "If a spreadsheet has changed codes, save the column as text."
             )
         if self._num_ignored:
-            codes = "1 code is" if self._num_ignored == 1 else f"{self._num_ignored:,} codes are"
+            codes = counted(self._num_ignored, "code is", "codes are")
             say(f"{path}: {codes} ignored, because an earlier cell of the row is empty.")
         if self._num_repeated:
-            codes = "1 code is" if self._num_repeated == 1 else f"{self._num_repeated:,} codes are"
+            codes = counted(self._num_repeated, "code is", "codes are")
             say(f"{path}: {codes} ignored, because an earlier cell of the row has the same code.")
         if self._num_uncoded:
-            rows = "row without any code is" if self._num_uncoded == 1 else "rows without any code are"
+            rows = counted(self._num_uncoded, "row without any code is", "rows without any code are")
             may_keep = self._rules.is_training and self._formatter.system.missing_block is not None
             how = "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
-            say(f"{path}: {self._num_uncoded:,} {rows} left out{how * may_keep}.")
+            say(f"{path}: {rows} left out{how * may_keep}.")
 
     def _describe_short(self) -> str:
-        ways = "add --zero-pad-codes if leading zeros were lost"
+        codes = counted(self._short.count, "code has", "codes have")
+        ways = "If leading zeros were lost, add --zero-pad-codes"
         if self._formatter.name == "general":
-            ways += ", or --allow-codes-shorter-than-block-size if they are correct"
+            ways += "; if they are correct, add --allow-codes-shorter-than-block-size"
         return (
-            f"{self._file.path}: {self._short.count:,} codes have fewer than {self._formatter.block_size} characters, "
-            f"such as {self._short.describe(self._file)}. {ways[0].upper()}{ways[1:]}."
+            f"{self._file.path}: {codes} fewer than {self._formatter.block_size} characters, such as "
+            f"{self._short.describe(self._file)}. {ways}."
         )
 
     def _describe_bad(self) -> str:
-        rows = "row has a label that does" if self._bad.count == 1 else "rows have labels that do"
+        rows = counted(self._bad.count, "row has a label that does", "rows have labels that do")
         return (
-            f"{self._file.path}: {self._bad.count:,} {rows} not fit: {self._bad.describe(self._file)}. Correct "
+            f"{self._file.path}: {rows} not fit: {self._bad.describe(self._file)}. Correct "
             "the labels, or leave such rows out with --drop-bad-labels."
         )
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,13 @@ import pyarrow as pa
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.key import Key, read_key, write_key
-from histocoder.data.labels import LabelRules
-from histocoder.data.screen import Screened, screen
-from histocoder.data.table import csv_writer, fingerprint
+from histocoder.data.labels import LabelChecker, LabelRules, count_codes, fit_codes, rules_of
+from histocoder.data.screen import Screened, columns_of, screen
+from histocoder.data.table import TableFile, csv_writer, fingerprint, open_table
 from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
-from histocoder.formatters import Formatter, build_formatter
+from histocoder.formatters import Formatter, Labels, build_formatter
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
@@ -34,13 +36,15 @@ _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 """Setting -> its name in `prepared.json`, if it differs."""
 
 
-def formatter_of(config: PrepareConfig) -> Formatter:
-    """Return the formatter of prepared data: the general one with a block for each target column."""
+def formatter_of(record: dict[str, Any], key: Key) -> Formatter:
+    """Return the formatter of prepared data, from their record: the general one with a block for each target column."""
+    settings = record["settings"]
     return build_formatter(
         "general",
-        num_blocks=len(config.target_cols),
-        block_size=config.block_size,
-        use_within_block_sep=config.use_within_block_sep,
+        num_blocks=len(settings["target_cols"]),
+        block_size=settings["block_size"],
+        use_within_block_sep=settings["use_within_block_sep"],
+        labels=None if settings["block_size"] else sorted(key.codes),
     )
 
 
@@ -95,9 +99,20 @@ def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known:
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
     own = [code for one in (key, known) if one is not None for code in one.codes]
-    corrections = read_corrections(config, formatter_of(config), own) if config.corrections else None
+    file = open_table(config.dataset, columns_of(config), sheet=config.sheet, codes=config.target_cols)
+    for notice in file.notices:
+        log.info(notice)
+    formatter, rules = _fitting(config, file, own, are_right=key is not None)
+    record["settings"]["block_size"] = formatter.block_size
+    if isinstance(formatter.system, Labels):
+        record["settings"]["block_size"] = None
+        log.info(
+            f"{config.dataset}: {', '.join(config.target_cols)} holds labels, each of which is a class as written."
+        )
+    corrections = read_corrections(config, formatter, rules, own) if config.corrections else None
+    checker = LabelChecker(file, config.target_cols, formatter, rules, key=key, known=known.codes if known else ())
     with temporary_folder(folder / "prepared") as scratch:
-        found = screen(config, formatter_of(config), key, scratch / _ROWS_FILE)
+        found = screen(file, config, checker, scratch / _ROWS_FILE)
         if len(found.codes) < 2:
             raise UserError(
                 f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
@@ -114,6 +129,20 @@ def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known:
                 os.replace(scratch / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)  # of data that are replaced
+
+
+def _fitting(
+    config: PrepareConfig, file: TableFile, known: Sequence[str], *, are_right: bool
+) -> tuple[Formatter, LabelRules]:
+    """Return the formatter of a table's codes and the rules that they are checked by; see `fit_codes`.
+
+    `known` are codes of a key and of a model; with `are_right` there are no others.
+    """
+    num_blocks, sep, rules = len(config.target_cols), config.use_within_block_sep, rules_of(config)
+    if (size := config.block_size) is not None:
+        return build_formatter("general", num_blocks=num_blocks, block_size=size, use_within_block_sep=sep), rules
+    counts = Counter(known) if are_right else count_codes(file, config.target_cols) + Counter(known)
+    return fit_codes(counts, rules, num_blocks=num_blocks, use_within_block_sep=sep, are_right=are_right)
 
 
 def held_out(folder: Path) -> tuple[Path, ...]:
@@ -170,6 +199,8 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], config: PrepareConfig, folder: Path) -> None:
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (existing, wanted))
+    if new["block_size"] is None:  # which fits any data
+        new["block_size"] = old["block_size"]
     changed = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     if not changed:
         return

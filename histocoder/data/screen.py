@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 from histocoder.config import PrepareConfig
 from histocoder.data.checked import checked_tables
 from histocoder.data.examples import LANG_COL, TEXT_COL, CheckedChunk, checked_chunks
-from histocoder.data.key import Key
-from histocoder.data.labels import LabelChecker, rules_of
+from histocoder.data.labels import LabelChecker
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Output
-from histocoder.data.table import TableFile, open_table
+from histocoder.data.table import TableFile
 from histocoder.distributed import log
 from histocoder.errors import UserError
-from histocoder.formatters import MISSING, Formatter
+from histocoder.formatters import MISSING
 
 _REASON, _POSITION, _UNIT = "reason", "position", "unit"
 
@@ -74,24 +73,22 @@ class Screened:
             log.info(notice)
 
 
-def screen(config: PrepareConfig, formatter: Formatter, key: Key | None, path: Path) -> Screened:
-    """Check all rows of a table, a chunk at a time, and write them to `path`; with a key, no other codes are allowed.
+def columns_of(config: PrepareConfig) -> list[str]:
+    """Return the columns of the user's table that are read."""
+    return [config.input_col, *config.target_cols, *([config.language_col] if config.language_col else [])]
+
+
+def screen(file: TableFile, config: PrepareConfig, checker: LabelChecker, path: Path) -> Screened:
+    """Check all rows of a table, a chunk at a time, and write them to `path`.
 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
-    languages = [config.language_col] if config.language_col else []
-    columns = [config.input_col, *config.target_cols, *languages]
-    file = open_table(config.dataset, columns, sheet=config.sheet, codes=config.target_cols)
-    for notice in file.notices:
-        log.info(notice)
-    checker = LabelChecker(file, config.target_cols, formatter, rules_of(config), key=key)
     found = Screened(file, config, path)
     numbers = pa.schema([(_POSITION, pa.int64()), (_UNIT, pa.uint64())])
     schema = pa.schema([*found.schema, *_strings(_REASON), *numbers])
     with pa.ipc.new_file(str(path), schema) as writer:
-        tables = checked_tables(file, columns, log.info)
-        chunks = checked_chunks(tables, checker, config.input_col, *languages, language=config.language)
-        for chunk in chunks:
+        tables = checked_tables(file, columns_of(config), log.info)
+        for chunk in checked_chunks(tables, checker, config.input_col, config.language_col, language=config.language):
             batch = _rows(chunk, config, schema)
             writer.write(batch)
             found.num_kept += (num_kept := chunk.reasons.null_count)

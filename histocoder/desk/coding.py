@@ -8,7 +8,7 @@ import pandas as pd
 from pydantic import BaseModel
 
 from histocoder.data.examples import ExampleFiles
-from histocoder.data.labels import LabelRules
+from histocoder.data.labels import LabelRules, is_short
 from histocoder.data.languages import NAMES, iso_code, known_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import held_out
@@ -108,12 +108,12 @@ class CodingDesk:
 
     def check_codes(self, codes: Sequence[str]) -> list[str]:
         """Return codes that a person gave, without blanks and repetitions; raise UserError where they do not fit."""
-        formatter = self.coder.formatter
+        formatter, system = self.coder.formatter, self.coder.formatter.system
+        has_short = any(is_short(code, system) for code in self.coder.codes)
         found = list(dict.fromkeys(filter(None, (code.strip() for code in codes))))
         for code in found:
-            problem = "is not a code" if code == MISSING else formatter.system.problem(code)
-            is_own = code in self.coder.codes or code.startswith("-")
-            if problem is None and not is_own and formatter.system.length(code) < formatter.block_size:
+            problem = "is not a code" if code == MISSING else system.problem(code)
+            if problem is None and is_short(code, system) and not has_short:
                 problem = f"is shorter than {formatter.block_size} characters; write leading zeros, too"
             if problem:
                 raise UserError(f"{code!r} {problem}.")

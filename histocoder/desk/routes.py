@@ -37,7 +37,7 @@ class Decision(BaseModel):
     who: Who
     version: int  # version of the card that the reviewer saw
     action: Literal["settle", "no occupation", "unsure"] = "settle"
-    codes: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=20)] = []
+    codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] = []
 
 
 class Reviewer(BaseModel):

@@ -34,7 +34,7 @@ from histocoder.evaluation.scores import (
     seen_groups,
     top_k_accuracy,
 )
-from histocoder.formatters import CODE_SEP
+from histocoder.formatters import CODE_SEP, Labels
 from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
 from histocoder.inference.ranked import predict_ranked
@@ -166,7 +166,8 @@ def head_metrics(
     scores = score_sets(truth, predicted, len(conf))
     right = scores["accuracy"].to_numpy()
     by_digits = {}
-    for digits in range(1, min(system.block_size, _MAX_DIGITS) + 1):
+    most_digits = 0 if isinstance(system, Labels) else min(system.block_size, _MAX_DIGITS)
+    for digits in range(1, most_digits + 1):
         cut_truth, cut_predicted = (cut_codes(sets, digits, separator=system.separator) for sets in (truth, predicted))
         by_digits[str(digits)] = mean_scores(score_sets(cut_truth, cut_predicted, len(conf)))
     return {

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure 
     yield "calibration", plots.reliability(both("calibration"))
     languages = answer["by_language"]
     yield "languages", plots.accuracy_by_language(languages) if len(languages) > 1 else None
-    yield "digits", plots.accuracy_by_group(both("by_digits"), xlabel="digits compared", show_n=False)
+    bars = partial(plots.accuracy_by_group, xlabel="digits compared", show_n=False)
+    yield "digits", bars(both("by_digits")) if len(answer["by_digits"]) > 1 else None
     for part, what in (("code_seen", "the rarest code"), ("text_seen", "the description")):
         xlabel = f"times that {what} occurs in the training data"
         several = len(answer.get(f"by_{part}", ())) > 1

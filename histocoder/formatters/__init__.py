@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from histocoder.formatters.formatter import Formatter
-from histocoder.formatters.systems import HISCO, OCC1950, CodeSystem, GeneralCodes
+from histocoder.formatters.systems import HISCO, OCC1950, CodeSystem, GeneralCodes, Labels
 from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD
 
 FORMATTERS = ("hisco", "occ1950", "general")
@@ -13,20 +13,23 @@ def build_formatter(
     name: str,
     *,
     num_blocks: int,
-    block_size: int = 5,
+    block_size: int | None = None,
     use_within_block_sep: bool = False,
     symbols: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Formatter:
     """Build a formatter by its name, one of `FORMATTERS` or "gpf", OccCANINE's name for "general".
 
     The largest number of codes of one description is `num_blocks`. The other arguments are for the general formatter;
-    see `GeneralCodes`.
+    see `GeneralCodes`, and for `labels` `Labels`.
     """
     system: CodeSystem
     if name in ("hisco", "occ1950"):
         system = HISCO if name == "hisco" else OCC1950
+    elif labels is not None:
+        system = Labels(labels, block_size)
     elif name in ("general", "gpf"):
-        system = GeneralCodes(block_size, use_within_block_sep=use_within_block_sep, symbols=symbols)
+        system = GeneralCodes(block_size or 5, use_within_block_sep=use_within_block_sep, symbols=symbols)
     else:
         raise ValueError(f"no formatter {name!r}; there are {', '.join(FORMATTERS)}")
     return Formatter(system, num_blocks=num_blocks)

@@ -38,18 +38,18 @@ class Formatter:
 
     def to_config(self) -> dict[str, Any]:
         """Return the arguments that `build_formatter` builds the same formatter from."""
-        symbols = self.system.own_symbols
         return {
             "name": self.name,
             "num_blocks": self.num_blocks,
             "block_size": self.block_size,
             "use_within_block_sep": bool(self.system.separator),
-        } | ({} if symbols is None else {"symbols": symbols})
+            **self.system.options,
+        }
 
     def without_numbers(self) -> Formatter:
         """Return a formatter of the same codes without tokens that they never need: numbers of several digits."""
         system = self.system
-        if not isinstance(system, GeneralCodes) or system.separator or system.own_symbols is not None:
+        if not isinstance(system, GeneralCodes) or system.separator or system.options:
             return self
         return Formatter(GeneralCodes(system.block_size, symbols=CHARACTERS), num_blocks=self.num_blocks)
 

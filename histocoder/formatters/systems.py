@@ -3,7 +3,7 @@
 import re
 import string
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from histocoder.formatters.tokens import CODE_SEP, EOS, FIRST_TOKEN, MISSING
 
@@ -31,7 +31,7 @@ class DigitCodes:
     """
 
     separator = ""
-    own_symbols: list[str] | None = None
+    options: ClassVar[dict[str, list[str]]] = {}
     missing_block: list[int] | None = None
 
     def __init__(self, name: str, block_size: int, *, special: Sequence[str] = (), form: str) -> None:
@@ -40,7 +40,7 @@ class DigitCodes:
         self._special, self._form = special, form
         self._symbols = [*special, *string.digits]
         self.vocab_size = FIRST_TOKEN + len(self._symbols)
-        self._valid = re.compile("|".join([*special, f"[0-9]{{{block_size}}}"]))
+        self._valid = re.compile("|".join([*map(re.escape, special), f"[0-9]{{{block_size}}}"]))
 
     def problem(self, code: str) -> str | None:
         """Return why `code` does not fit, or None if it does."""
@@ -96,8 +96,8 @@ class GeneralCodes:
             raise ValueError(f"a block holds one token or more, not {block_size}")
         self.block_size = block_size
         self.separator = WITHIN_BLOCK_SEP if use_within_block_sep else ""
-        self.own_symbols = None if symbols is None or list(symbols) == SYMBOLS else list(symbols)
-        self._symbols = self.own_symbols or SYMBOLS
+        self._symbols = SYMBOLS if symbols is None else list(symbols)
+        self.options = {} if self._symbols == SYMBOLS else {"symbols": self._symbols}
         self._tokens = {symbol: FIRST_TOKEN + i for i, symbol in enumerate(self._symbols)}
         self.vocab_size = FIRST_TOKEN + len(self._symbols)
         self.missing_block: list[int] | None = self.to_block(MISSING) if MISSING in self._tokens else None
@@ -116,7 +116,7 @@ class GeneralCodes:
                 f"contains {unknown!r}, which is neither a number from -999 to 999 nor an ASCII letter or punctuation"
             )
         if len(symbols) > self.block_size:
-            return f"has {len(symbols)} tokens, more than the block size of {self.block_size}"
+            return f"is longer than {self.block_size} {'numbers' if self.separator else 'characters'}"
         return None
 
     def length(self, code: str) -> int:
@@ -139,4 +139,45 @@ class GeneralCodes:
         return None if code == MISSING else code
 
 
-CodeSystem: TypeAlias = DigitCodes | GeneralCodes
+class Labels:
+    """Codes of any length and any characters, each written as its number, in `block_size` digits.
+
+    There is room for twice as many labels, so that a model can be trained further with new ones behind its own.
+
+    Examples
+    --------
+    >>> labels = Labels(["craft & trade", "farmer"])
+    >>> labels.to_block("farmer"), labels.from_block([6])
+    ([6], 'farmer')
+    """
+
+    name = "general"
+    separator = ""
+
+    def __init__(self, labels: Sequence[str], block_size: int | None = None) -> None:
+        self.options = {"labels": list(labels)}
+        self.block_size = block_size or len(str(2 * len(labels)))
+        if len(labels) > 10**self.block_size:
+            raise ValueError(f"{len(labels)} labels can't be numbered with {self.block_size} digits")
+        self._digits = DigitCodes(self.name, self.block_size, special=(MISSING,), form="a number")
+        self._numbers = {MISSING: MISSING} | {label: f"{i:0{self.block_size}}" for i, label in enumerate(labels)}
+        self._named = {number: label for label, number in self._numbers.items() if label != MISSING}
+        self.vocab_size = self._digits.vocab_size
+        self.missing_block: list[int] | None = self.to_block(MISSING)
+
+    def problem(self, code: str) -> str | None:
+        """Return None: every label fits."""
+        return None
+
+    def length(self, code: str) -> int:
+        return self.block_size
+
+    def to_block(self, code: str) -> list[int]:
+        return self._digits.to_block(self._numbers[code])
+
+    def from_block(self, block: Sequence[int]) -> str | None:
+        """Return the label of a block of tokens; None if they are no label's, or a missing one's."""
+        return self._named.get(self._digits.from_block(block) or "")
+
+
+CodeSystem: TypeAlias = DigitCodes | GeneralCodes | Labels

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,10 +172,9 @@ def _from_initial_checkpoint(
             weights = _with_classes(weights, codes, model_config.codes)
         head = weights.get("decoder.head.weight")
         form = model_config.formatter if own is None else own.formatter
-        system = build_formatter(**form).system
-        symbols = {name: form[name] for name in ("symbols",) if name in form}  # a decoder may know fewer than all
-        is_like = form == model_config.formatter | symbols and not any(map(system.problem, model_config.codes))
-        if head is None or len(head) < system.vocab_size or not is_like:
+        if "labels" in form:
+            form = form | {"labels": [*dict.fromkeys((*form["labels"], *model_config.codes))]}
+        if head is None or not _writes(form, model_config) or len(head) < build_formatter(**form).vocab_size:
             raise UserError(
                 f"--initial-checkpoint: the decoder of {path} writes codes in another form ({form['name']}, "
                 f"{form['num_blocks']} of {form['block_size']} tokens). Load only its encoder with --only-encoder."
@@ -195,6 +195,16 @@ def _from_initial_checkpoint(
         ) from error
     check_positions(model.encoder, config.max_len, name=str(path))
     return model
+
+
+def _writes(form: dict[str, Any], model_config: ModelConfig) -> bool:
+    """Return whether a decoder of codes in some form can write those of a model, its labels among them."""
+    names = ("name", "num_blocks", "use_within_block_sep")
+    if any(form.get(name) != model_config.formatter.get(name) for name in names):
+        return False
+    if "labels" in form:
+        return len(form["labels"]) <= 10 ** form["block_size"]
+    return not any(map(build_formatter(**form).system.problem, model_config.codes))
 
 
 def _with_classes(weights: dict[str, Tensor], old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:

@@ -1,6 +1,8 @@
 """The data of a run, which rank 0 reads and tokenises once, into a cache that all ranks map into memory."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,13 @@ from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, read_key
-from histocoder.data.labels import rules_of
+from histocoder.data.labels import LabelRules, fit_codes, rules_of
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.data.table import open_table
 from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
-from histocoder.formatters import build_formatter
+from histocoder.formatters import Formatter, build_formatter
 from histocoder.model import Tokenizer
 from histocoder.training.building import initial_key
 
@@ -37,13 +39,14 @@ def example_files(config: FinetuneConfig | MixerConfig) -> tuple[ExampleFiles, E
 
 
 def _prepared_files(config: FinetuneConfig) -> tuple[ExampleFiles, ExampleFiles]:
-    def prepared() -> Key:
+    def prepared() -> tuple[Key, Formatter]:
         known = initial_key(config) if config.corrections else None
-        prepare(config, config.folder, known=known, overwrite=config.overwrite)
-        return read_key(config.folder / KEY_FILE)
+        record = prepare(config, config.folder, known=known, overwrite=config.overwrite)
+        key = read_key(config.folder / KEY_FILE)
+        return key, formatter_of(record, key)
 
-    key = distributed.broadcast_from_primary(prepared, doing="preparing the data")
-    columns, formatter = config.target_cols, formatter_of(config)
+    key, formatter = distributed.broadcast_from_primary(prepared, doing="preparing the data")
+    columns = config.target_cols
     train, val = (
         ExampleFiles((config.folder / name,), columns, formatter, key=key, rules=PREPARED_RULES)
         for name in (TRAIN_FILE, VAL_FILE)
@@ -52,12 +55,10 @@ def _prepared_files(config: FinetuneConfig) -> tuple[ExampleFiles, ExampleFiles]
 
 
 def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
-    columns = config.columns
+    columns, rules = config.columns, rules_of(config)
+    num_blocks, sep = NUM_CODES.get(config.formatter, len(columns)), config.use_within_block_sep
     formatter = build_formatter(
-        config.formatter,
-        num_blocks=NUM_CODES.get(config.formatter, len(columns)),
-        block_size=config.block_size,
-        use_within_block_sep=config.use_within_block_sep,
+        config.formatter, num_blocks=num_blocks, block_size=config.block_size or 1, use_within_block_sep=sep
     )
     check_target_len(formatter.num_blocks, formatter.block_size)
     if len(columns) > formatter.num_blocks:
@@ -67,20 +68,27 @@ def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
             f"--formatter {config.formatter} has no mark for a row without any code; give such rows a code of their "
             "own (in HISCO -1) instead of --blank-means-no-occupation."
         )
-    num_digits = formatter.block_size if config.zero_pad_codes else 0
+    is_fitted = config.block_size is None and config.formatter not in NUM_CODES
+    num_digits = 0 if not config.zero_pad_codes else None if is_fitted else formatter.block_size
     key = read_key(config.key, num_digits=num_digits) if config.key else None
-    train, val = (
-        ExampleFiles(
-            tuple(map(Path, paths)),
-            columns,
-            formatter,
-            input_col=config.input_col,
-            language_col=config.language_col,
-            key=key,
-            rules=rules_of(config),
-        )
-        for paths in (config.train_data, config.val_data)
+    given = ExampleFiles(
+        tuple(map(Path, config.train_data + config.val_data)),
+        columns,
+        formatter,
+        input_col=config.input_col,
+        language_col=config.language_col,
+        key=key,
+        rules=rules,
     )
+
+    def fitted() -> tuple[Formatter, LabelRules]:
+        counts = given.count_codes() if key is None else Counter(filter(None, key.codes))
+        return fit_codes(counts, rules, num_blocks=num_blocks, use_within_block_sep=sep, are_right=key is not None)
+
+    if is_fitted:
+        formatter, rules = distributed.broadcast_from_primary(fitted, doing="reading the codes")
+        given = replace(given, formatter=formatter, rules=rules)
+    train, val = (replace(given, paths=tuple(map(Path, paths))) for paths in (config.train_data, config.val_data))
     return train, val
 
 

@@ -52,13 +52,14 @@ def settings_to_compare(
 
     Learning rates in `config` are scaled; `files` are the training files.
     """
+    form = files.formatter.to_config()
     size, by_rows = config.step_size(distributed.world_size()), config.tokens_per_batch is None
     values: dict[str, Any] = {
         "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
         "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
         "columns": ", ".join((files.input_col, files.language_col, *files.target_cols)),
-        "formatter": ", ".join(f"{name} {value}" for name, value in files.formatter.to_config().items()),
+        "formatter": ", ".join(f"{name} {form[name]}" for name in form if name != "labels"),  # which are the codes
         BATCH_SETTINGS["--batch-size"]: size if by_rows else None,
         BATCH_SETTINGS["--tokens-per-batch"]: None if by_rows else size,
     }

@@ -294,7 +294,9 @@ def test_evaluate_takes_labels_as_training_does(general: Path, tmp_path: Path, c
     with pytest.raises(SystemExit) as ended:
         evaluate(general, data)
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and "line 3, hisco_1: '1110'. Add --zero-pad-codes" in said, said
+    assert (
+        ended.value.code == 2 and "line 3, hisco_1: '1110'. If leading zeros were lost, add --zero-pad-codes" in said
+    ), said
     evaluate(general, data, "--zero-pad-codes", "--precision", "fp32")
     said = capsys.readouterr().out.replace("\u00a0", " ")
     assert "2 rows without any code are left out" in said and "Of 3 descriptions" in said

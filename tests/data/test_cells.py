@@ -108,7 +108,7 @@ def test_hints_name_flags_of_the_command(tmp_path: Path):
         with pytest.raises(UserError) as caught:
             codes_of(tmp_path / "t.csv", [cell], is_training=False)
         assert flag not in str(caught.value)
-    with pytest.raises(UserError, match="or --allow-codes-shorter-than-block-size"):  # evaluate has it, too
+    with pytest.raises(UserError, match="add --allow-codes-shorter-than-block-size"):  # evaluate has it, too
         codes_of(tmp_path / "t.csv", ["200"], is_training=False)
     (tmp_path / "t.csv").write_text("occ1,lang,code1\na,en,0\n")
     with pytest.raises(UserError) as caught:

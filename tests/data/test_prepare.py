@@ -14,7 +14,7 @@ from histocoder.data.corrections import read_corrections
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
-from histocoder.data.prepare import formatter_of, prepare
+from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare
 from histocoder.errors import UserError
 from histocoder.formatters import Formatter, build_formatter
 
@@ -122,11 +122,12 @@ def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str
     rows = [f"a{code}{i},{m},{code}{i}\n" for code, of_code in marks.items() for i, m in enumerate(of_code)]
     checked.write_text("occ1,checked,hisco_1\n" + "".join(rows), "utf-8")
     settings = config(checked, language_col=None, corrections=(str(checked),))
-    assert len(read_corrections(settings, formatter_of(settings))) == 7
-    assert len(ExampleFiles((checked,), ("hisco_1",), formatter_of(settings)).read(say=logged.append)) == 7
+    form = build_formatter("general", num_blocks=1), LabelRules()
+    assert len(read_corrections(settings, *form)) == 7
+    assert len(ExampleFiles((checked,), ("hisco_1",), form[0]).read(say=logged.append)) == 7
     prepared(checked, tmp_path / "out")
     assert logged.count(f"{checked}: 7 checked rows are used; 11 unchecked rows are ignored.") == 3
-    read_corrections(replace(settings, target_cols=("hisco_1", "hisco_2")), formatter_of(settings))
+    read_corrections(replace(settings, target_cols=("hisco_1", "hisco_2")), *form)
     assert any("has no column 'hisco_2': the rows that it corrects get no such codes." in text for text in logged)
     for mark, message in (("later", r"line 3, Checked: 'later' is neither yes nor no\. Write x"), ("", "no row is")):
         checked.write_text(f"occ1,Checked,hisco_1\nbonde,no,61110\nsmed,{mark},83110\n")
@@ -303,14 +304,61 @@ def test_short_codes_stop_with_count_lines_and_ways_out(tmp_path: Path):
     }
 
 
+WORDS = ["farmer", "craft & trade", "Bauer/Knecht", "wood, metal", "væver", "'t Hof", "1. clerks of any kind"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "flags", "size", "codes"),
+    [
+        (["055", "390", "970"], {}, 3, ["055", "390", "970"]),
+        (["1", "9", "12", "-1"], {}, 2, ["1", "9", "12", "-1"]),  # HISCLASS's
+        (["A1", "B12.5", "C3", "12"], {}, 5, ["A1", "B12.5", "C3", "12"]),
+        (["55", "390", "970"], {"zero_pad_codes": True}, 3, ["055", "390", "970"]),
+        (["55", "390"], {"allow_codes_shorter_than_block_size": True}, 3, ["55", "390"]),
+        (["6-11.10", "41025.0", "77610"], {}, 5, ["61110", "41025", "77610"]),
+        (["1,10,2", "80"], {"use_within_block_sep": True}, 3, ["1,10,2", "80"]),
+        (["1,10,2", "80,4"], {}, None, ["1,10,2", "80,4"]),
+        (WORDS, {}, None, [cell.strip("'") for cell in WORDS]),
+        (["IVa", "V"], {}, None, ["IVa", "V"]),
+        (["55", "390"], {"block_size": 5, "zero_pad_codes": True}, 5, ["00055", "00390"]),
+    ],
+    ids=str,
+)
+def test_a_block_fits_the_codes(tmp_path: Path, cells: list[str], flags: dict, size: int | None, codes: list[str]):
+    rows = [[f"title {i}", cell] for i, cell in enumerate(cells * 20)]
+    pd.DataFrame(rows, columns=["occ1", "hisco_1"]).to_csv(tmp_path / "t.csv", index=False)
+    record = prepare(config(tmp_path / "t.csv", **flags), tmp_path / "out")
+    assert record["settings"]["block_size"] == size
+    key = read_key(tmp_path / "out" / "key.csv")
+    formatter = formatter_of(record, key)
+    examples = read(tmp_path / "out" / "data_train.csv", ["hisco_1"], formatter, key=key, rules=PREPARED_RULES)
+    assert set(key.codes) == set(examples.codes["hisco_1"]) == set(codes)
+    blocks = formatter.blocks([*codes, "?"]).reshape(1 + len(codes), -1)
+    assert [formatter.system.from_block(block) for block in blocks.tolist()] == [*codes, None]
+    prepare(config(tmp_path / "t.csv", **{**flags, "block_size": None}), tmp_path / "out")  # as it was prepared
+
+
+@pytest.mark.parametrize("cell", ["61110/75400", "6E+04", "6111OO", "not known"])
+def test_few_odd_cells_make_no_labels(tmp_path: Path, cell: str):
+    rows = "".join(f"title {i},61110\n" for i in range(20))
+    (tmp_path / "t.csv").write_text(f"occ1,hisco_1\n{rows}odd,{cell}\nother,41025\n")
+    with pytest.raises(UserError, match=r"1 row has a label that does not fit: line 22"):
+        prepare(config(tmp_path / "t.csv"), tmp_path / "out")
+    key = tmp_path / "key.csv"
+    pd.DataFrame({"system_code": ["41025", "61110", cell], "code": [0, 1, 2]}).to_csv(key, index=False)
+    prepare(config(tmp_path / "t.csv", key=str(key)), tmp_path / "out")  # which says that it is a code
+
+
 def test_bad_labels_stop_or_are_listed(tmp_path: Path):
     table = tmp_path / "t.csv"
-    table.write_text("occ1,hisco_1\na,61110\nb,611101\nc,væver\nd,41025\n,41025\n")
-    with pytest.raises(UserError, match=r"2 rows .*line 3, hisco_1: '611101' has 6 tokens.*line 4.*--drop-bad-labels"):
+    rows = "".join(f"title {i},61110\n" for i in range(20))
+    table.write_text(f"occ1,hisco_1\na,61110\nb,611101\nc,væver\nd,41025\n,41025\n{rows}")
+    message = r"2 rows .*line 3, hisco_1: '611101' is longer than 5 .*\(see --block-size\).*line 4.*--drop-bad-labels"
+    with pytest.raises(UserError, match=message):
         prepared(table, tmp_path / "out")
     rejected = prepared(table, tmp_path / "out", drop_bad_labels=True)["rejected"]
     assert rejected["line"].tolist() == ["3", "4", "6"]
-    assert rejected["reason"].str.contains("6 tokens|'v'|æ|no description").all()
+    assert rejected["reason"].str.contains("longer|æ|no description").all()
     assert rejected["hisco_1"].tolist() == ["611101", "væver", "41025"]
 
 
@@ -368,7 +416,7 @@ def test_no_file_that_is_read_is_replaced(table: Path, tmp_path: Path, role: str
 
 def test_preparing_is_vectorised_over_distinct_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = write_table(tmp_path / "t.csv", copies=40)
-    formatter = formatter_of(config(table))
+    formatter = build_formatter("general", num_blocks=1)
     calls = []
     problem = type(formatter.system).problem
     monkeypatch.setattr(type(formatter.system), "problem", lambda self, code: calls.append(code) or problem(self, code))
@@ -387,9 +435,9 @@ def test_the_real_file(tmp_path: Path):
 
 
 def test_prepared_codes_encode_and_decode(table: Path, tmp_path: Path):
-    prepare(config(table), tmp_path / "out")
-    formatter = formatter_of(config(table))
+    record = prepare(config(table), tmp_path / "out")
     key = read_key(tmp_path / "out" / "key.csv")
+    formatter = formatter_of(record, key)
     examples = read(tmp_path / "out" / "data_train.csv", ["hisco_1"], formatter, key=key)
     targets = formatter.encode(examples.codes["hisco_1"].tolist())
     assert formatter.decode(targets)[:, 0].tolist() == examples.codes["hisco_1"].tolist()

@@ -32,13 +32,14 @@ from starlette.testclient import TestClient
 from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
-from histocoder.data.prepare import formatter_of
+from histocoder.data.labels import LabelRules
 from histocoder.desk import security, store
 from histocoder.desk.app import create_app
 from histocoder.desk.desk import open_desk
 from histocoder.desk.trust import estimate
 from histocoder.desk.turns import Busy, Turns
 from histocoder.evaluation.scores import calibration
+from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
 
@@ -344,7 +345,7 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
     config = PrepareConfig(
         dataset="", target_cols=("hisco_1", "hisco_2"), language_col="lang", corrections=(str(exported),)
     )
-    found = read_corrections(config, formatter_of(config))
+    found = read_corrections(config, build_formatter("general", num_blocks=2), LabelRules())
     assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in logged[-1]
     written = client.get("/api/corrections.csv").text
     assert "\n'=1+1,en,x,95410," in written and "<b>x</b>,da,x,61115,77610," in written

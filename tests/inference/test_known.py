@@ -234,7 +234,7 @@ def test_auto_takes_descriptions_to_be_in_the_runs_language(model: Path, tmp_pat
         (("--known", "columns.csv"), "has no column 'hisco_1'; it has: occ1, code"),
         (("--known", "texts.csv"), "has no column 'occ1'; it has: job, hisco_1"),
         (("--known", "codes.csv"), "has no code at all"),
-        (("--known", "short.csv"), "line 2, hisco_1: '1110'. Add --zero-pad-codes"),
+        (("--known", "short.csv"), "line 2, hisco_1: '1110'. If leading zeros were lost, add --zero-pad-codes"),
         (("--known", "short.csv", "--mode", "full"), "columns of codes, and --mode full has none"),
         (("--known-exact",), "--known-exact is for --known"),
         (("--zero-pad-codes",), "--zero-pad-codes is for --known"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -19,6 +20,7 @@ import yaml
 from conftest import DEADLINE, ROOT, environment, free_port, run, shared, write_table
 from jobs import TINY, assert_same_weights, change_state, finetune, logged, two_ranks, weights
 
+from histocoder import Coder
 from histocoder.checkpoints.model_files import load_model, read_model_config
 from histocoder.cli.main import main
 
@@ -152,6 +154,77 @@ def test_codes_of_several_lengths(tmp_path: Path):
     extra = ("--use-within-block-sep", "--block-size", 8, "--allow-codes-shorter-than-block-size", "--batch-size", 4)
     run(*finetune(table, tmp_path / "out", *extra, "--max-steps", 2))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["codes"] == ["1,10,2", "80,4"]
+
+
+CLASSES = ["craft & trade", "Bauer/Knecht", "wood, metal", "=clerk's", "væver", "farmer"]
+
+
+def words_run(folder: Path, out: str) -> list[object]:
+    columns = ("--target-cols", "class_1", "class_2", "--no-refit", "--batch-size", 8)
+    return ["finetune.py", "--dataset", folder / "t.csv", *columns, *TINY, "--save-path", folder / out]
+
+
+@pytest.fixture(scope="module")
+def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table `t.csv` of classes in words, and the model `out`, trained on it and resumed."""
+    folder = tmp_path_factory.mktemp("words")
+    rows = [[f"title {i} no {j}", name, CLASSES[i - 1]] for i, name in enumerate(CLASSES) for j in range(12)]
+    pd.DataFrame(rows, columns=["occ1", "class_1", "class_2"]).to_csv(folder / "t.csv", index=False)
+    for steps in (2, 3):
+        told = run(*words_run(folder, "out"), "--max-steps", steps).stdout
+    assert "Resuming from step 2" in told
+    return folder
+
+
+def test_classes_in_words_are_predicted(of_words: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(of_words)
+    assert pd.read_csv("out/key.csv")["system_code"].tolist() == sorted(CLASSES)
+    coder = Coder.from_pretrained("out")
+    assert coder.codes == tuple(sorted(CLASSES)) and coder.predict("cook", mode="full").columns.tolist() == [
+        *coder.codes
+    ]
+    for mode in ("greedy", "flat", "topk", "combined"):
+        assert {*coder.predict("cook", mode=mode).filter(like="class_").iloc[0]} <= {*CLASSES, None}
+    for suffix, read in (("xlsx", pd.read_excel), ("dta", pd.read_stata), ("parquet", pd.read_parquet)):
+        flags = ["--input", "t.csv", "--output", f"coded.{suffix}", "--columns", "m_", "--known", "auto", "--raw"]
+        main(["predict", "--model", "out", *flags])
+        coded = read(f"coded.{suffix}")
+        is_known = coded["m_source"] == "known"
+        assert (coded["m_class_1"] == coded["class_1"])[is_known].all() and is_known.sum() == 65
+        assert set(coded["m_class_1"]) <= set(CLASSES)
+    main(["evaluate", "--model", "out", "--data", "t.csv", "--output", "evaluation"])
+    metrics = json.loads(Path("evaluation/metrics.json").read_text())
+    assert {one["code"] for one in metrics["by_code"]} >= {*CLASSES} and not metrics["answer"]["by_digits"]
+    if importlib.util.find_spec("onnxruntime"):
+        main(["export", "--model", "out", "--onnx", "exported"])
+        found = [one.predict(["title 1", "title 4"], mode="greedy") for one in (coder, Coder.from_onnx("exported"))]
+        assert found[0].filter(like="class_").equals(found[1].filter(like="class_"))
+
+
+def test_classes_in_words_are_corrected(of_words: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(of_words)
+    main(["predict", "--model", "out", "--input", "t.csv", "--output", "coded.csv", "--columns", "m_"])
+    main(["review", "--model", "out", "--predictions", "coded.csv", "--output", "review.csv", "--budget", "9"])
+    review = pd.read_csv("review.csv")
+    assert {*review["class_1"]} <= {*CLASSES, "'=clerk's"}  # which no spreadsheet runs
+    review.assign(checked="x", class_1="Æ & new/one", class_2="").to_csv("review.csv", index=False)
+    start = ("--initial-checkpoint", of_words / "out", "--corrections", of_words / "review.csv", "--max-steps", 1)
+    run(*words_run(of_words, "again"), *start)
+    old, new = (read_model_config(of_words / name) for name in ("out", "again"))
+    assert new.codes == (*old.codes, "Æ & new/one")
+    assert new.formatter == {**old.formatter, "labels": [*new.codes]}
+
+
+def test_the_mixer_takes_classes_in_words(tmp_path: Path):
+    rows = [[f"{name} no {j}", "en", name] for name in CLASSES[:3] for j in range(6)]
+    pd.DataFrame(rows, columns=["occ1", "lang", "class"]).to_csv(tmp_path / "t.csv", index=False)
+    files = ("--train-data", tmp_path / "t.csv", "--val-data", tmp_path / "t.csv", "--save-dir", tmp_path / "out")
+    form = ("--formatter", "general", "--target-cols", "class", "--batch-size", 8, "--max-steps", 1)
+    run("train_mixer.py", *files, *TINY, *form)
+    coder = Coder.from_pretrained(tmp_path / "out")
+    assert coder.codes == tuple(sorted(CLASSES[:3])) and coder.formatter.block_size == 1
+    for mode in ("greedy", "flat", "topk", "combined"):
+        assert {*coder.predict("cook", mode=mode).filter(like="class_").iloc[0]} <= {*CLASSES[:3], None}
 
 
 def test_weights_of_another_form_of_codes_are_refused(tmp_path: Path):

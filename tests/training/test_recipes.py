@@ -16,7 +16,7 @@ from histocoder.checkpoints.model_files import change_config, read_model_config
 from histocoder.config import FinetuneConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
-from histocoder.data.prepare import formatter_of
+from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS
 from histocoder.model import MixerModel
 from histocoder.training.building import build_model
@@ -42,7 +42,7 @@ def continued(path: Path, **settings: float) -> MixerModel:
     sizes = {"max_len": 32, "decoder_dim_feedforward": 8}
     start = {"dataset": "t.csv", "target_cols": ("hisco_1",), "initial_checkpoint": str(path)}
     config, codes = fill_in(FinetuneConfig(**start, **sizes, **settings)), read_model_config(path).codes
-    files = ExampleFiles((), ("hisco_1",), formatter_of(config))
+    files = ExampleFiles((), ("hisco_1",), build_formatter("general", num_blocks=1))
     return build_model(config, files, tokenizer=CHARACTERS, key=Key(codes), languages=("en", "unk"))
 
 
