@@ -24,8 +24,9 @@ code is ignored (en-GB). Prepared data, models and reports use the code, with th
 Swedish as `se`, German as `ge` and Greek as `gr`, so histocoder's models are trained with these codes too. `sv` and
 `se`, `de` and `ge`, `el` and `gr` are synonyms everywhere, and a model receives the one it was trained with. Northern
 Sami, whose ISO code is `se`, therefore has no code here. `unk` means unknown; blank cells and NA are read as unknown.
-Training keeps any other word as a language of its own, and a model treats a language that it was not trained with as
-unknown. A notice reports both cases.
+A language that is chosen for all descriptions (`--language`, `lang="…"`) must be one of these, or one that the model
+was trained with; the error names the nearest. In a column of languages, training keeps any other word as a language of
+its own, and a model treats a language that it was not trained with as unknown. A notice reports both cases.
 
 {}.
 """

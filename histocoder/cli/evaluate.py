@@ -14,6 +14,7 @@ from histocoder.checkpoints.training_state import is_checkpoint
 from histocoder.cli.flags import EvaluateFlags
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
+from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import TRAIN_FILE, VAL_FILE, held_out
 from histocoder.data.table import open_table
@@ -80,6 +81,7 @@ def run(config: EvaluateFlags) -> None:
 
 def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:
     """Return the rows of `--data` that have codes."""
+    languages = coder.model.config.languages
     files = ExampleFiles(
         (Path(config.data),),
         tuple(config.target_cols or coder.model.config.target_cols),
@@ -87,7 +89,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         all_needed=config.target_cols is not None,
         input_col=config.input_col,
         language_col=config.language_col,
-        language=config.language,
+        language=None if config.language is None else chosen_language(config.language, languages),
         known=coder.codes,
         rules=rules,
         sheet=config.sheet,

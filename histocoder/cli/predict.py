@@ -20,6 +20,7 @@ from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.data.labels import LabelRules
+from histocoder.data.languages import chosen_language
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.table import check_output, fingerprint, is_parquet
 from histocoder.distributed import log
@@ -46,6 +47,7 @@ def run(config: PredictFlags) -> None:
     coder = Coder.from_pretrained(
         folder, str(device), precision=config.precision, compile=config.compile, verify=not config.no_verify
     )
+    chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
     with _standard_streams(config) as (files, say):
         known = _read_known(known_file, coder, config, say) if known_file else None
         if config.input:

@@ -1,9 +1,11 @@
 """Codes and names of languages, in one table for training and predicting."""
 
+import difflib
 import re
 from collections.abc import Collection, Iterable
 
 from histocoder.data.cells import MISSING_MARKS
+from histocoder.errors import UserError, shown
 
 _ISO_639_1 = """
 aa Afar, ab Abkhazian, ae Avestan, af Afrikaans, ak Akan, am Amharic, an Aragonese, ar Arabic, as Assamese, av Avaric,
@@ -62,6 +64,45 @@ def language_code(text: str) -> str:
 def is_language(code: str) -> bool:
     """Return whether a result of `language_code` is a language of the table, or "unk"."""
     return code == "unk" or iso_code(code) in NAMES
+
+
+def chosen_language(text: str, known: Collection[str] = ()) -> str:
+    """Return the code of a language that is chosen for all descriptions.
+
+    Raises UserError if it is neither in the table nor among a model's, which are `known`.
+    """
+    code = same_language(text, known) or language_code(text)
+    if code not in known and not is_language(code):
+        raise UserError(not_in_table([text]))
+    return code
+
+
+def not_in_table(languages: Collection[str]) -> str:
+    """Return a message on languages that are not in the table, with the nearest that are.
+
+    Examples
+    --------
+    >>> not_in_table(["Englsh"]).partition(".")[0]
+    "Languages that histocoder does not know: 'Englsh' (did you mean English, en?)"
+    """
+    few = ", ".join(map(with_nearest, sorted(languages)[:10]))
+    return (
+        f"Languages that histocoder does not know: {few}{', …' * (len(languages) > 10)}. Give an ISO 639-1 code or an "
+        "English name (docs/configuration.md lists them), and unk where the language is not known."
+    )
+
+
+def own_languages(codes: Collection[str]) -> str:
+    """Return a notice on languages of training data that are not in the table; nothing if all are."""
+    strange = [code for code in codes if not is_language(code)]
+    return f"{not_in_table(strange)} They are trained as languages of their own." if strange else ""
+
+
+def with_nearest(language: str) -> str:
+    """Return a language as messages name it; if it is not in the table, with the nearest that is."""
+    near = [] if is_language(language_code(language)) else difflib.get_close_matches(language.casefold(), _BY_NAME, n=1)
+    hint = "".join(f" (did you mean {name.title()}, {_BY_NAME[name]}?)" for name in near)
+    return f"{shown(language)}{hint}"
 
 
 def iso_code(code: str) -> str:

@@ -15,6 +15,7 @@ from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labels import LabelChecker, LabelRules, count_codes, fit_codes, rules_of
+from histocoder.data.languages import chosen_language
 from histocoder.data.screen import Screened, columns_of, screen
 from histocoder.data.table import TableFile, csv_writer, fingerprint, open_table
 from histocoder.distributed import log
@@ -96,6 +97,7 @@ def prepare(
 def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None) -> None:
     """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
     _refuse_to_replace(config, folder)
+    chosen_language(config.language)  # raises an error if it is not one
     num_digits = config.block_size if config.zero_pad_codes else 0
     key = read_key(config.key, num_digits=num_digits) if config.key else None
     own = [code for one in (key, known) if one is not None for code in one.codes]

@@ -13,6 +13,7 @@ from histocoder.config import PrepareConfig
 from histocoder.data.checked import checked_tables
 from histocoder.data.examples import LANG_COL, TEXT_COL, CheckedChunk, checked_chunks
 from histocoder.data.labels import LabelChecker
+from histocoder.data.languages import own_languages
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile
@@ -33,6 +34,7 @@ class Screened:
     num_kept: int = 0
     num_dropped: int = 0
     codes: set[str] = field(default_factory=set)  # codes that occur in rows that are kept
+    languages: set[str] = field(default_factory=set)  # and their languages
 
     @property
     def schema(self) -> pa.Schema:
@@ -93,11 +95,14 @@ def screen(file: TableFile, config: PrepareConfig, checker: LabelChecker, path: 
             writer.write(batch)
             found.num_kept += (num_kept := chunk.reasons.null_count)
             found.num_dropped += len(batch) - num_kept
+            found.languages.update(chunk.langs.filter(chunk.usable).unique().to_pylist())
             found.codes.update(*(batch[name].filter(chunk.usable).unique().to_pylist() for name in config.target_cols))
     checker.finish(log.info)
     if found.num_kept == 0:
         raise UserError(f"{config.dataset} has no row with a description and labels that fit.")
     found.codes -= {None, MISSING}
+    if strange := own_languages(found.languages):
+        log.info(strange)
     return found
 
 

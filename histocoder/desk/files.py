@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tqdm import tqdm
 
 from histocoder.config import SOURCE_COL, PredictConfig
+from histocoder.data.languages import chosen_language
 from histocoder.data.table import count_rows, open_table, strings
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
@@ -156,6 +157,7 @@ class Files:
         path = self._path(record)
         with _named(path, record["name"]):
             config = self._config(record, options)
+            chosen_language(config.language, self._coding.coder.model.config.languages)  # raises an error if not one
             table = open_table(path, config.input_cols, sheet=options.sheet)
             options.excel |= table.dialect is not None and table.dialect.delimiter != "," and "tsv" not in path.name
             names = [*self._coding.coder.column_names(config.mode, k=config.k), SOURCE_COL]

@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from histocoder import __version__
+from histocoder.data.languages import chosen_language
 from histocoder.desk.coding import Answer, Code, CodingDesk, Language
 from histocoder.desk.desk import Desk
 from histocoder.desk.files import File
@@ -95,7 +96,8 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
     @app.post("/api/code", tags=["code"])
     def code(wanted: Descriptions) -> list[Answer]:
         """Code descriptions; blank ones get no codes. Status 429: too many requests wait for the model."""
-        return coding.answer(wanted.texts, [wanted.lang] * len(wanted.texts), evidence=wanted.evidence)
+        lang = chosen_language(wanted.lang, coding.coder.model.config.languages)
+        return coding.answer(wanted.texts, [lang] * len(wanted.texts), evidence=wanted.evidence)
 
     @app.get("/api/codes", tags=["code"])
     def codes(q: Annotated[str, Field(max_length=200)], limit: Annotated[int, Field(ge=1, le=100)] = 20) -> list[Code]:

@@ -9,7 +9,14 @@ import numpy as np
 import pandas as pd
 
 from histocoder.data.cells import MISSING_MARKS, spoilt
-from histocoder.data.languages import is_language, language_code, same_language
+from histocoder.data.languages import (
+    chosen_language,
+    is_language,
+    language_code,
+    not_in_table,
+    same_language,
+    with_nearest,
+)
 from histocoder.errors import Notice, UserError, shown, warn_user
 
 _MARKS = MISSING_MARKS - {"None"}
@@ -21,19 +28,12 @@ class UnknownLanguageWarning(Notice):
 
     def __init__(self, languages: Sequence[str], known: Sequence[str]) -> None:
         super().__init__(
-            f"The model does not know the language {', '.join(languages)} and treats it as unknown (unk); it knows "
-            f"{', '.join(known)}."
+            f"The model does not know the language {', '.join(map(with_nearest, languages))} and treats it as unknown "
+            f"(unk); it knows {', '.join(known)}."
             if known
             else not_in_table(languages)
         )
         self.languages, self.known = tuple(languages), tuple(known)
-
-
-def not_in_table(languages: Sequence[str]) -> str:
-    return (
-        f"The language {', '.join(languages)} is not in histocoder's table of languages; it is read as written. "
-        "Give an ISO 639-1 code or an English name; docs/configuration.md lists them."
-    )
 
 
 class Descriptions(NamedTuple):
@@ -54,8 +54,8 @@ class Descriptions(NamedTuple):
         """Return the descriptions of n rows; blank ones are missing.
 
         Languages are those that a model knows, under its own codes; others are replaced by "unk", with a warning. If
-        the model does not say, all are kept, with a warning about those that are not in histocoder's table. Marks of
-        missing values are words here, with a warning.
+        the model does not say, all are kept, with a warning about those that are not in histocoder's table. One for all
+        descriptions that is in neither raises a UserError. Marks of missing values are words here, with a warning.
         """
         if not isinstance(texts, str | Iterable):
             raise UserError(
@@ -65,7 +65,9 @@ class Descriptions(NamedTuple):
             texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
         )
         values = series.to_numpy(dtype=object)
-        langs = np.full(len(values), lang, dtype=object) if isinstance(lang, str) else np.asarray(lang, dtype=object)
+        if isinstance(lang, str):
+            lang = [chosen_language(lang, languages)] * len(values)
+        langs = np.asarray(lang, dtype=object)
         if len(langs) != len(values):
             raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
         langs = _known(langs, languages)

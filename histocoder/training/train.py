@@ -15,17 +15,15 @@ from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, checkpoint_bytes
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
-from histocoder.data.cache import ExampleArrays
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
-from histocoder.data.languages import is_language
+from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE, held_out
 from histocoder.distributed import log
 from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
-from histocoder.inference.descriptions import not_in_table
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically
 from histocoder.training.banner import banner
@@ -111,7 +109,10 @@ def fit(
     for notice in train_arrays.notices + val_arrays.notices:
         log.info(notice)
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    languages, model_config = _languages_of(train_arrays), None if checkpoint is None else checkpoint.model_config
+    languages = tuple(sorted({*train_arrays.languages, "unk"}))
+    if isinstance(config, MixerConfig) and (notice := own_languages(languages)):  # `prepare` has told the others
+        log.info(notice)
+    model_config = None if checkpoint is None else checkpoint.model_config
     build = partial(seeded_model, config, train_files, model_config, tokenizer=tokenizer, key=key, languages=languages)
     if config.auto_batch_size:
         size = _fitting_batch_size(config, checkpoint, build, device, num_rows=len(train_arrays))
@@ -182,14 +183,6 @@ def _finish(
     log.info(
         f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
     )
-
-
-def _languages_of(arrays: ExampleArrays) -> tuple[str, ...]:
-    """Return the languages of the data and "unk"; print a notice on those that histocoder does not know."""
-    languages = tuple(sorted({*arrays.languages, "unk"}))
-    if strange := [lang for lang in languages if not is_language(lang)]:
-        log.info(not_in_table(strange))
-    return languages
 
 
 def _check_together(config: RunConfig, folder: Path) -> None:

@@ -59,7 +59,7 @@ def test_predict_prints_a_table(model: Path):
         "--model",
         model,
         "--language",
-        "xx",
+        "fi",
         "--mode",
         "topk",
         "--k",
@@ -67,7 +67,7 @@ def test_predict_prints_a_table(model: Path):
         "a",
         "b",
     )
-    assert out.stderr.startswith("The model does not know the language xx")
+    assert out.stderr.startswith("The model does not know the language 'fi'")
     header, *rows = out.stdout.splitlines()
     assert header.split() == ["text", "hisco_1", "prob_1", "desc_1", "hisco_2", "prob_2", "desc_2", "conf"] or (
         "hisco_2" in header.split()

@@ -2,20 +2,24 @@
 
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, run, write_table
 from jobs import finetune
-from models import save_tiny_model, tiny_model
+from models import save_tiny_model, tiny_coder, tiny_model
 
 from docs.flags import PAGE
+from histocoder import Coder
+from histocoder.checkpoints.model_files import change_config
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.languages import NAMES, language_code
 from histocoder.data.prepare import prepare
+from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
 from histocoder.inference.reading import thresholds_of
@@ -42,10 +46,10 @@ def test_a_model_is_given_the_code_it_knows(known: str):
         found = Descriptions.of(["dräng"] * len(SWEDISH), SWEDISH, languages=("da", known, "unk"))
         assert found.distinct["lang"].tolist() == [known]
         assert Descriptions.of(["dräng"], "sv", languages=()).distinct["lang"].tolist() == ["se"]  # a published model
-    with pytest.warns(UnknownLanguageWarning, match="does not know the language xx.* as unknown"):
-        assert Descriptions.of(["x"], "xx", languages=("da", known)).distinct["lang"].tolist() == ["unk"]
-    with pytest.warns(UnknownLanguageWarning, match="xx is not in histocoder's table"):
-        assert Descriptions.of(["x"], "xx", languages=()).distinct["lang"].tolist() == ["xx"]
+    with pytest.warns(UnknownLanguageWarning, match="does not know the language 'xx'.* as unknown"):
+        assert Descriptions.of(["x"], ["xx"], languages=("da", known)).distinct["lang"].tolist() == ["unk"]
+    with pytest.warns(UnknownLanguageWarning, match="histocoder does not know: 'xx'"):
+        assert Descriptions.of(["x"], ["xx"], languages=()).distinct["lang"].tolist() == ["xx"]
     config = {**tiny_model().config.to_dict(), "languages": ["da", known, "unk"], "thresholds": {known: 0.3, "*": 0.6}}
     thresholds = thresholds_of(ModelConfig.from_dict(config), ("sv", "se", "da"))
     assert thresholds.tolist() == pytest.approx([0.3, 0.3, 0.6])
@@ -64,9 +68,36 @@ def test_tables_have_one_code_for_each_language(tmp_path: Path):
         assert sorted(langs) == (sorted(expected) if name == "a" else ["se"] * len(lines))
 
 
-def test_unknown_languages_are_named_in_training(table: Path, tmp_path: Path):
-    said = run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1, "--language", "xx")).stdout
-    assert said.count("The language xx is not in histocoder's table") == 1
+def test_a_language_for_all_is_of_the_table_or_the_models(table: Path, tmp_path: Path, capsys):
+    model, data = str(save_tiny_model(tmp_path / "model")), str(table)
+    change_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
+    for language in ("Danisch", "xx"):
+        refused = run(*finetune(table, tmp_path / "out", "--language", language), check=False)
+        said = [refused.stderr]
+        for command in (
+            ["predict", "cook"],
+            ["predict", "--input", data, "--output", f"{table}.csv"],
+            ["evaluate", "--data", data],
+        ):
+            with pytest.raises(SystemExit):
+                main([command[0], "--model", model, "--language", language, *command[1:]])
+            said.append(capsys.readouterr().err)
+        with pytest.raises(UserError) as caught:
+            Coder.from_pretrained(model).predict("cook", language)
+        said.append(f"error: {caught.value}\n")
+        assert refused.returncode == 2 and len(set(said)) == 1 and "and unk where" in said[0]
+        assert ("'Danisch' (did you mean Danish, da?)" in said[0]) == (language == "Danisch")
+    main(["predict", "--model", model, "--language", "Plattdeutsch", "cook"])
+    assert "Plattdeutsch" not in capsys.readouterr().err
+
+
+def test_other_words_in_a_column_of_languages_are_told(tmp_path: Path, logged: list[str]):
+    table = write_table(tmp_path / "t.csv", two_codes=True)
+    table.write_text(table.read_text().replace(",en,", ",Danisch,", 9))
+    prepare(PrepareConfig(str(table), ("hisco_1",), language_col="lang"), tmp_path / "out")
+    assert any("'Danisch' (did you mean Danish, da?)" in text and "languages of their own" in text for text in logged)
+    with pytest.warns(UnknownLanguageWarning, match="'Danisch' .did you mean Danish, da?.* treats it as unknown"):
+        tiny_coder(languages=("en", "unk")).predict(["cook"], ["Danisch"])
 
 
 def test_languages_are_listed(capsys: pytest.CaptureFixture[str]):

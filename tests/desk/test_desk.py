@@ -115,10 +115,10 @@ def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Pat
     model.model.config = replace(model.model.config, languages=())
     with served((model, coder[1]), tmp_path / "desk") as client:
         answers = [
-            client.post("/api/code", json={"texts": ["farmer"], "lang": lang}).json()[0] for lang in ("sv", "xx")
+            client.post("/api/code", json={"texts": ["farmer"], "lang": lang}).json() for lang in ("sv", "Danisch")
         ]
-    assert [answer["lang"] for answer in answers] == ["se", "xx"]
-    assert answers[0]["confidence"] == pytest.approx(model.predict(["farmer"], ["sv"])["conf"].item())
+    assert answers[0][0]["lang"] == "se" and "did you mean Danish, da?" in answers[1]["detail"]
+    assert answers[0][0]["confidence"] == pytest.approx(model.predict(["farmer"], ["sv"])["conf"].item())
 
 
 @pytest.mark.parametrize(

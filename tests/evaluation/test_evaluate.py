@@ -207,7 +207,7 @@ def test_codes_are_ranked_by_all_that_answer():
 
 def test_unknown_languages_are_told_once(recwarn: pytest.WarningsRecorder):
     evaluate(tiny_coder(languages=("en", "unk")), few_examples())
-    assert [str(one.message).partition(" and")[0] for one in recwarn] == ["The model does not know the language da"]
+    assert [str(one.message).partition(" and")[0] for one in recwarn] == ["The model does not know the language 'da'"]
 
 
 def test_descriptions_that_all_have_no_code():

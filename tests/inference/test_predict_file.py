@@ -162,7 +162,7 @@ def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
     settings = config(tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     predict_file(coder, settings, model_id="m", chunk_rows=10, say=said.append)
     languages = [text.partition(" and ")[0] for text in said[1:3]]
-    assert languages == ["The model does not know the language xx", "The model does not know the language yy"]
+    assert languages == ["The model does not know the language 'xx'", "The model does not know the language 'yy'"]
     assert said[3].startswith("10 descriptions are truncated") and len(said) == 5
 
 
@@ -212,7 +212,7 @@ def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
     ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv"])
     said = "".join(one.stdout + one.stderr for one in ended)
-    assert said.count("does not know the language xx") == said.count("does not know the language yy") == 1
+    assert said.count("does not know the language 'xx'") == said.count("does not know the language 'yy'") == 1
     assert said.count("descriptions are truncated") == said.count("Up to 2 descriptions are truncated") == 1
     assert read(tmp_path / "out.csv")["occ1"].tolist() == frame["occ1"].tolist()
 
