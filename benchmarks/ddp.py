@@ -46,14 +46,15 @@ BUCKET_BYTES, GPUS_PER_NODE = 25e6, 8
 class Side:
     """Processes that train together, on command."""
 
-    def __init__(self, folder: Path, batch_size: int, *, num_ranks: int, num_threads: int) -> None:
+    def __init__(self, folder: Path, args: argparse.Namespace, *, num_ranks: int, num_threads: int) -> None:
         common = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "OMP_NUM_THREADS": num_threads}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        self._batch_size = batch_size
+        self._batch_size = args.batch_size
         self._workers = []
         for rank in range(num_ranks):
             env = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-            command = [sys.executable, __file__, "--worker", str(folder), "--batch-size", str(batch_size // num_ranks)]
+            sizes = ("--batch-size", str(args.batch_size // num_ranks), *(["--tiny"] if args.tiny else []))
+            command = [sys.executable, __file__, "--worker", str(folder), *sizes]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._workers.append(subprocess.Popen(command, env={**os.environ, **env}, **pipes))
         self.gradient_bytes = max(self._answer(worker)["gradient_bytes"] for worker in self._workers)
@@ -65,9 +66,11 @@ class Side:
         return self._batch_size / min(self._answer(worker)["rows_per_s"] for worker in self._workers)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, together: they stop as soon as one of them has ended."""
         for worker in self._workers:
-            worker.communicate()
+            worker.stdin.close()
+        if any([worker.wait() for worker in self._workers]):
+            raise SystemExit("a process failed")
 
     @staticmethod
     def _answer(worker: subprocess.Popen) -> dict[str, Any]:
@@ -77,10 +80,10 @@ class Side:
         raise SystemExit(f"a process ended with {worker.wait()}")
 
 
-def work(folder: Path, batch_size: int) -> None:
+def work(folder: Path, args: argparse.Namespace) -> None:
     """Run a process of a side: read the number of steps, and whether to take them alone, from each line of input."""
     device = distributed.start(device="cpu")
-    ours = Ours(Data(folder), train_config(batch_size), device, folder)
+    ours = Ours(Data(folder, tiny=args.tiny), train_config(args.batch_size), device, folder)
     num_bytes = sum(4 * p.numel() for p in ours.trainer.model.parameters() if p.requires_grad)
     print(json.dumps({"gradient_bytes": num_bytes}), flush=True)
     for line in sys.stdin:
@@ -101,9 +104,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure both sides in turns."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Data(folder)  # prepared once, before the processes start
-        one = Side(folder, args.batch_size, num_ranks=1, num_threads=2)
-        two = Side(folder, args.batch_size, num_ranks=2, num_threads=1)
+        Data(folder, tiny=args.tiny)  # prepared once, before the processes start
+        one = Side(folder, args, num_ranks=1, num_threads=2)
+        two = Side(folder, args, num_ranks=2, num_threads=1)
         measures: dict[str, Callable[[int], float]] = {
             "one process": one.seconds,
             "two ranks": two.seconds,
@@ -174,9 +177,10 @@ def main() -> None:
     )
     parser.add_argument("--latency", type=float, default=5.0, help="microseconds per message (default: 5)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")
     args = parser.parse_args()
     if args.worker is not None:
-        work(args.worker, args.batch_size)
+        work(args.worker, args)
         return
     measured = measure(args)
     result = {

@@ -26,7 +26,7 @@ from histocoder.training.frozen import use_encodings
 
 def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
     """Encode once, then measure both sides in turns."""
-    data = Data(folder)
+    data = Data(folder, tiny=args.tiny)
     data.noisy = data.plain
     ours = Ours(data, train_config(args.batch_size), device, folder, freeze_encoder=True)
     ours.steps(1)
@@ -58,6 +58,7 @@ def main() -> None:
         "--steps", type=int, default=4, help="steps per round, 8 times as many with stored encodings (default: 4)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as name:

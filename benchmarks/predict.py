@@ -28,7 +28,7 @@ from histocoder.config import PRECISIONS, ModelConfig
 from histocoder.data.tokens import tokenize
 from histocoder.formatters import BOS, build_formatter
 from histocoder.formatters.tokenizers import join_language
-from histocoder.model import MixerModel
+from histocoder.model import MixerModel, load_encoder
 from histocoder.model.devices import device_name
 from histocoder.ops.memory import peak_gpu_memory
 
@@ -54,15 +54,15 @@ def descriptions(num_rows: int, *, distinct: bool = True) -> list[str]:
     return texts.sample(min(num_rows, len(texts)), random_state=0).tolist()
 
 
-def build_coder(precision: str, *, compile: bool) -> Coder:
-    """Return a coder with a model of CANINE-s's sizes and random weights."""
+def build_coder(precision: str, *, compile: bool, tiny: bool) -> Coder:
+    """Return a coder with a model of CANINE-s's sizes, or a tiny one with a hundred codes, and random weights."""
     torch.manual_seed(0)
     formatter = build_formatter("hisco", num_blocks=5)
     config = ModelConfig(
-        encoder={},
+        encoder=load_encoder("tiny", max_len=128).config.to_diff_dict() if tiny else {},
         formatter=formatter.to_config(),
         vocab_size=formatter.vocab_size + 1,
-        codes=codes(),
+        codes=codes()[: 100 if tiny else None],
         target_cols=tuple(f"hisco_{i + 1}" for i in range(5)),
     )
     return Coder(MixerModel(config), precision=precision, compile=compile)
@@ -159,8 +159,9 @@ def main() -> None:
     )
     parser.add_argument("--modes", nargs="+", default=["flat", "greedy", "topk", "full"])
     parser.add_argument("--compile", action="store_true", help="compile histocoder's layers")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model with a hundred codes, to try the program")
     args = parser.parse_args()
-    coder = build_coder(args.precision, compile=args.compile)
+    coder = build_coder(args.precision, compile=args.compile, tiny=args.tiny)
     results = {mode: compare(coder, mode, args) for mode in args.modes}
     print(
         json.dumps(

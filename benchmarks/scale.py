@@ -35,9 +35,9 @@ CODES = {
 }
 
 
-def block(number: int, distinct: int) -> pa.Table:
+def block(number: int, rows: int, distinct: int) -> pa.Table:
     """Return a block of rows with descriptions of 25 characters in two languages."""
-    places = np.random.default_rng(number).integers(0, distinct, BLOCK_ROWS)
+    places = np.random.default_rng(number).integers(0, distinct, rows)
     texts = pa.array([f"occupation number {place:07d}" for place in places.tolist()])
     return pa.table({"occ1": texts, "lang": pa.array(np.array(["da", "en"])[places % 2])})
 
@@ -53,10 +53,10 @@ def coded(pairs: pa.Table) -> pa.Table:
 def measure(rows: int, distinct: int) -> None:
     """Print time and memory of one size as a row of a Markdown table."""
     job = Job("", PredictConfig(language_col="lang"), "cpu", "fp32", CODES, 10_000)
-    found, seconds = Distinct(job.chunk_rows), np.zeros(3)
+    found, seconds, block_rows = Distinct(job.chunk_rows), np.zeros(3), min(rows, BLOCK_ROWS)
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(rows // BLOCK_ROWS):
-        table = block(number, distinct)
+    for number in range(rows // block_rows):
+        table = block(number, block_rows, distinct)
         times = [time.process_time()]
         pairs = job.distinct(table)
         times.append(time.process_time())
@@ -66,8 +66,8 @@ def measure(rows: int, distinct: int) -> None:
     before = time.process_time()
     codes = by_key(pa.concat_tables(map(coded, found.chunks())))
     seconds[1] += time.process_time() - before
-    for number in range(rows // BLOCK_ROWS):
-        table = block(number, distinct)
+    for number in range(rows // block_rows):
+        table = block(number, block_rows, distinct)
         before = time.process_time()
         job.add(table, codes)
         seconds[2] += time.process_time() - before

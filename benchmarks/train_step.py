@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import json
 import multiprocessing
 import os
@@ -48,7 +49,7 @@ from histocoder.data.samplers import Share
 from histocoder.data.tokens import tokenize
 from histocoder.distributed import log
 from histocoder.formatters import build_formatter
-from histocoder.model import MixerModel, MixerOutput
+from histocoder.model import MixerModel, MixerOutput, load_encoder
 from histocoder.model.devices import device_name
 from histocoder.model.layers import has_mkldnn_linear
 from histocoder.ops import kernels
@@ -68,10 +69,16 @@ def train_config(batch_size: int, **changes: Any) -> TrainConfig:
 
 
 class Data:
-    """Training data, prepared as `finetune.py` prepares them."""
+    """Training data, prepared as `finetune.py` prepares them, and the model's sizes; a hundred rows if `tiny`."""
 
-    def __init__(self, folder: Path, num_rows: int | None = None) -> None:
+    def __init__(self, folder: Path, *, tiny: bool = False) -> None:
         source = ENGLISH if ENGLISH.exists() else ROOT / "data" / "train.csv"
+        self.encoder = load_encoder("tiny", max_len=128).config.to_diff_dict() if tiny else {}
+        if tiny:
+            folder.mkdir(exist_ok=True)
+            with source.open(encoding="utf-8") as file:
+                (folder / "table.csv").write_text("".join(itertools.islice(file, 101)), encoding="utf-8")
+            source = folder / "table.csv"
         config = PrepareConfig(str(source), ("hisco_1",), language="en", zero_pad_codes=True)
         prepare(config, folder)
         self.formatter, self.key = build_formatter("general", num_blocks=1), read_key(folder / "key.csv")
@@ -84,11 +91,11 @@ class Data:
         self.noisy = OccupationDataset(arrays, augmenter=noise, **common)
 
     def model(self) -> MixerModel:
-        """Return a model of CANINE-s's sizes with random weights."""
+        """Return a model of CANINE-s's sizes, or a tiny one, with random weights."""
         torch.manual_seed(0)
         return MixerModel(
             ModelConfig(
-                encoder={},
+                encoder=self.encoder,
                 formatter=self.formatter.to_config(),
                 vocab_size=self.formatter.vocab_size + 1,
                 codes=self.key.codes,
@@ -202,7 +209,7 @@ class PlainModel(nn.Module):
     def __init__(self, model: MixerModel) -> None:
         super().__init__()
         model.encoder = canine_of_transformers(model.encoder)
-        self.model, self.config = model, model.config
+        self.model = model  # without an attribute `config`, which transformers' Trainer would change
 
     def forward(self, input_ids: Tensor, targets: Tensor, *, masked: bool) -> MixerOutput:
         """Compute the logits of decoder and flat head; the decoder attends to padding unless `masked`."""
@@ -230,7 +237,7 @@ class Reference:
             texts = self.data.noisy.arrays.texts(rows)
             ids = [tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128) for text in texts]
             output = self.model(torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False)
-            loss = mixed_loss(output, batch, self.model.config, 0.1)
+            loss = mixed_loss(output, batch, self.model.model.config, 0.1)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -250,7 +257,7 @@ class HuggingFace:
         """Take two steps, then `count`; return rows per second of the latter."""
         from transformers import Trainer, TrainerCallback, TrainingArguments
 
-        marks: list[float] = []
+        marks, config = list[float](), self.model.model.config
 
         class Clock(TrainerCallback):
             def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -259,7 +266,7 @@ class HuggingFace:
         class MixerTrainer(Trainer):
             def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **_: Any) -> Tensor:
                 batch: Batch = inputs["batch"].to(inputs["device_of"].device)
-                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, model.config, 0.1)
+                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, config, 0.1)
 
         noisy = self.data.noisy
         trainer = MixerTrainer(
@@ -340,7 +347,7 @@ class Side:
 def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")  # not the code that an earlier run compiled
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = Data(folder / name)
+    data = Data(folder / name, tiny=args.tiny)
     config = train_config(args.batch_size, precision=args.precision, compile=name == "compiled")
     if name == "torch":
         kernels.library = lambda: None
@@ -371,6 +378,7 @@ def main() -> None:
     parser.add_argument(
         "--against", nargs="*", default=["reference", "trainer"], choices=("reference", "trainer", "compiled", "torch")
     )
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")
     args = parser.parse_args()
     counts = {"ours": args.steps} | {side: 1 if side == "reference" else args.steps for side in args.against}
     rates: dict[str, list[float]] = {name: [] for name in counts}

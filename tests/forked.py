@@ -95,4 +95,5 @@ def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: P
         exec(args[1], {"__name__": "__main__"})
     else:
         sys.argv = args
+        sys.path.insert(0, str(Path(args[0]).resolve().parent))
         runpy.run_path(args[0], run_name="__main__")

