@@ -19,7 +19,7 @@ import pytest
 from forked import run_forked
 from hypothesis import settings
 
-from histocoder.distributed import log
+from histocoder.log import log
 
 settings.register_profile("tests", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tests")

@@ -7,7 +7,6 @@ Faults, each at the n-th call, counted from 1, of a function that is named by it
 - `sleep:os.replace:1:5`: five seconds before the call
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
 - `room:100000`: no file may grow beyond so many bytes
-- `timeout:3`: seconds that collectives may take
 - `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4
 - `memory:1:3`: rank 1 asks for more memory than there is in step 3
 - `worker:1:SIGKILL`: loader worker 1 sends itself that signal at its second batch
@@ -25,7 +24,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -130,11 +128,6 @@ def install(fault: str) -> None:
     kind, *rest = fault.split(":")
     if kind == "room":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(rest[0]), resource.RLIM_INFINITY))
-        return
-    if kind == "timeout":
-        limit = timedelta(seconds=float(rest[0]))
-        for name in ("init_process_group", "new_group"):
-            wrap(f"torch.distributed.{name}", lambda f, _, *args, **kw: f(*args, **{**kw, "timeout": limit}))
         return
     breaks = {"nan": break_loss, "memory": break_memory, "worker": break_worker, "wandb": break_wandb}
     if kind in breaks:

@@ -7,6 +7,7 @@ from typing import Any
 from histocoder import distributed
 from histocoder.checkpoints.training_state import Checkpoint, is_checkpoint, list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
+from histocoder.log import log
 
 BATCH_SETTINGS = {"--batch-size": "rows a step", "--tokens-per-batch": "positions a step"}  # over all ranks, by flag
 
@@ -29,7 +30,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
             verify_checkpoint(checkpoint)
         except DamagedError as error:
             damage = damage or str(error)
-            distributed.log.info(f"Warning: {error} Looking for an older checkpoint.")
+            log.info(f"Warning: {error} Looking for an older checkpoint.")
         else:
             return checkpoint
     if damage:

@@ -19,6 +19,7 @@ from histocoder import distributed
 from histocoder.checkpoints.hub import CARD_FILE
 from histocoder.checkpoints.lock import LOCK_FILE, holding
 from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.checkpoints.nodes import on_each_node
 from histocoder.checkpoints.resume import find_checkpoint
 from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
@@ -31,11 +32,9 @@ from histocoder.checkpoints.training_state import (
     step_of,
 )
 from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
-from histocoder.distributed.launch import launcher, restarts
-from histocoder.distributed.nodes import on_each_node
-from histocoder.distributed.signals import STOP_SIGNALS, in_main_thread
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, make_folder, remove_leftovers, write_text
+from histocoder.signals import handling_stop_signals
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
 LOG_FILE, WANDB_ID_FILE = "logs.csv", "wandb_run_id"
@@ -119,7 +118,7 @@ class RunFolder:
         for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best, self.cache):
             remove_leftovers(part)
         self._interrupted.unlink(missing_ok=True)
-        if launcher() is not None:
+        if distributed.launcher() is not None:
             write_text(self._launcher, _launcher())
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
@@ -131,7 +130,7 @@ class RunFolder:
         """
 
         def find() -> tuple[str, bool]:
-            began_here = restarts() > 0 and _read(self._launcher) == _launcher()
+            began_here = distributed.restarts() > 0 and _read(self._launcher) == _launcher()
             found = find_checkpoint(self.path, "auto" if began_here else resume)
             return str(found or ""), found is not None and is_same_file(found.parent, self.path / CHECKPOINTS_FOLDER)
 
@@ -144,7 +143,7 @@ class RunFolder:
         if not is_own:
             state = checkpoint.state
             state.best_accuracy, state.best_val_loss, state.num_worse, state.results = -math.inf, math.inf, 0, None
-        distributed.wait_for_all(doing="loading the checkpoint")
+        distributed.barrier(doing="loading the checkpoint")
         if path == copy and distributed.is_local_primary():
             shutil.rmtree(copy)
             with suppress(OSError):
@@ -169,23 +168,20 @@ class RunFolder:
         def end(signum: int, _frame: object) -> None:
             raise Interrupted(f"{signal.Signals(signum).name}: stopped. Run the same command again to resume.", signum)
 
-        before = {signum: signal.signal(signum, end) for signum in STOP_SIGNALS if in_main_thread()}
         try:
-            yield
+            with handling_stop_signals(end):
+                yield
         except Interrupted as error:
             if (self.path / LOCK_FILE).exists() and not self._interrupted.exists():  # on rank 0's node
                 step = max(map(step_of, list_checkpoints(self.path)), default=0)
                 with suppress(UserError):
                     self.mark_interrupted(step=step, signum=error.signum)
             raise
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
 
     def raise_if_interrupted(self) -> None:
         """Raise Interrupted, on all ranks, if a launcher restarts (--max-restarts) a run that was asked to stop."""
         record = distributed.broadcast_from_primary(
-            lambda: _read(self._interrupted) if restarts() else "", doing="reading interrupted.json"
+            lambda: _read(self._interrupted) if distributed.restarts() else "", doing="reading interrupted.json"
         )
         if record:
             values = json.loads(record)
@@ -193,7 +189,7 @@ class RunFolder:
 
 
 def _launcher() -> str:
-    return f"process {launcher()} of {socket.gethostname()}"
+    return f"process {distributed.launcher()} of {socket.gethostname()}"
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from histocoder.distributed import broadcast_from_primary, control_group, gather, run_on_primary
+from histocoder import distributed
+from histocoder.distributed import broadcast_from_primary, gather, run_on_primary
 from histocoder.errors import DamagedError, UserError
 
 _INDEX_FILE = ".metadata"
@@ -38,7 +39,11 @@ def write_shards(folder: Path, weights: dict[str, Tensor], moments: dict[int, di
     state |= {f"optimizer.{i}.{name}": tensor for i, values in moments.items() for name, tensor in values.items()}
     run_on_primary(lambda: folder.mkdir(parents=True, exist_ok=True), doing="making a checkpoint's folder")
     try:
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), process_group=control_group())
+        dcp.save(
+            state,
+            storage_writer=dcp.FileSystemWriter(folder),
+            process_group=distributed._group and distributed._group.control,
+        )
     except (dcp.api.CheckpointException, OSError) as error:
         reasons = error.failures.values() if isinstance(error, dcp.api.CheckpointException) else [(error, None)]
         reason = "; ".join(sorted({str(failure) for failure, _ in reasons}))
@@ -58,7 +63,7 @@ def check_folder(folder: Path) -> None:
         return name
 
     probe = folder / broadcast_from_primary(touch, doing="looking at the run's folder")
-    blind = [rank for rank, seen in enumerate(gather(torch.tensor(probe.exists()))) if not seen]
+    blind = [rank for rank, seen in enumerate(gather(torch.tensor([probe.exists()]))) if not seen]
     run_on_primary(probe.unlink, doing="looking at the run's folder")
     if blind:
         raise _not_seen(f"rank {blind[0]} does not see what rank 0 writes", folder)

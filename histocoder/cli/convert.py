@@ -6,10 +6,10 @@ from pathlib import Path
 from histocoder.checkpoints.model_files import SHARDS_FOLDER
 from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
 from histocoder.cli.flags import ConvertFlags
-from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.inference.occcanine import load_occcanine, save_occcanine
+from histocoder.log import log
 
 
 def run(config: ConvertFlags) -> None:

@@ -19,9 +19,9 @@ import torch
 
 from histocoder import distributed
 from histocoder.cli.flags import DoctorFlags
-from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
+from histocoder.log import log
 from histocoder.model.devices import check_compiler, device_name, has_bf16
 from histocoder.model.encoder import hub_answers
 from histocoder.ops import kernels
@@ -205,10 +205,10 @@ def _hub() -> Finding:
 def _nccl() -> Finding:
     if not torch.cuda.is_available():
         return Finding(OK, "NCCL", "not needed without GPUs; processes communicate over gloo")
-    if (version := distributed.nccl_version()) is None:
+    if not torch.distributed.is_nccl_available():
         what = "Several GPUs can't train together. Install a torch that has it."
         return Finding(NOTE, "NCCL", "this torch is built without it", what)
-    return Finding(OK, "NCCL", version)
+    return Finding(OK, "NCCL", ".".join(map(str, torch.cuda.nccl.version())))
 
 
 def _all_reduce(patience: float) -> Finding:
@@ -267,7 +267,7 @@ def _add_up(device_kind: str) -> None:
     seconds = 0.0
     for _ in range(2):  # the first one connects
         started = time.monotonic()
-        total = float(distributed.reduce_sum(mine)[-1])
+        total = float(distributed.all_reduce(mine)[-1])
         seconds = time.monotonic() - started
     distributed.stop()
     expected = sum(range(1, distributed.world_size() + 1))

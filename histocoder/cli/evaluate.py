@@ -18,12 +18,13 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import TRAIN_FILE, VAL_FILE, held_out
 from histocoder.data.table import open_table
-from histocoder.distributed import log
+from histocoder.log import log
 from histocoder.errors import UserError
 from histocoder.evaluation.evaluate import evaluate, times_seen
 from histocoder.evaluation.summary import summary
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known, training_files
+from histocoder.log import log
 
 
 def run(config: EvaluateFlags) -> None:

@@ -10,11 +10,11 @@ from histocoder.cli.flags import ExportFlags
 from histocoder.data.examples import Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import VAL_FILE
-from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import training_files
 from histocoder.inference.onnx_export import check_installed, export
+from histocoder.log import log
 
 _MOST_ROWS = 10_000
 """Largest number of rows on which an export is checked."""

@@ -23,7 +23,6 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import chosen_language
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.table import check_output, fingerprint, is_parquet
-from histocoder.distributed import log
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
@@ -31,6 +30,7 @@ from histocoder.inference.join import Join
 from histocoder.inference.known import Known, training_files
 from histocoder.inference.parts import check_free
 from histocoder.inference.predict_file import predict_file, predict_file_by
+from histocoder.log import log
 from histocoder.ray import check_ray, code_file
 
 

@@ -6,8 +6,8 @@ from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.model_files import read_model_config
 from histocoder.checkpoints.run_folder import run_of, run_settings
 from histocoder.cli.flags import ReviewFlags
-from histocoder.distributed import log
 from histocoder.evaluation.review import Columns, next_step, review
+from histocoder.log import log
 
 
 def run(config: ReviewFlags) -> None:

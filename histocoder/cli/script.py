@@ -4,16 +4,20 @@ import errno
 import io
 import os
 import sys
+import time
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TextIO, cast
+from types import ModuleType
+from typing import Any, NoReturn, TextIO, cast
 
 from histocoder.errors import Interrupted, MachineError, Notice, UserError
 
 _NOBODY_READS = 128 + 13
 """Exit code of a shell for SIGPIPE, 128 + 13; Windows lacks the signal's name."""
+_GRACE_SECONDS = 5.0
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -25,11 +29,17 @@ def run_script(main: Callable[[], None]) -> None:
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if (end := _ending(error)) is None:
-            raise
+            if not (distributed := _distributed()) or distributed.world_size() == 1:
+                raise
+            end = traceback.format_exc().strip(), 1
         _leave(*end)
-    from histocoder import distributed
+    if distributed := _distributed():
+        distributed.stop()
 
-    distributed.stop()
+
+def _distributed() -> ModuleType | None:
+    """Return the module `distributed` if the program has imported it: without it there is no process group."""
+    return sys.modules.get("histocoder.distributed")
 
 
 def _ending(error: BaseException) -> tuple[str, int] | None:
@@ -70,14 +80,25 @@ def _ending_of_torch(error: RuntimeError) -> tuple[str, int] | None:
     return None
 
 
-def _leave(message: str, status: int) -> None:
-    """End this process, and those launched with it, with a message that is printed once; see `distributed.leave`."""
-    if "histocoder.distributed" in sys.modules or os.environ.keys() & {"RANK", "SLURM_PROCID"}:
-        from histocoder import distributed
+def _leave(message: str, status: int) -> NoReturn:
+    """End this process with a message that is printed once if all ranks end for one reason.
 
-        distributed.leave(message, status)
-    print(message, file=sys.stderr, flush=True)  # without torch, which takes seconds to import
-    sys.exit(status)
+    Rank 0 prints its message at once. The others give it some seconds to do so, since a launcher ends all processes
+    with the first; a rank that fails alone prints its own. The status is that of the rank that printed.
+    """
+    distributed = _distributed()
+    rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+    deadline = time.monotonic() + (_GRACE_SECONDS if rank else 0)
+    while not (announced := distributed.announced_end() if distributed else 0) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not announced:
+        print(f"rank {rank}: {message}" if rank else message, file=sys.stderr, flush=True)
+        if distributed:
+            distributed.announce_end(status)
+    if distributed is None or distributed.world_size() == 1:
+        sys.exit(status)
+    sys.stdout.flush()
+    os._exit(announced or status)  # a clean-up could wait for processes that are gone
 
 
 def _is_full(error: BaseException) -> bool:

@@ -13,10 +13,10 @@ from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.lock import holding
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.flags import ServeFlags
-from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder
 from histocoder.inference.coder import Coder
+from histocoder.log import log
 
 _FEWEST_CHARACTERS = 16
 

@@ -15,8 +15,8 @@ from histocoder.config.training import AugmentConfig, FitConfig, SeedConfig, Sta
 
 NUM_GREEDY = 1024
 """Number of validation rows that are decoded freely during training; all are scored with teacher forcing."""
-RANK_TIMEOUT = 300.0
-"""Seconds without a heartbeat after which a process counts as hung."""
+RANK_TIMEOUT = 600.0
+"""Seconds after which a collective fails, as by default in PyTorch."""
 _WORKERS_EACH = 8
 """Loader processes per processor at most; more than one is of no use, and each takes memory."""
 
@@ -89,7 +89,7 @@ class MachineConfig(Settings):
     distributed: bool = free(False, "require a launcher, such as torchrun")
     rank_timeout: float = free(
         RANK_TIMEOUT,
-        "seconds without a heartbeat after which a process counts as hung, and the run ends",
+        "seconds that processes wait for one another in a collective before the run ends",
         metavar="S",
         at_least=5,
     )

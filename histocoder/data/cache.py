@@ -20,9 +20,9 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.normalize import normalize
 from histocoder.data.table import fingerprint
 from histocoder.data.tokens import ragged
-from histocoder.distributed import log
 from histocoder.files import make_folder, replacing_folder
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer, join_language
+from histocoder.log import log
 
 CACHE_FILE, CACHE_VERSION = "cache.json", 7
 _ARRAYS = ("characters", "offsets", "lengths", "langs", "codes", "num_codes")

@@ -15,7 +15,7 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.table import open_table
-from histocoder.distributed import log
+from histocoder.log import log
 from histocoder.formatters import Formatter
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200

@@ -17,9 +17,9 @@ from histocoder.data.languages import language_code
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Output
 from histocoder.data.table import open_table
-from histocoder.distributed import log
 from histocoder.errors import UserError, shown
 from histocoder.files import replacing
+from histocoder.log import log
 
 _CHUNK_ROWS = 200_000
 

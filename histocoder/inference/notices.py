@@ -53,7 +53,7 @@ class FileNotices:
     def tell(self, *, may_repeat: bool) -> None:
         """Show the notices of all processes; `may_repeat`: whether one may have coded a description twice."""
         own = {"num_cut": self._num_cut, "limit": self._limit, "languages": [*self._languages], "known": self._known}
-        found = [json.loads(text) for text in distributed.gather_texts(json.dumps(own))]
+        found = [json.loads(text) for text in distributed.gather_objects(json.dumps(own))]
         for part in found[1:]:  # rank 0 has shown its own
             if new := sorted(set(part["languages"]) - self._languages):
                 self._languages.update(new)

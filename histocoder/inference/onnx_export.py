@@ -18,7 +18,6 @@ from histocoder.checkpoints.hub import write_card
 from histocoder.checkpoints.model_files import save_config
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters, tokenize
-from histocoder.distributed import log
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder
 from histocoder.formatters.tokenizers import join_language
@@ -34,6 +33,7 @@ from histocoder.inference.onnx_coder import (
     OnnxCoder,
 )
 from histocoder.inference.onnx_graphs import EncoderGraph, NgramsGraph, StartGraph, StepGraph
+from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import SHARPNESS
 

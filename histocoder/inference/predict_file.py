@@ -156,10 +156,10 @@ def _code_chunks(
             num_chunks += 1
             rows_done += len(chunk)
             bar.update(rows_done - bar.n)
-    distributed.wait_for_all(doing="coding its share")
+    distributed.barrier(doing="coding its share")
     notices.tell(may_repeat=coder.is_full)
     if coder.has_known:
-        total = sum(map(int, distributed.gather_texts(str(coder.num_known))))
+        total = sum(map(int, distributed.gather_objects(str(coder.num_known))))
         say(f"{total:,} of {rows_done:,} rows got the codes of hand-coded descriptions (--known).")
     return num_chunks
 

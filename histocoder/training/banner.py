@@ -1,11 +1,11 @@
 """The description of a run at its start."""
 
+import socket
 import sys
 from collections import Counter
 from pathlib import Path
 
 from histocoder import distributed
-from histocoder.distributed.launch import node_name
 from histocoder.model.devices import computing_dtype, device_name, precision_name
 from histocoder.training.trainer import Trainer
 
@@ -17,8 +17,8 @@ def banner(trainer: Trainer, *, encoder: str) -> list[str]:
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = f", {_millions(total - trained)} frozen" if total > trained else ""
-    devices = distributed.gather_texts(device_name(trainer.device))
-    nodes = _counted(len(set(distributed.gather_texts(node_name()))), "node", "nodes")
+    devices = distributed.gather_objects(device_name(trainer.device))
+    nodes = _counted(len(set(distributed.gather_objects(socket.gethostname()))), "node", "nodes")
     processes = _counted(len(devices), "process", "processes")
     names = (f"{count} × {name}" if count > 1 else name for name, count in Counter(devices).items())
     precision = precision_name(computing_dtype(config.precision, trainer.device, use_amp=config.use_amp))

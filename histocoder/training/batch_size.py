@@ -65,7 +65,7 @@ def largest_that_fits(peak: Callable[[int], float], *, room: float, limit: int) 
 
 def _any(yes: bool) -> bool:
     """Return whether it is so on any rank."""
-    return bool(distributed.reduce_sum(torch.tensor(int(yes))))
+    return bool(distributed.all_reduce(torch.tensor(int(yes))))
 
 
 def peak_of_step(learner: Learner, num_rows: int) -> float:

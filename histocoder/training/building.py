@@ -18,9 +18,9 @@ from histocoder.config import LANG_SEP, ModelConfig, RunConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.tokens import UNKNOWN, tokenize
-from histocoder.distributed import log
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
+from histocoder.log import log
 from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer, is_canine, is_ngram
 from histocoder.model.encoder import check_positions, check_vocabulary, load_encoder, load_tokenizer
 from histocoder.training.optimizer import is_table

@@ -5,7 +5,7 @@ import time
 
 from tqdm import tqdm
 
-from histocoder.distributed import log
+from histocoder.log import log
 
 ESTIMATE_AFTER = 20  # steps after which a run estimates how long it will take
 _FIRST_STEPS = 5  # steps left out of the estimate: they start workers, compile, and choose kernels

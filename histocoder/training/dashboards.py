@@ -17,6 +17,7 @@ from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
 from histocoder.config import RunConfig, recorded
 from histocoder.errors import UserError
 from histocoder.files import write_text
+from histocoder.log import log
 from histocoder.training.tracking import CsvLog, Tracker, dashboard_values
 
 UPLOAD_SECONDS = 600.0  # time that an upload of the final model may hold up a run's end
@@ -179,6 +180,4 @@ class InBackground(Tracker):
     def _give_up(self, why: str) -> None:
         if not self._given_up:
             self._given_up = True
-            distributed.log.warning(
-                f"Warning: {self._name} {why}; the run continues without it. {LOG_FILE} has all metrics."
-            )
+            log.warning(f"Warning: {self._name} {why}; the run continues without it. {LOG_FILE} has all metrics.")

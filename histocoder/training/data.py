@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder import distributed
+from histocoder.checkpoints.nodes import on_each_node
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import NUM_CODES, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
@@ -20,7 +21,6 @@ from histocoder.data.labels import LabelRules, fit_codes, rules_of
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
 from histocoder.data.table import open_table
-from histocoder.distributed.nodes import on_each_node
 from histocoder.errors import UserError, shown
 from histocoder.formatters import Formatter, build_formatter
 from histocoder.model import Tokenizer

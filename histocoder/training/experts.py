@@ -17,10 +17,10 @@ from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.languages import known_language
-from histocoder.distributed import log
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
+from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
 from histocoder.training.linear_expert import fit_linear_expert

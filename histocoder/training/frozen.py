@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from histocoder import distributed
+from histocoder.checkpoints.nodes import on_each_node
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.encodings import (
     ENCODINGS_FILE,
@@ -22,8 +23,7 @@ from histocoder.data.encodings import (
     write_encodings,
 )
 from histocoder.data.tokens import tokenize
-from histocoder.distributed import log
-from histocoder.distributed.nodes import on_each_node
+from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
 
 _VERSION = 1

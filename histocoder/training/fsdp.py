@@ -145,7 +145,7 @@ class ShardedAdamW(torch.optim.AdamW):
         """Clip by the norm over all ranks, and step; `grad_norm` is not finite if the step was skipped."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         gradients = [_local(p.grad) for p in parameters if p.grad is not None]
-        self.grad_norm = distributed.reduce_sum(nn.utils.get_total_norm(gradients).square()).sqrt()
+        self.grad_norm = distributed.all_reduce(nn.utils.get_total_norm(gradients).square()).sqrt()
         if self.grad_norm.isfinite():
             nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, self.grad_norm)
             super().step(closure)

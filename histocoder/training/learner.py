@@ -115,7 +115,7 @@ class Learner:
         """Return whether all weights are finite; a collective call."""
         own = self.strategy.own_parameters(self.model)
         found = torch.stack([p.detach().isfinite().all() for p in own]).all()
-        return int(distributed.reduce_sum((~found).int())) == 0
+        return int(distributed.all_reduce((~found).int())) == 0
 
     def weights(self) -> dict[str, Tensor]:
         """Return the model's state dict, whole on rank 0; a collective call."""

@@ -32,7 +32,7 @@ class Meter:
 
     def read(self) -> dict[str, float]:
         """Return means over all ranks and the steps that were not skipped (NaN without any), and reset the meter."""
-        loss = distributed.reduce_sum(torch.as_tensor(self.loss).cpu().double())
+        loss = distributed.all_reduce(torch.as_tensor(self.loss).cpu().double())
         skipped = int(self.skipped)
         taken = self.steps - skipped or math.nan
         means = {

@@ -47,7 +47,7 @@ class AdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip and step; `grad_norm` is not finite if the step was skipped."""
         sparse = {p: p.grad for p in self._parameters if is_table(p) and p.grad is not None}
-        tables = {p: _coalesced(distributed.mean_of_rows(gradient)) for p, gradient in sparse.items()}
+        tables = {p: _coalesced(_mean_of_rows(gradient)) for p, gradient in sparse.items()}
         for table in tables:
             table.grad = None  # from here on, all gradients are dense
         if kept_copy(self._parameters[-1]) is not None and kernels.supports(self._parameters[-1]):
@@ -151,6 +151,16 @@ def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -
 
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     return [{"params": [p for _, p in group], "lr": lr} for lr, group in itertools.groupby(trained, key=rate)]
+
+
+def _mean_of_rows(gradient: Tensor) -> Tensor:
+    """Average sparse gradients, each with its own rows, over all ranks."""
+    if distributed.world_size() == 1:
+        return gradient
+    gradient = gradient.coalesce()
+    rows = torch.cat(distributed.gather(gradient.indices()[0]))
+    values = torch.cat(distributed.gather(gradient.values() / distributed.world_size()))
+    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()
 
 
 def is_table(parameter: Tensor) -> bool:

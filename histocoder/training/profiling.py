@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocoder import distributed
-from histocoder.distributed import log
 from histocoder.files import replacing_folder
+from histocoder.log import log
 
 SKIPPED_STEPS = 5  # steps before those that are profiled, which start workers, compile, and choose kernels
 _WARM_UP_STEPS = 2  # of the profiler's own

@@ -1,6 +1,7 @@
 """Training of the best model on the validation data, once it is measured on them."""
 
 import itertools
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,8 +15,7 @@ from histocoder.config import FinetuneConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.prepare import held_out
-from histocoder.distributed import log
-from histocoder.distributed.launch import node_name
+from histocoder.log import log
 from histocoder.training.console import Progress
 from histocoder.training.data import augmenter_of, open_data
 from histocoder.training.frozen import use_encodings
@@ -29,7 +29,7 @@ _RATE = 0.3  # share of the peak learning rate at the start
 def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
     """Return whether the best model is to be refitted: not if asked, with many rows, or on several machines."""
     num_rows = len(trainer.train_data) + len(trainer.val_data)
-    if config.no_refit or num_rows > _MAX_ROWS or len(set(distributed.gather_texts(node_name()))) > 1:
+    if config.no_refit or num_rows > _MAX_ROWS or len(set(distributed.gather_objects(socket.gethostname()))) > 1:
         return False
     return not read_model_config(trainer.run.best).fitted_to_validation
 

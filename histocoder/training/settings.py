@@ -1,6 +1,9 @@
 """Checks of a run's settings, and the values that a resumed run must agree on."""
 
 import hashlib
+import os
+import sys
+import zlib
 from typing import Any
 
 import torch
@@ -12,15 +15,35 @@ from histocoder.data.cache import ExampleArrays
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
-from histocoder.distributed import log
 from histocoder.errors import UserError
+from histocoder.log import log
 from histocoder.model.devices import check_compiler, computing_dtype
 from histocoder.training.strategies import check_strategy
+
+
+def check_launcher() -> None:
+    """Raise a UserError if there is no launcher."""
+    if distributed.read_launch().launched:
+        return
+    folder, name = os.path.split(sys.argv[0])
+    stem, suffix = os.path.splitext(name)
+    is_command = os.path.basename(folder) == "cli"
+    if suffix != ".py" or is_command or stem == "__main__":
+        name = f"-m histocoder.cli.{stem if is_command else sys.argv[1].replace('-', '_')}"
+    raise UserError(
+        f"--distributed needs a launcher: torchrun --nproc_per_node=2 {name} --distributed …, with the number of GPUs "
+        "in place of 2."
+    )
 
 
 def check_machine(config: RunConfig, device: torch.device) -> None:
     """Raise a UserError if the settings ask for what this machine does not have; print what has no effect on it."""
     check_strategy(config, device, computing_dtype(config.precision, device, use_amp=config.use_amp))
+    if not distributed.read_launch().launched and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= set(os.environ):
+        raise UserError(
+            "accelerate launch has started one process instead of several; without GPUs it starts several through "
+            "mpirun only. Use torchrun --nproc_per_node=2, with the number of processes in place of 2."
+        )
     if config.world_size is not None:
         log.info(
             "Notice: --world-size has no effect. The launcher sets the number of processes; this run has "
@@ -43,6 +66,18 @@ def check_batch_size(config: TrainConfig, num_rows: int) -> None:
             f"Notice: a batch of {config.batch_size}{times} is larger than the {num_rows:,} training rows, so each "
             "epoch is a single step. Lower --batch-size for more steps."
         )
+
+
+def refuse_differences(settings: dict[str, Any]) -> None:
+    """Raise a UserError, on every rank, if one has settings that differ from rank 0's."""
+    mine = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
+    first, *others = distributed.gather(mine)
+    for rank, theirs in enumerate(others, start=1):
+        if names := [name for name, same in zip(settings, theirs == first, strict=True) if not same]:
+            raise UserError(
+                f"Rank {rank} was launched with settings that differ from rank 0's: {', '.join(names)}. Give all nodes "
+                "the same flags and files."
+            )
 
 
 def settings_to_compare(

@@ -20,10 +20,9 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE, held_out
-from histocoder.distributed import log
-from histocoder.distributed.nodes import refuse_differences
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
+from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically
 from histocoder.training.banner import banner
@@ -34,7 +33,13 @@ from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.recipes import fill_in
 from histocoder.training.refit import refit, refits
-from histocoder.training.settings import check_batch_size, check_machine, settings_to_compare
+from histocoder.training.settings import (
+    check_batch_size,
+    check_launcher,
+    check_machine,
+    refuse_differences,
+    settings_to_compare,
+)
 from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000  # validation rows in the report at the end of a run, at most
@@ -80,9 +85,10 @@ def start(config: RunConfig) -> torch.device:
     """Join the process group, check the settings, and return the device."""
     if config.deterministic:
         compute_deterministically()
+    if config.distributed:
+        check_launcher()
     device = distributed.start(
         device=config.device,
-        required=config.distributed,
         grouped=config.fsdp is not None,
         local_rank=config.local_rank,
         rank_timeout=config.rank_timeout,

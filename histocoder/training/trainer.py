@@ -26,11 +26,11 @@ from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.loading import BatchLoader
 from histocoder.data.samplers import BucketSampler, TokenBudget
-from histocoder.distributed import log
-from histocoder.distributed.signals import StopSignals
 from histocoder.errors import Interrupted, UserError
+from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.ops.memory import peak_gpu_memory
+from histocoder.signals import StopRequest, handling_stop_signals
 from histocoder.training.console import Progress
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
@@ -67,7 +67,7 @@ class Trainer:
         self.total_steps = config.max_steps or max(sum(epoch_steps), config.min_steps)
         self.eval_interval = config.eval_interval or min(max(epoch_steps[0], 100), 1000)
         self.learner = Learner(model, config, device, total_steps=self.total_steps)
-        self.state, self.meter, self.ballot = TrainState(), Meter(), distributed.Ballot()
+        self.state, self.meter = TrainState(), Meter()
         self.saved_step: int | None = None
         self.tracker: Tracker = Tracker()  # these two until `fit`
         self.progress = Progress(self.total_steps, show=False)
@@ -101,15 +101,16 @@ class Trainer:
             self.meter.started = time.monotonic()
         self.progress = Progress(self.total_steps, start=self.state.step, show=distributed.is_primary())
         profiled = profiling(self.config.profile, self.run.profile, device=self.device, on_pause=self.pause)
-        with StopSignals(distributed.expect_end) as signals, self.train_loader.naming_workers(), profiled as count_step:
+        stop = StopRequest()
+        with handling_stop_signals(stop), self.train_loader.naming_workers(), profiled as count_step:
             while self.state.step < self.total_steps and not self.is_over:
-                self.train_epoch(signals, count_step)
+                self.train_epoch(stop, count_step)
         self.progress.close()
         results = self.state.results or self.validate()
         self.save_result()
         return results
 
-    def train_epoch(self, signals: StopSignals, count_step: Callable[[], None]) -> None:
+    def train_epoch(self, stop: StopRequest, count_step: Callable[[], None]) -> None:
         """Train on the remaining batches of the current epoch."""
         state, config = self.state, self.config
         self.model.train()
@@ -132,14 +133,12 @@ class Trainer:
             end_of_epoch = config.save_each_epoch and state.samples == len(self.train_data)
             if is_last or end_of_epoch or (config.save_interval and state.step % config.save_interval == 0):
                 self.save()
+            if signum := int(distributed.all_reduce(torch.tensor(stop.signum), "max")):
+                self.interrupt(signum)
             if is_last:
                 break
-            if signum := self.ballot.cast(signals.signum):
-                self.interrupt(signum)
         else:
             state.epoch, state.samples = state.epoch + 1, 0
-        if signum := self.ballot.cast(signals.signum) or self.ballot.close():  # much is still to do after the last step
-            self.interrupt(signum)
 
     @property
     def is_over(self) -> bool:
@@ -277,7 +276,6 @@ class Trainer:
 
     def interrupt(self, signum: int) -> None:
         """Save the state and end the run, on all ranks in the same step."""
-        self.ballot.close()
         self.save()
         self.progress.close()
         step = self.state.step

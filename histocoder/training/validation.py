@@ -45,8 +45,8 @@ def validate(
         sums += of_batch
         by_codes += of_batch_by_codes
     model.train()
-    target, unused, flat, forced_right, correct, real = distributed.reduce_sum(sums).tolist()
-    by_codes = distributed.reduce_sum(by_codes)
+    target, unused, flat, forced_right, correct, real = distributed.all_reduce(sums).tolist()
+    by_codes = distributed.all_reduce(by_codes)
     n = len(data)
     seq2seq = target / (n * max(int(data.num_target_blocks.max()), 1)) + unused / (n * num_blocks)
     results = {

@@ -256,22 +256,6 @@ def test_what_every_rank_finds_is_said_once(tmp_path: Path, flag: tuple[str, str
     assert 'File "' not in job.output.split("torch/distributed")[0]  # no traceback of ours
 
 
-def test_more_processes_than_gpus(monkeypatch):
-    import torch
-
-    from histocoder import distributed
-    from histocoder.distributed import process_group
-    from histocoder.errors import UserError
-
-    monkeypatch.setattr(process_group, "_launch", process_group.Launch())  # put back when the test ends
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"2 processes .* 1 GPUs.*--nproc_per_node=1"):
-        distributed.start()
-
-
 def test_what_occcanine_takes_is_taken(folder: Path):
     paths = ("--train-data", folder / "table.csv", "--val-data", folder / "table.csv", "--save-dir", folder / "out")
     sizes = ("--batch-size", 512, "--world-size", 4, "--num-epochs", 2)

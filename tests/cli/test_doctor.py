@@ -51,7 +51,7 @@ def test_processes_that_hang_are_killed_at_the_deadline():
 
 
 def test_a_wrong_sum_is_noticed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor.distributed, "reduce_sum", lambda values: values + 1)
+    monkeypatch.setattr(doctor.distributed, "all_reduce", lambda values: values + 1)
     with pytest.raises(SystemExit, match="the sum is 2 and should be 1"):
         doctor._add_up("cpu")
 

@@ -9,20 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-import torch
 from conftest import DEADLINE, ROOT, environment, write_table
 from jobs import assert_same_end, end_of, ranks, training
 from models import save_tiny_model
-from torch.distributed import DistBackendError, HashStore
-
-from histocoder import distributed
-from histocoder.distributed import rendezvous
-from histocoder.distributed.launch import Launch
-from histocoder.distributed.rendezvous import connect
-from histocoder.errors import MachineError, UserError
 
 STATIC = ("--master_addr=192.168.98.1", "--master_port=29500")
 NAMED = ("--master_addr=node0", "--master_port=29500")
@@ -109,9 +100,7 @@ def end_together(outs: list[Path], *extra: object, steps: int, each_a_node: bool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", [STATIC, NAMED])
-def test_two_nodes_that_share_a_folder_do_what_one_node_does(
-    nodes: list[str], one_node: Path, tmp_path: Path, rendezvous: tuple[str, ...]
-):
+def test_two_nodes_equal_one(nodes: list[str], one_node: Path, tmp_path: Path, rendezvous: tuple[str, ...]):
     out = tmp_path / "out"
     printed = on_two_nodes(nodes, [out, out], rendezvous)
     assert_same_end(one_node, out)
@@ -120,7 +109,7 @@ def test_two_nodes_that_share_a_folder_do_what_one_node_does(
 
 
 @pytest.mark.slow
-def test_two_nodes_with_a_folder_each_do_what_one_node_does(nodes: list[str], one_node: Path, tmp_path: Path):
+def test_two_nodes_without_a_shared_folder(nodes: list[str], one_node: Path, tmp_path: Path):
     outs = [tmp_path / "a" / "out", tmp_path / "b" / "out"]
     for out in outs:
         out.parent.mkdir()
@@ -148,7 +137,7 @@ def apart(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_checkpoints_that_are_on_rank_0s_node_alone(apart: list[Path], together: Path):
+def test_checkpoints_of_rank_0s_node_are_resumed(apart: list[Path], together: Path):
     end_together(apart, steps=24)
     shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
     assert "Resuming from step 20" in end_together(apart, steps=24)[0]
@@ -156,14 +145,14 @@ def test_a_run_goes_on_from_checkpoints_that_are_on_rank_0s_node_alone(apart: li
     assert {path.name for path in apart[1].iterdir()} == {"cache"}
 
 
-def test_outputs_of_a_frozen_encoder_are_sent_as_well(apart: list[Path]):
+def test_outputs_of_a_frozen_encoder_are_sent(apart: list[Path]):
     end_together(apart, "--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0, steps=4)
     encodings = [path for path in files_of(apart[1]) if "/encodings-" in path]
     assert len(encodings) == 10  # of training and validation data
     assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
 
 
-def test_a_nodes_copy_that_is_damaged_is_sent_again(apart: list[Path]):
+def test_damaged_copies_are_sent_again(apart: list[Path]):
     end_together(apart, steps=1)
     damaged = list(apart[1].glob("cache/*/characters"))
     for path in damaged:
@@ -175,7 +164,7 @@ def test_a_nodes_copy_that_is_damaged_is_sent_again(apart: list[Path]):
         assert path.read_bytes() == (apart[0] / path.relative_to(apart[1])).read_bytes()
 
 
-def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
+def test_differing_flags_are_named(apart: list[Path]):
     others = ("--learning-rate", "2e-3", "--eval-interval", 9, "--gradient-checkpointing")
     commands = [training(apart[0]), training(apart[1], *others)]
     with ranks(*commands, each_a_node=True) as started:
@@ -186,7 +175,7 @@ def test_processes_with_other_flags_or_files_are_named(apart: list[Path]):
     assert not (apart[0] / "args.yaml").exists()
 
 
-def test_processes_that_cannot_connect_say_which_network_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_network_interface_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     with ranks(training(tmp_path / "out"), training(tmp_path / "out"), each_a_node=True) as started:
         ended = [end_of(process) for process in started]
@@ -194,98 +183,11 @@ def test_processes_that_cannot_connect_say_which_network_to_name(tmp_path: Path,
     assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr
 
 
-def test_on_gpus_both_networks_are_named(monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("no way")
-
-    monkeypatch.setenv("MASTER_ADDR", "node0")
-    monkeypatch.setattr("torch.distributed.init_process_group", fail)
-    launch = Launch(world_size=2, local_world_size=2, launched=True)
-    with pytest.raises(UserError, match="export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0"):
-        connect(HashStore(), torch.device("cuda", 0), launch)
-
-
-OF_NCCL = "NCCL error in: NCCLUtils.cpp:133, %s (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n%s\n"
-
-
-@pytest.mark.parametrize(
-    ("what", "lines", "said"),
-    [
-        (
-            "invalid usage",
-            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
-            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
-            "both on CUDA device 1b000. Start one process per GPU",
-        ),
-        (
-            "unhandled cuda error",
-            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'",
-            "NCCL can't start: Cuda failure 'out of memory'. Set NCCL_DEBUG=INFO for details.",
-        ),
-        (
-            "unhandled system error",
-            "ncclSystemError: System call failed.\nLast error:\nError while creating shared memory segment "
-            "/dev/shm/nccl-4 (size 9637888), error: No space left on device (28)",
-            "more shared memory",
-        ),
-        (
-            "unhandled system error",
-            "ncclSystemError: System call failed.\nLast error:\nsocketPollConnect: Connection refused",
-            "export NCCL_SOCKET_IFNAME=eth0",
-        ),
-    ],
-)
-def test_errors_of_nccl_are_told_apart(monkeypatch: pytest.MonkeyPatch, what: str, lines: str, said: str):
-    error = DistBackendError(OF_NCCL % (what, lines))
-    monkeypatch.setenv("MASTER_ADDR", "node0")
-    monkeypatch.setattr("torch.distributed.init_process_group", Mock(side_effect=error))
-    with pytest.raises((UserError, MachineError)) as raised:
-        connect(HashStore(), torch.device("cuda", 0), Launch(world_size=2, local_world_size=2, launched=True))
-    assert said in str(raised.value) and "\n" not in str(raised.value)
-    assert distributed.is_lost_contact(error) == ("NCCL_SOCKET_IFNAME" in said)
-
-
-def test_a_name_of_the_loopback_is_that_of_the_default_route(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendezvous, "_interface_to", lambda address: "lo" if address.startswith("127.") else "eth0")
-    monkeypatch.setattr("socket.gethostbyname", lambda host: "127.0.1.1" if host == "node0" else "127.0.0.1")
-    assert [rendezvous.interface_towards(host) for host in ("node0", "localhost", "127.0.0.1")] == ["eth0", "lo", "lo"]
-
-
 @pytest.mark.slow
-def test_predicting_needs_a_folder_that_all_nodes_see(apart: list[Path], tmp_path: Path):
+def test_predicting_needs_a_shared_folder(apart: list[Path], tmp_path: Path):
     model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "t.csv")
     command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--columns", "pred_", "--output")
     with ranks(*([*map(str, command), f"{out}.csv"] for out in apart), each_a_node=True) as started:
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [2, 2]
-    assert "Name one that all nodes see." in ended[0].stderr and "Traceback" not in ended[0].stderr
-
-
-JOINING = """
-import sys
-from pathlib import Path
-import torch
-import torch.distributed.distributed_c10d as c10d
-from histocoder import distributed
-from histocoder.distributed.nodes import on_each_node
-
-class Nccl:
-    def perform_nocolor_split(self, device):
-        raise RuntimeError("a split of NCCL's communicator, which the others do not join")
-
-distributed.start(device="cpu")
-c10d._get_default_group().bound_device_id = torch.device("cuda", 0)
-c10d._get_split_source = lambda group: Nccl()
-on_each_node(Path(sys.argv[1]), marker="mark", is_whole=Path.is_dir)
-distributed.stop()
-"""
-
-
-def test_sending_joins_no_collective_of_nccl(tmp_path: Path):
-    folders = [tmp_path / name for name in "aba"]  # ranks 0 and 2 see one folder, rank 1 has its own
-    folders[0].mkdir()
-    (folders[0] / "mark").write_text("whole")
-    with ranks(*(("-c", JOINING, folder) for folder in folders), each_a_node=True) as started:
-        ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [0, 0, 0], [one.stderr for one in ended]
-    assert (folders[1] / "mark").read_text() == "whole"
+    assert "Name one that all nodes see." in ended[1].stderr and "Traceback" not in ended[1].stderr

@@ -48,9 +48,7 @@ from histocoder.training.tracking import Tracker
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_killed_rank_ends_the_other_and_the_rerun_ends_as_if_nothing_had_been(
-    together: Path, tmp_path: Path, victim: int
-):
+def test_a_killed_rank_ends_all_and_reruns_identically(together: Path, tmp_path: Path, victim: int):
     args = training(tmp_path / "out")
     with ranks(args, args) as (first, second):
         wait_for_step(first, 9 + 4 * victim)
@@ -64,9 +62,9 @@ def test_a_killed_rank_ends_the_other_and_the_rerun_ends_as_if_nothing_had_been(
 
 
 @pytest.mark.slow
-def test_a_rank_of_torchrun_killed_at_random_steps(together: Path, tmp_path: Path):
+def test_ranks_of_torchrun_killed_at_random_steps(together: Path, tmp_path: Path):
     draw = random.Random(1)
-    for trial in range(10):
+    for trial in range(3):
         out = tmp_path / f"run{trial}" / "out"
         out.parent.mkdir()
         args = training(out)
@@ -82,7 +80,7 @@ def test_a_rank_of_torchrun_killed_at_random_steps(together: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(together: Path, tmp_path: Path):
+def test_torchrun_restarts_a_killed_rank(together: Path, tmp_path: Path):
     with Torchrun([*training(tmp_path / "out"), "--resume", "never"], "--max-restarts=3") as job:
         job.wait_for_step(12)
         os.kill(job.workers()[1], signal.SIGKILL)
@@ -94,7 +92,7 @@ def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(together: Path, tmp
 # Other numbers of processes, other settings
 
 
-def test_a_run_goes_on_with_two_processes_and_with_one_again(tmp_path: Path):
+def test_runs_resume_with_another_number_of_ranks(tmp_path: Path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(*training(whole, "--dropout", 0, batch_size=8))
     one, two = (training(parts, "--dropout", 0, batch_size=size) for size in (8, 4))
@@ -122,7 +120,7 @@ def interrupt(process: Forked, *, after_step: int, signum: int = signal.SIGTERM)
     assert end_of(process).returncode == 128 + signum
 
 
-def test_changed_settings_are_refused_with_what_they_were_and_harmless_ones_are_taken(alone: Path, tmp_path: Path):
+def test_changed_settings_are_refused_unless_harmless(alone: Path, tmp_path: Path):
     out = tmp_path / "out"
     shutil.copytree(alone, out)
     shutil.copy(alone.parent / "table.csv", tmp_path)
@@ -151,7 +149,7 @@ def test_changed_labels_are_refused(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_changed_columns_are_refused_where_a_checkpoint_knows_of_them(tmp_path: Path):
+def test_changed_columns_are_refused(tmp_path: Path):
     table = write_table(tmp_path / "t.csv", two_codes=True)
     header, *rows = table.read_text().splitlines()
     table.write_text("\n".join([f"{header},occ2", *(f"{row},clerk" for row in rows)]))
@@ -220,7 +218,7 @@ def test_a_signal_in_the_last_validation_counts(table: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_signal_before_training_is_marked_as_well(tmp_path: Path, rank: int):
+def test_a_signal_before_training_is_marked(tmp_path: Path, rank: int):
     slow = faulty(training(tmp_path / "out"), "sleep:histocoder.data.prepare.screen:1:10")
     with ranks(slow, slow) as started:
         wait_until((tmp_path / "out" / ".lock").exists)
@@ -228,8 +226,7 @@ def test_a_signal_before_training_is_marked_as_well(tmp_path: Path, rank: int):
         started[rank].send(signal.SIGUSR1)
         ended = [end_of(process) for process in started]
     assert [one.returncode for one in ended] == [128 + signal.SIGUSR1] * 2
-    # rank 1 says so too where rank 0 is slow to, on a busy machine
-    assert ended[0].stderr.count("SIGUSR1: stopped.") == 1
+    assert "".join(one.stderr for one in ended).count("SIGUSR1: stopped.") == 1
     assert marker(tmp_path / "out") == {"step": 0, "reason": "SIGUSR1", "status": 128 + signal.SIGUSR1}
     run(*training(tmp_path / "out", steps=2))
     assert not (tmp_path / "out" / "interrupted.json").exists()
@@ -251,7 +248,7 @@ def test_sigterm_to_torchrun_stops_all_at_one_step(together: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_rank_that_was_asked_to_stop_is_not_restarted_to_go_on(tmp_path: Path):
+def test_a_stopped_run_is_not_restarted(tmp_path: Path):
     with Torchrun(training(tmp_path / "out", steps=2000), "--max-restarts=2") as job:
         job.wait_for_step(9)
         os.kill(job.workers()[1], signal.SIGUSR1)
@@ -275,45 +272,31 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
 # Lost processes
 
 
-def test_a_rank_that_hangs_is_named(tmp_path: Path):
+def test_a_hung_rank_ends_the_run(tmp_path: Path):
     args = training(tmp_path / "out", "--rank-timeout", 5, steps=10**6)
     with ranks(args, args) as (first, second):
         wait_for_step(first, 3)
         second.send(signal.SIGSTOP)
         ended = end_of(first)
-    assert ended.returncode == 1 and "rank 1 has sent no heartbeat for 5 s" in ended.stderr
+    assert ended.returncode == 1 and "another process has ended or can't be reached" in ended.stderr
+    assert "Timed out waiting 5000ms" in ended.stderr and "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow
-def test_ranks_that_are_all_stopped_for_long_go_on(tmp_path: Path):
-    args = training(tmp_path / "out", "--rank-timeout", 5, steps=10**6)
+def test_suspended_ranks_continue(tmp_path: Path):
+    args = training(tmp_path / "out", steps=10**6)
     with ranks(args, args) as (first, second):
-        step = 3
-        for _ in range(2):
-            wait_for_step(first, step)
-            for process in (first, second):
-                process.send(signal.SIGSTOP)
-            time.sleep(8)
+        wait_for_step(first, 3)
+        for signum in (signal.SIGSTOP, signal.SIGCONT):
             for process in (second, first):
-                process.send(signal.SIGCONT)
-            step = int(logs(tmp_path / "out")[-1]["step"]) + 50
-        wait_for_step(first, step)
+                process.send(signum)
+            time.sleep(8)
+        wait_for_step(first, int(logs(tmp_path / "out")[-1]["step"]) + 50)
         assert second.is_running()
 
 
 @pytest.mark.slow
-def test_a_rank_0_of_torchrun_that_hangs_is_named(tmp_path: Path):
-    with Torchrun(training(tmp_path / "out", "--rank-timeout", 5, steps=10**6)) as job:
-        job.wait_for_step(3)
-        workers = job.workers()
-        os.kill(workers[0], signal.SIGSTOP)
-        assert job.end() != 0
-        assert not any(map(is_alive, workers))
-    assert "rank 0 has sent no heartbeat" in job.output
-
-
-@pytest.mark.slow
-def test_workers_whose_launcher_is_killed_end_themselves(tmp_path: Path):
+def test_ranks_end_with_a_killed_launcher(tmp_path: Path):
     loaders = ("--num-workers", 1, "--persistent-workers")
     with Torchrun(training(tmp_path / "out", *loaders, steps=10**6)) as job:
         job.wait_for_step(3)
@@ -331,19 +314,19 @@ def test_workers_whose_launcher_is_killed_end_themselves(tmp_path: Path):
 # Rank 0's own work
 
 
-def test_what_fails_on_rank_0_ends_all_with_its_message(tmp_path: Path):
-    args = training(tmp_path / "out", "--input-col", "occupation")
-    ended = two_ranks(args, check=False)
+def test_rank_0s_failure_ends_all(tmp_path: Path):
+    ended = two_ranks(training(tmp_path / "out", "--input-col", "occupation"), check=False)
     assert [one.returncode for one in ended] == [2, 2]
-    assert ended[0].stderr.count("no column 'occupation'") == 1  # rank 1 says so too where rank 0 is slow to
+    assert "".join(one.stderr for one in ended).count("no column 'occupation'") == 1
     crashed = faulty(training(tmp_path / "out"), "EIO:histocoder.data.prepare.screen:1")
     with ranks(crashed, training(tmp_path / "out")) as started:
-        statuses = [end_of(process).returncode for process in started]
-    assert all(statuses)
+        ended = [end_of(process) for process in started]
+    assert all(one.returncode for one in ended)
+    assert "".join(one.stderr for one in ended).count("Input/output error") == 1
 
 
-def test_preparing_may_outlast_the_time_that_collectives_have(tmp_path: Path):
-    slow = faulty(training(tmp_path / "out", steps=2), "timeout:3", "sleep:histocoder.data.prepare.screen:1:8")
+def test_waiting_for_rank_0_has_no_deadline(tmp_path: Path):
+    slow = faulty(training(tmp_path / "out", "--rank-timeout", 5, steps=2), "sleep:histocoder.data.prepare.screen:1:8")
     with ranks(slow, slow) as started:
         assert [end_of(process).returncode for process in started] == [0, 0]
 
@@ -351,7 +334,7 @@ def test_preparing_may_outlast_the_time_that_collectives_have(tmp_path: Path):
 # Two runs
 
 
-def test_a_second_run_in_a_folder_names_the_first_and_ends(tmp_path: Path):
+def test_a_second_run_names_the_first(tmp_path: Path):
     args = training(tmp_path / "out", batch_size=8, steps=10**6)
     with ranks(args) as (first,):
         wait_for_step(first, 2)
@@ -365,25 +348,18 @@ def test_a_second_run_in_a_folder_names_the_first_and_ends(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "advice"),
+    "launcher",
     [
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "choose another --master_port"),
-        (
-            {
-                "SLURM_PROCID": "0",
-                "SLURM_STEP_NUM_TASKS": "2",
-                "SLURM_LOCALID": "0",
-                "SLURM_STEP_NODELIST": "localhost",
-            },
-            "export another MASTER_PORT",
-        ),
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
     ],
     ids=["torchrun", "srun"],
 )
-def test_a_port_that_another_run_has_is_named(tmp_path: Path, launcher: dict[str, str], advice: str):
+def test_a_taken_port_is_named(tmp_path: Path, launcher: dict[str, str]):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         env = {**environment(), **launcher, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ended = run(*training(tmp_path / "out"), check=False, env=env)
-    assert ended.returncode == 2 and f"127.0.0.1:{port}" in ended.stderr and advice in ended.stderr
+    assert ended.returncode == 2 and f"127.0.0.1:{port} " in ended.stderr
+    assert "choose another (--master_port; for srun, export MASTER_PORT)" in ended.stderr
     assert "Traceback" not in ended.stderr and not (tmp_path / "out").exists()

@@ -358,7 +358,7 @@ def test_a_chunk_that_is_gone_is_not_passed_over(model: Path, tmp_path: Path, mo
     write_archive(tmp_path / "in.csv", 100)
     part = tmp_path / ".out.csv.parts" / "000001.arrow"
     with monkeypatch.context() as patched:
-        patched.setattr("histocoder.distributed.wait_for_all", lambda **_: part.unlink())
+        patched.setattr("histocoder.distributed.barrier", lambda **_: part.unlink())
         with pytest.raises(UserError, match=r"000001\.arrow, one of 3, was coded but is missing"):
             code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     assert not (tmp_path / "out.csv").exists()

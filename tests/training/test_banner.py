@@ -24,7 +24,7 @@ def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.
     names = ["NVIDIA A100"] * 4 + ["NVIDIA H100"] * 4
     monkeypatch.setattr(banner_module, "device_name", lambda _: "GPU")
     monkeypatch.setattr(
-        banner_module.distributed, "gather_texts", lambda text: names if text == "GPU" else ["0", "1"] * 4
+        banner_module.distributed, "gather_objects", lambda text: names if text == "GPU" else ["a", "b"] * 4
     )
     lines = banner(trainer, encoder="tiny")
     assert re.fullmatch(r"parameters  [\d.]+ million: [\d.]+ million trainable, [\d.]+ million frozen", lines[2])

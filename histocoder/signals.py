@@ -1,14 +1,11 @@
 """Signals that ask a run to stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """Windows has no SIGUSR1."""
@@ -20,35 +17,28 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class StopSignals:
-    """Context manager that records a stop signal in `signum`; a second Ctrl-C ends the process at once.
+@contextmanager
+def handling_stop_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle stop signals as `signal.signal` does, within a block of the main thread."""
+    before = {signum: signal.signal(signum, handler) for signum in STOP_SIGNALS if in_main_thread()}
+    try:
+        yield
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
 
-    Parameters
-    ----------
-    on_stop : callable
-        Called at the first signal.
-    """
 
-    def __init__(self, on_stop: Callable[[], None]) -> None:
+class StopRequest:
+    """Handler that records the first stop signal in `signum`; a second Ctrl-C ends the process at once."""
+
+    def __init__(self) -> None:
         self.signum = 0
-        self._on_stop = on_stop
         self._recorded_at = 0.0
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignals:
-        for signum in STOP_SIGNALS if in_main_thread() else ():
-            self._before[signum] = signal.signal(signum, self._record)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-
-    def _record(self, signum: int, _frame: object) -> None:
+    def __call__(self, signum: int, _frame: object) -> None:
         now = time.monotonic()
         if not self.signum:
             self.signum, self._recorded_at = signum, now
-            self._on_stop()
         elif signum == signal.SIGINT and now - self._recorded_at > _AGAIN_SECONDS:
             with suppress(OSError):
                 os.write(2, b"Interrupted again: ended at once, without saving.\n")

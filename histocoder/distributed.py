@@ -1,0 +1,348 @@
+"""The processes of a run: a program calls `start` once, and `stop` at its end.
+
+Launchers are torchrun, `python -m torch.distributed.launch`, `accelerate launch` and `srun`. Without a launcher, each
+helper does its work in this process alone.
+"""
+
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from histocoder.config import RANK_TIMEOUT
+from histocoder.errors import Interrupted, MachineError, UserError
+from histocoder.log import log
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.1
+_NOTICE_SECONDS = 30.0
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Place of this process among those that were launched with it."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    launched: bool = False  # whether there is a launcher; it may have started only one process
+
+
+@dataclass
+class _Group:
+    """Connections of the ranks beside the default process group, which exchanges gradients."""
+
+    store: dist.Store
+    control: dist.ProcessGroup  # gloo, for CPU tensors
+    is_adopted: bool  # whether someone else, such as Ray Train, has initialized the default group, and will destroy it
+    num_calls: int = 0  # of `run_on_primary` and `barrier`, the same on every rank
+
+
+_launch = Launch()
+_group: _Group | None = None
+
+
+def rank() -> int:
+    return _launch.rank
+
+
+def world_size() -> int:
+    return _launch.world_size
+
+
+def is_primary() -> bool:
+    """Return whether this is rank 0, which writes, prints and logs."""
+    return _launch.rank == 0
+
+
+def is_local_primary() -> bool:
+    """Return whether this is the first process of its node."""
+    return _launch.local_rank == 0
+
+
+def backend() -> str | None:
+    """Return the backend for gradients, "nccl" or "gloo"; None without a process group."""
+    return dist.get_backend() if _group is not None else None
+
+
+def read_launch(env: Mapping[str, str] = os.environ, *, local_rank: int | None = None) -> Launch:
+    """Read `RANK` and other variables of torchrun and similar launchers, or those of a SLURM job step.
+
+    `local_rank`, from the `--local_rank` flag of older launchers, is used if the environment has none.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        here = int(env.get("LOCAL_RANK", local_rank or 0))
+        return Launch(int(env["RANK"]), int(env["WORLD_SIZE"]), here, int(env.get("LOCAL_WORLD_SIZE", 1)), True)
+    if "SLURM_STEP_NUM_TASKS" in env:  # set by srun, even for one task
+        total, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", 1))
+        return Launch(int(env["SLURM_PROCID"]), total, int(env["SLURM_LOCALID"]), -(-total // nodes), True)
+    return Launch()
+
+
+def launcher() -> int | None:
+    """Return the process id of the torchrun that has started this process, if any."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def restarts() -> int:
+    """Return how often the launcher has restarted the processes (torchrun --max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def start(
+    *, device: str = "auto", grouped: bool = False, local_rank: int | None = None, rank_timeout: float = RANK_TIMEOUT
+) -> torch.device:
+    """Initialize the process group if a launcher started several processes, and choose this one's device.
+
+    A process group that is initialized already, such as Ray Train's, is used. `local_rank` is the flag of older
+    launchers; a single process has a group if `grouped`, as FSDP needs; collectives fail after `rank_timeout` seconds.
+    """
+    global _launch, _group
+    _launch = read_launch(local_rank=local_rank)
+    is_adopted = dist.is_initialized()
+    if is_adopted:
+        _launch = replace(_launch, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
+    log.disabled = not is_primary()
+    chosen = choose_device(device, _launch)
+    is_grouped = is_adopted or grouped or _launch.world_size > 1
+    if chosen.type == "cuda" and is_grouped:
+        torch.cuda.set_device(chosen)
+    if not is_adopted and (parent := launcher()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if _group is None and is_grouped:
+        _group = _connect(chosen, timedelta(seconds=rank_timeout), is_adopted=is_adopted)
+    return chosen
+
+
+def stop() -> None:
+    """Leave the process group."""
+    global _group
+    if _group is not None and not _group.is_adopted:
+        with suppress(RuntimeError, MachineError):  # another rank has ended, perhaps the store with it
+            _group.store.add("stop", 1)
+            if is_primary():  # which may hold the store
+                _wait_until(lambda store: store.add("stop", 0) == world_size(), "ending", seconds=_GRACE_SECONDS)
+        dist.destroy_process_group()
+    _group = None
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its launcher is gone, which nobody else would notice."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    again = "Run the same command again to resume from the last checkpoint."
+    print(f"error: rank {rank()} stops, because its launcher has ended. {again}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def choose_device(name: str, launch: Launch) -> torch.device:
+    """Return the device of a process, for `--device`; raise a UserError if there is none."""
+    alone_on_mac = launch.world_size == 1 and torch.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if alone_on_mac else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU here. Omit --device, or check nvidia-smi.")
+    if name == "mps" and not alone_on_mac:
+        raise UserError("--device mps is for one process on a Mac. Omit --device.")
+    if name != "cuda":
+        return torch.device(name)
+    gpus = torch.cuda.device_count()
+    if gpus == 1 and "SLURM_STEP_ID" in os.environ and "LOCAL_WORLD_SIZE" not in os.environ:
+        return torch.device("cuda", 0)  # srun gave each task a GPU of its own; torchrun's processes share a task's
+    if (processes := max(launch.local_world_size, launch.local_rank + 1)) > gpus:
+        raise UserError(
+            f"{processes} processes were started here, but there are {gpus} GPUs. Start one process per GPU "
+            f"(--nproc_per_node={gpus}), or add --device cpu."
+        )
+    return torch.device("cuda", launch.local_rank)
+
+
+def master_address(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Return where ranks meet; by default the first host of a SLURM step, and a port that is the same on all its hosts.
+
+    Examples
+    --------
+    >>> master_address({"SLURM_STEP_NODELIST": "gpu[07-09,12],fat1", "SLURM_JOB_ID": "41"})
+    ('gpu07', 20041)
+    """
+    first = re.match(r"([^\[,]|\[[^\]]*\])+", env.get("SLURM_STEP_NODELIST", "127.0.0.1"))
+    host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0] if first else "")
+    port = 20_000 + int(env.get("SLURM_JOB_ID", 0)) % 20_000
+    return env.get("MASTER_ADDR", host), int(env.get("MASTER_PORT", port))
+
+
+def _connect(device: torch.device, timeout: timedelta, *, is_adopted: bool) -> _Group:
+    """Initialize the default process group, unless it is, and one for CPU tensors."""
+    host, port = master_address()
+    one_node = _launch.local_world_size == _launch.world_size
+    device_id = device if device.type == "cuda" else None
+    try:
+        if is_adopted:
+            store = dist.distributed_c10d._get_default_store()
+        elif _launch.world_size == 1:
+            store = dist.HashStore()
+        else:
+            url = "env://" if "RANK" in os.environ else f"tcp://{host}:{port}"
+            store = next(iter(rendezvous(url, rank(), world_size(), timeout=timeout)))[0]
+            # torchrun keeps its store when it restarts processes, except in an elastic rendezvous of several nodes
+            is_kept = one_node or os.environ.get("TORCHELASTIC_RUN_ID") == "none"
+            store = dist.PrefixStore(f"attempt/{restarts() if is_kept else 0}", store)
+        if not one_node and (interface := _interface_towards(host)):
+            # by default gloo uses the address of the host's name, such as 127.0.1.1, which others may not reach
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if not is_adopted:
+            backend = "nccl" if device_id else "gloo"
+            dist.init_process_group(
+                backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout, device_id=device_id
+            )
+        control = dist.new_group(backend="gloo", timeout=timeout)
+    except RuntimeError as error:
+        raise UserError(
+            f"The processes can't connect at {host}:{port} ({' '.join(str(error).split())[:400]}). If another run uses "
+            "that port, choose another (--master_port; for srun, export MASTER_PORT). If it is the wrong network, name "
+            "the right interface on each node: export GLOO_SOCKET_IFNAME=eth0, for GPUs NCCL_SOCKET_IFNAME=eth0 too."
+        ) from error
+    return _Group(dist.PrefixStore("histocoder", store), control, is_adopted)
+
+
+def _interface_towards(host: str) -> str | None:
+    """Return the network interface on the route to a host, for a loopback address the default route's; Linux only."""
+    with suppress(OSError):
+        (address,) = struct.unpack("=I", socket.inet_aton(socket.gethostbyname(host)))
+        routes = [line.split() for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]]
+        masks = {route[0]: int(route[7], 16) for route in routes if address & int(route[7], 16) == int(route[1], 16)}
+        return max(masks, key=lambda name: masks[name].bit_count(), default=None)
+    return None
+
+
+def all_reduce(values: Tensor, op: str = "sum") -> Tensor:
+    """Return the sum or another reduction ("max") of all ranks' `values`, on each of them."""
+    if _group is not None:
+        values, group = values.clone(), _group.control if values.device.type == "cpu" else None
+        dist.all_reduce(values, getattr(dist.ReduceOp, op.upper()), group)
+    return values
+
+
+def gather(values: Tensor) -> list[Tensor]:
+    """Return the tensors of all ranks, which may differ in their first dimension, in order of rank."""
+    if _group is None:
+        return [values]
+    group = _group.control if values.device.type == "cpu" else None
+    size = torch.tensor([len(values)], device=values.device)
+    sizes = [torch.empty_like(size) for _ in range(world_size())]
+    dist.all_gather(sizes, size, group=group)
+    padded = values.new_zeros(int(max(sizes)), *values.shape[1:])
+    padded[: len(values)] = values
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded, group=group)
+    return [found[:size] for found, size in zip(gathered, sizes, strict=True)]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Return the values of all ranks, in order of rank."""
+    values = [value] * world_size()
+    if _group is not None:
+        dist.all_gather_object(values, value, group=_group.control)
+    return values
+
+
+def broadcast(value: T) -> T:
+    """Return rank 0's value on every rank."""
+    values = [value]
+    if _group is not None:
+        dist.broadcast_object_list(values, group=_group.control)
+    return values[0]
+
+
+def run_on_primary(work: Callable[[], T], *, doing: str) -> T | None:
+    """Run `work` on rank 0 while the others wait, however long it takes; return the result on rank 0, else None.
+
+    They wait outside any collective, so that none times out. If `work` raises, every process raises: rank 0's UserError
+    or Interrupted, or a UserError that says what rank 0 was `doing`.
+    """
+    if _group is None:
+        return work()
+    _group.num_calls += 1
+    key, message, signum = f"primary/{_group.num_calls}", "", 0
+    if not is_primary():
+        _wait_until(lambda store: store.check([key]), doing)
+        message, signum = json.loads(_group.store.get(key))
+        if message:
+            raise Interrupted(message, signum) if signum else UserError(message)
+        return None
+    try:
+        return work()
+    except BaseException as error:
+        message = f"rank 0 failed while {doing} ({type(error).__name__}); see its output for details."
+        if isinstance(error, UserError | Interrupted):
+            message, signum = str(error), getattr(error, "signum", 0)
+        raise
+    finally:
+        _group.store.set(key, json.dumps([message, signum]))
+
+
+def broadcast_from_primary(work: Callable[[], T], *, doing: str) -> T:
+    """Run `work` on rank 0 as `run_on_primary` does; return the result, which is not None, on every process."""
+    result: Any = broadcast(run_on_primary(work, doing=doing))
+    assert result is not None
+    return result
+
+
+def barrier(*, doing: str) -> None:
+    """Wait until every process has called this, however long that takes."""
+    if _group is not None:
+        _group.num_calls += 1
+        key = f"barrier/{_group.num_calls}"
+        _group.store.add(key, 1)
+        _wait_until(lambda store: store.add(key, 0) == world_size(), doing)
+
+
+def _wait_until(condition: Callable[[dist.Store], bool], doing: str, *, seconds: float = float("inf")) -> None:
+    """Wait for what other ranks put into the store; raise a MachineError if one has announced its end."""
+    assert _group is not None
+    started = noticed = time.monotonic()
+    while not condition(_group.store) and (now := time.monotonic()) - started < seconds:
+        if announced_end():
+            raise MachineError("another process has ended.")
+        if now - noticed > _NOTICE_SECONDS:
+            noticed = now
+            print(f"rank {rank()} has waited {now - started:.0f} s for others ({doing})", file=sys.stderr, flush=True)
+        time.sleep(_POLL_SECONDS)
+
+
+def announce_end(status: int) -> None:
+    """Tell the other ranks that this one has printed why it ends, and with what status."""
+    if _group is not None and world_size() > 1:
+        with suppress(RuntimeError):  # the store is gone
+            _group.store.set("end", str(status))
+            time.sleep(10 * _POLL_SECONDS)  # for others to hear it: rank 0 may hold the store
+
+
+def announced_end() -> int:
+    """Return the status of a rank that has announced its end; 0 if none has."""
+    with suppress(RuntimeError):
+        if _group is not None and _group.store.check(["end"]):
+            return int(_group.store.get("end"))
+    return 0
+
+
+def is_lost_contact(error: RuntimeError) -> bool:
+    """Return whether an error means that another process has ended or can't be reached."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
