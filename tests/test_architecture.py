@@ -18,7 +18,6 @@ PARTS = (
 ENTRANCES = ("__init__", "__main__")
 """What may import from all parts."""
 OF_TORCH_DISTRIBUTED = {
-    "checkpoints/sharded.py": "torch.distributed.checkpoint is the form of its files",
     "training/fsdp.py": "FSDP's own module, and the mesh of processes that it works over",
     "training/strategies.py": "torch's own hook that exchanges gradients in bf16",
 }

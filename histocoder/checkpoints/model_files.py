@@ -19,7 +19,6 @@ from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokeni
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 MANIFEST_FILE = "manifest.json"  # SHA-256 of each file of a model or a checkpoint, by its path in the folder
-SHARDS_FOLDER = "shards"  # weights and optimizer state of a checkpoint by shards; see `sharded`
 
 
 def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
@@ -119,11 +118,6 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model's folder."""
     path = folder / WEIGHTS_FILE
-    if (folder / SHARDS_FOLDER).is_dir():
-        raise UserError(
-            f"{folder} holds a sharded model. Combine the shards: histocoder convert --from-shards {folder} "
-            "--output DIR."
-        )
     if not path.is_file():
         raise UserError(f"{folder} holds no model: it has no {WEIGHTS_FILE}.")
     try:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from histocoder.checkpoints.model_files import (
     MANIFEST_FILE,
-    SHARDS_FOLDER,
     load_tensors,
     read_json,
     read_model_config,
@@ -73,7 +72,7 @@ class TrainState:
 class LearnerState:
     """State dicts of model, optimizer, scheduler and scaler, as a run on one process has them."""
 
-    weights: dict[str, Tensor]  # empty, like the optimizer's state, if ranks have written shards
+    weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
     scaler: dict[str, Any]  # loss scale in fp16; otherwise empty
@@ -96,14 +95,9 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / CHECKPOINTS_FOLDER / f"step-{step:07d}"
 
 
-def unfinished(path: Path) -> Path:
-    """Return the path of a checkpoint while it is being written."""
-    return path.with_name(f".{path.name}.tmp")
-
-
 def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
     """Write a checkpoint to its path, and delete all but the newest `keep` checkpoints of its run."""
-    final, temporary = checkpoint.path, unfinished(checkpoint.path)
+    final, temporary = checkpoint.path, checkpoint.path.with_name(f".{checkpoint.path.name}.tmp")
     try:
         _write_files(temporary, checkpoint)
         _delete(final)  # only a damaged checkpoint is saved again
@@ -121,7 +115,7 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint's files into a folder, which may hold shards already, and last their manifest."""
+    """Write a checkpoint's files into a folder, and last their manifest."""
     learner = checkpoint.learner
     folder.mkdir(parents=True, exist_ok=True)
     save_model_files(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
@@ -204,30 +198,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     del record["format_version"]
     settings = record.pop("settings")
     saved = load_tensors(path / OPTIMIZER_FILE)
-    optimizer = saved["optimizer"]
-    if (path / SHARDS_FOLDER).is_dir():
-        from histocoder.checkpoints.sharded import read_shards  # slow to import
-
-        weights, optimizer["state"] = read_shards(path / SHARDS_FOLDER)
-    else:
-        weights = read_weights(path)
     return Checkpoint(
         path=path,
         state=TrainState(**record),
-        learner=LearnerState(weights, optimizer, saved["scheduler"], saved.get("scaler", {})),
+        learner=LearnerState(read_weights(path), saved["optimizer"], saved["scheduler"], saved.get("scaler", {})),
         ranks=load_file(path / RANKS_FILE),
         settings=settings,
         model_config=read_model_config(path),
         tokenizer=read_tokenizer(path),
     )
-
-
-def save_whole(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a loaded checkpoint, its shards combined, into a folder that a run can resume from."""
-    try:
-        _write_files(folder, checkpoint)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"Could not write {folder} ({error}).") from error
 
 
 def checkpoint_bytes(model: MixerModel) -> int:

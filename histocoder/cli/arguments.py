@@ -16,7 +16,7 @@ from histocoder.errors import UserError
 
 _Config = TypeVar("_Config", bound=Settings)
 _START = ("recipe", "encoder", "initial_checkpoint", "only_encoder", "freeze_encoder")
-_REPLACING = ("max_steps", "tokens_per_batch", "auto_batch_size", "scale_lr")
+_REPLACING = ("max_steps", "tokens_per_batch", "scale_lr")
 """Flags that choose the recipe, or replace values of it, as all flags do that a recipe has set."""
 
 

@@ -13,7 +13,7 @@ from histocoder.errors import UserError
 SECTIONS = ("data", "model", "training", "distributed", "logging")
 """Optional headings of a file; any flag may be under any of them."""
 _NOT_IN_FILES = ("help", "help_all", "version", "config")
-_REMOVED = {"zero_optimizer": False}
+_REMOVED = {"zero_optimizer": False, "auto_batch_size": False, "fsdp_state_dict": "full"}
 """Flags that histocoder no longer has, and the value with which `args.yaml` of earlier runs may still name them."""
 
 
@@ -28,7 +28,7 @@ def read_config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     actions = {action.dest: action for action in parser._actions if action.dest not in _NOT_IN_FILES}
     values: dict[str, Any] = {}
     for name, value in _flags(_read(path), path):
-        if name in _REMOVED and value is _REMOVED[name]:
+        if name in _REMOVED and value == _REMOVED[name]:
             continue
         if name not in actions:
             raise UserError(f"--config {path}: no flag {name!r}.{nearest(name, actions)}")

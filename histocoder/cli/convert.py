@@ -1,10 +1,8 @@
-"""`histocoder convert`: convert models from and to OccCANINE's format, or merge shards into one."""
+"""`histocoder convert`: convert models from and to OccCANINE's format."""
 
 import json
 from pathlib import Path
 
-from histocoder.checkpoints.model_files import SHARDS_FOLDER
-from histocoder.checkpoints.training_state import is_checkpoint, load_checkpoint, save_whole, verify_checkpoint
 from histocoder.cli.flags import ConvertFlags
 from histocoder.errors import UserError
 from histocoder.files import make_folder
@@ -17,9 +15,7 @@ def run(config: ConvertFlags) -> None:
     output = Path(config.output)
     if output.exists() and (output.is_file() or any(output.iterdir())):
         raise UserError(f"{output} already exists; choose another --output.")
-    if config.from_shards:
-        _put_together(Path(config.from_shards), output)
-    elif config.to_occcanine:
+    if config.to_occcanine:
         save_occcanine(config.to_occcanine, output)
     elif config.from_occcanine:
         if config.formatter is None:
@@ -36,13 +32,6 @@ def run(config: ConvertFlags) -> None:
         make_folder(output)
         coder.save_pretrained(output)
     log.info(f"Wrote {output}.")
-
-
-def _put_together(path: Path, output: Path) -> None:
-    if not (path / SHARDS_FOLDER).is_dir() or not is_checkpoint(path):
-        raise UserError(f"{path} is not a sharded checkpoint; name a folder checkpoints/step-….")
-    verify_checkpoint(path)
-    save_whole(load_checkpoint(path), output)
 
 
 def _read_json(path: str) -> dict:

@@ -164,7 +164,7 @@ class ExportFlags(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertFlags(Settings):
-    """Convert models from and to OccCANINE's format, or merge shards into one model."""
+    """Convert models from and to OccCANINE's format."""
 
     from_occcanine: str | None = free(
         None, "OccCANINE model to convert: last.bin, or a folder as on the hub", metavar="PATH"
@@ -172,7 +172,6 @@ class ConvertFlags(Settings):
     to_occcanine: str | None = free(
         None, "folder of a histocoder model to convert to OccCANINE's format", metavar="DIR"
     )
-    from_shards: str | None = free(None, "checkpoint of --fsdp-state-dict sharded to merge", metavar="DIR")
     output: str = free(None, "folder, or file last.bin, to write", metavar="PATH", is_required=True)
     formatter: str | None = free(
         None, "kind of code that the model was trained on", choices=("hisco", "occ1950", "general", "gpf")
@@ -192,8 +191,8 @@ class ConvertFlags(Settings):
     def check(self) -> None:
         """Raise a UserError unless one model is named."""
         require(
-            sum(map(bool, (self.from_occcanine, self.to_occcanine, self.from_shards))) == 1,
-            "Give exactly one of --from-occcanine, --to-occcanine and --from-shards.",
+            bool(self.from_occcanine) != bool(self.to_occcanine),
+            "Give exactly one of --from-occcanine and --to-occcanine.",
         )
 
 

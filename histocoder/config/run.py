@@ -150,13 +150,8 @@ class RunConfig(LoaderConfig, MachineConfig, TrainConfig, StartConfig, DataConfi
             "single row can take.",
         )
         require(
-            not self.auto_batch_size or self.tokens_per_batch is None,
-            "--auto-batch-size finds a number of rows, which --tokens-per-batch replaces; choose one.",
-        )
-        require(
-            not self.max_epoch_steps or not (self.tokens_per_batch or self.auto_batch_size or self.scale_lr),
-            "--max-epoch-steps sets the rows of a step; it can't be used with --tokens-per-batch, --auto-batch-size "
-            "or --scale-lr.",
+            not self.max_epoch_steps or not (self.tokens_per_batch or self.scale_lr),
+            "--max-epoch-steps sets the rows of a step; it can't be used with --tokens-per-batch or --scale-lr.",
         )
 
     def for_rows(self, num_rows: int, num_processes: int) -> RunConfig:

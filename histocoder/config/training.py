@@ -191,11 +191,6 @@ class StrategyConfig(Settings):
     gradient_checkpointing: bool = free(
         False, "recompute each layer in the backward pass: less memory, the same results"
     )
-    auto_batch_size: bool = free(
-        False,
-        "instead of --batch-size: the largest power of two, up to 1024, whose steps fit into memory, found by trials "
-        "before training; needs a GPU",
-    )
     fsdp: str | None = free(
         None,
         "shard weights, gradients and optimizer state over processes; shard_grad_op: weights stay whole from the "
@@ -209,11 +204,6 @@ class StrategyConfig(Settings):
         at_least=1,
     )
     fsdp_cpu_offload: bool = free(False, "keep shards in CPU memory, and run the optimizer there; needs GPUs")
-    fsdp_state_dict: str = free(
-        "full",
-        "in checkpoints: one state dict as with DDP, or a shard per rank, in a folder that all ranks see",
-        choices=("full", "sharded"),
-    )
     fsdp_reduce_dtype: str = free(
         "fp32", "precision in which gradients are summed over processes", choices=("fp32", "bf16")
     )
@@ -225,7 +215,7 @@ class StrategyConfig(Settings):
 
     def check(self) -> None:
         """Raise a UserError if strategies contradict each other."""
-        for name in ("fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_state_dict", "fsdp_reduce_dtype"):
+        for name in ("fsdp_min_num_params", "fsdp_cpu_offload", "fsdp_reduce_dtype"):
             require(
                 self.fsdp is not None or getattr(self, name) == getattr(StrategyConfig, name),
                 f"--{name.replace('_', '-')} is for --fsdp full_shard or shard_grad_op; add that, or omit it.",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import SHARDS_FOLDER
-from histocoder.checkpoints.sharded import write_shards
 from histocoder.config import StrategyConfig, TrainConfig
-from histocoder.errors import UserError
 from histocoder.model import MixerModel
 from histocoder.model.layers import TransformerLayer
 from histocoder.training.optimizer import parameter_groups
@@ -97,24 +92,14 @@ class Sharded:
         weights: Any = get_model_state_dict(model, options=_ON_PRIMARY)
         return weights
 
-    def state(
-        self, model: MixerModel, optimizer: ShardedAdamW, *, into: Path | None
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return weights and optimizer state; with --fsdp-state-dict sharded, each rank writes its shard."""
+    def state(self, model: MixerModel, optimizer: ShardedAdamW) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return weights and optimizer state in rank 0's CPU memory."""
         state = optimizer.state_dict()
-        if into is None or self._config.fsdp_state_dict == "full":
-            # torch's function would take a first step where there has been none
-            whole: Any = get_optimizer_state_dict(model, optimizer, options=_ON_PRIMARY) if state["state"] else {}
-            names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-            moments = {names.index(name): values for name, values in whole.get("state", {}).items()}
-            return self.weights(model), {**state, "state": moments}
-        try:
-            write_shards(into / SHARDS_FOLDER, model.state_dict(), state["state"])
-        except UserError:
-            if distributed.is_primary():
-                shutil.rmtree(into, ignore_errors=True)
-            raise
-        return {}, {**state, "state": {}}
+        # torch's function would take a first step where there has been none
+        whole: Any = get_optimizer_state_dict(model, optimizer, options=_ON_PRIMARY) if state["state"] else {}
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        moments = {names.index(name): values for name, values in whole.get("state", {}).items()}
+        return self.weights(model), {**state, "state": moments}
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:
         own = model.state_dict()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ class Learner:
     """A model with its optimizer, schedule and loss scale, spread over ranks.
 
     The model is on the CPU, with its frozen weights marked; it is moved to the device. `total_steps` is the length of
-    the run. `strategy` replaces the one that the configuration asks for.
+    the run.
     """
 
     def __init__(
@@ -38,10 +37,9 @@ class Learner:
         device: torch.device,
         *,
         total_steps: int,
-        strategy: Strategy | None = None,
     ) -> None:
         self.model, self.config, self.device = model, config, device
-        self.strategy = strategy or strategy_of(config)
+        self.strategy: Strategy = strategy_of(config)
         if device.type == "cpu":
             keep_freed_memory()
         model.to(device)
@@ -121,13 +119,9 @@ class Learner:
         """Return the model's state dict, whole on rank 0; a collective call."""
         return self.strategy.weights(self.model)
 
-    def state(self, *, into: Path | None = None) -> LearnerState:
-        """Return the state dicts of a run, whole on rank 0; a collective call.
-
-        `into` is a checkpoint's folder: with --fsdp-state-dict sharded, each rank writes its shards there, and they
-        are left out of the result.
-        """
-        weights, optimizer = self.strategy.state(self.model, self.optimizer, into=into)
+    def state(self) -> LearnerState:
+        """Return the state dicts of a run, whole on rank 0; a collective call."""
+        weights, optimizer = self.strategy.state(self.model, self.optimizer)
         return LearnerState(weights, optimizer, self.scheduler.state_dict(), self.scaler.state_dict())
 
     def restart(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:

@@ -94,7 +94,7 @@ def fill_in(config: _Config) -> _Config:
     if config.num_epochs is not None or config.max_steps is not None:
         recipe["min_steps"] = 0
     fixing = (config.batch_size, config.learning_rate, config.tokens_per_batch)
-    if any(value is not None for value in fixing) or config.auto_batch_size or config.scale_lr:
+    if any(value is not None for value in fixing) or config.scale_lr:
         recipe["max_epoch_steps"] = 0
     missing = {name: value for name, value in recipe.items() if getattr(config, name) is None}
     return replace(config, **missing, by_recipe=(*dict.fromkeys((*(config.by_recipe or ()), *missing)),))

@@ -49,8 +49,6 @@ def check_machine(config: RunConfig, device: torch.device) -> None:
             "Notice: --world-size has no effect. The launcher sets the number of processes; this run has "
             f"{distributed.world_size()}."
         )
-    if config.auto_batch_size and device.type != "cuda":
-        raise UserError("--auto-batch-size needs a GPU; on this device set --batch-size.")
     if config.compile:
         check_compiler(device)
     if distributed.world_size() == 1 and config.ddp_comm_hook != "none":

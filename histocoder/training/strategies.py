@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -96,13 +95,8 @@ class Replicated:
         """Return the model's state dict, whole on rank 0; not copied."""
         return model.state_dict()
 
-    def state(
-        self, model: MixerModel, optimizer: AdamW, *, into: Path | None
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the state dicts of model and optimizer in the form of one process, whole on rank 0.
-
-        With a folder, ranks may write their shards there instead, which are then left out.
-        """
+    def state(self, model: MixerModel, optimizer: AdamW) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the state dicts of model and optimizer in the form of one process, whole on rank 0."""
         return self.weights(model), optimizer.state_dict()
 
     def load(self, model: MixerModel, weights: dict[str, Tensor]) -> None:

@@ -1,7 +1,6 @@
 """A run from its settings to a fitted model, as both scripts do it."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model
-from histocoder.checkpoints.resume import BATCH_SETTINGS, refuse_other_settings
+from histocoder.checkpoints.resume import refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, checkpoint_bytes
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
@@ -26,7 +25,6 @@ from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically
 from histocoder.training.banner import banner
-from histocoder.training.batch_size import find_batch_size
 from histocoder.training.building import choose_tokenizer, seeded_model
 from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
@@ -108,7 +106,6 @@ def fit(
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     run.raise_if_interrupted()
-    _check_together(config, run.path)
     checkpoint = run.checkpoint("never" if config.overwrite and config.resume == "auto" else config.resume)
     tokenizer = choose_tokenizer(config, checkpoint)
     train_arrays, val_arrays = open_data(config, [train_files, val_files], run, tokenizer)
@@ -120,9 +117,6 @@ def fit(
         log.info(notice)
     model_config = None if checkpoint is None else checkpoint.model_config
     build = partial(seeded_model, config, train_files, model_config, tokenizer=tokenizer, key=key, languages=languages)
-    if config.auto_batch_size:
-        size = _fitting_batch_size(config, checkpoint, build, device, num_rows=len(train_arrays))
-        config = replace(config, batch_size=size, auto_batch_size=False)  # args.yaml has the size that was found
     check_batch_size(config, len(train_arrays))
     scaled = config.for_rows(len(train_arrays), distributed.world_size())
     settings = settings_to_compare(scaled, train_files, train_arrays, val_arrays, key)
@@ -191,15 +185,6 @@ def _finish(
     )
 
 
-def _check_together(config: RunConfig, folder: Path) -> None:
-    """Raise a UserError if settings that ranks need before all others differ, or ranks don't see the same folder."""
-    refuse_differences({"--auto-batch-size": config.auto_batch_size, "--fsdp-state-dict": config.fsdp_state_dict})
-    if config.fsdp_state_dict == "sharded" and distributed.world_size() > 1:
-        from histocoder.checkpoints.sharded import check_folder  # here, since it takes a while to import
-
-        check_folder(folder)
-
-
 def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
     """Raise a UserError if settings differ between ranks, or from those of the checkpoint to resume from."""
     shared = (setting for setting in settings_of(TrainConfig) if setting.options.is_recorded)
@@ -217,23 +202,6 @@ def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
         log.info(
             f"Notice: {flags} no effect on a resumed run. To start a new run from those weights, add --resume never."
         )
-
-
-def _fitting_batch_size(
-    config: RunConfig,
-    checkpoint: Checkpoint | None,
-    build: Callable[[], MixerModel],
-    device: torch.device,
-    *,
-    num_rows: int,
-) -> int:
-    """Return the batch size of the resumed run, else the largest that fits."""
-    if checkpoint is not None and (rows := checkpoint.settings.get(BATCH_SETTINGS["--batch-size"])) is not None:
-        return max(rows // config.num_parts(distributed.world_size()), 1)
-    with explaining_out_of_memory(config, device, max_len=config.max_len):
-        size, used = find_batch_size(build, config, device, num_rows=num_rows)
-    log.info(f"Batches of {size} rows fit: a step takes at most {used:.0%} of the available memory.")
-    return size
 
 
 def corrected_model(config: RunConfig) -> Path | None:

@@ -20,7 +20,6 @@ from histocoder.checkpoints.training_state import (
     list_checkpoints,
     save_checkpoint,
     save_last_bin,
-    unfinished,
 )
 from histocoder.config import LoaderConfig, TrainConfig
 from histocoder.data.dataset import OccupationDataset
@@ -234,11 +233,10 @@ class Trainer:
         if self.device.type == "cuda":
             mine["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         ranks = {name: torch.stack(distributed.gather(values)) for name, values in mine.items()}
-        path = checkpoint_path(self.run.path, self.state.step)
         checkpoint = Checkpoint(
-            path=path,
+            path=checkpoint_path(self.run.path, self.state.step),
             state=self.state,
-            learner=self.learner.state(into=unfinished(path)),
+            learner=self.learner.state(),
             ranks=ranks,
             settings=self.settings,
             model_config=self.model.config,

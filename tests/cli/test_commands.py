@@ -163,7 +163,7 @@ def test_errors_that_nobody_can_read_end_nothing():
         (("forecast",), "invalid choice: 'forecast'"),
         ((), "required: COMMAND"),
         (("convert", "--from-occcanine", "nowhere", "--output", "o", "--formatter", "hisco"), "There is no nowhere"),
-        (("convert", "--output", "o"), "exactly one of --from-occcanine, --to-occcanine and --from-shards"),
+        (("convert", "--output", "o"), "exactly one of --from-occcanine and --to-occcanine"),
         (("evaluate", "--model", "nowhere", "--data", "a.csv", "--output", "report"), "File not found: a.csv"),
         (("review", "--model", "nowhere", "--predictions", "p.csv"), "no model folder nowhere"),
     ],

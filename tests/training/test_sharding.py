@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import run, write_table
-from jobs import assert_same_weights, end_of, faulty, finetune, leftovers, logged, ranks, two_ranks
+from jobs import assert_same_weights, end_of, faulty, finetune, logged, ranks, two_ranks
 from models import slow_in_bf16
 from pretrained import save_pretrained
-from safetensors.torch import load_file
 from trainers import begin, dataset, losses
 
 from histocoder.checkpoints.model_files import load_tensors
-from histocoder.checkpoints.sharded import read_shards
 from histocoder.checkpoints.training_state import list_checkpoints, step_of
 from histocoder.cli.arguments import build_parser, parse
 from histocoder.config import FinetuneConfig, StrategyConfig
@@ -29,7 +26,7 @@ from histocoder.training.trainer import Trainer
 
 STEPS = ("--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--max-steps", 8, "--eval-interval", 4)
 STEPS += ("--share-val", 0.08)  # five rows, so that ranks may have different numbers of batches to validate on
-SHARDED = ("--fsdp", "full_shard", "--fsdp-state-dict", "sharded")
+SHARDED = ("--fsdp", "full_shard")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +129,7 @@ def test_two_ranks_come_to_what_one_does(
 
 
 def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
-    flags = ("--fsdp", "full_shard", "--fsdp-state-dict", "sharded", "--gradient-checkpointing")
+    flags = (*SHARDED, "--gradient-checkpointing")
     ended = run(*finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, *flags))
     assert "FSDP full_shard, gloo, fp32" in ended.stdout and "without effect" not in ended.stdout
     for column in ("train_loss", "val_loss", "grad_norm"):
@@ -144,7 +141,7 @@ def test_one_process_shares_out_too(alone: Path, data: Path, tmp_path: Path):
 
 @pytest.mark.slow
 @slow_in_bf16
-def test_shares_in_bf16_come_near_what_one_process_does_in_bf16(alone: Path, data: Path, tmp_path: Path):
+def test_two_ranks_in_bf16_come_near_one(alone: Path, data: Path, tmp_path: Path):
     args = (*STEPS, "--precision", "bf16")
     run(*finetune(data, tmp_path / "one", *args, "--batch-size", 12))
     two_ranks(finetune(data, tmp_path / "two", *args, "--batch-size", 6, "--fsdp", "full_shard"))
@@ -235,7 +232,7 @@ def test_each_of_two_ranks_holds_half(data: Path, tmp_path: Path):
         ((3, ()), (2, ("--fsdp", "shard_grad_op")), (3, SHARDED), (2, ()), (1, SHARDED), (1, ()), (2, ())),
     ],
 )
-def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
+def test_runs_resume_under_any_strategy(
     alone: Path, data: Path, tmp_path: Path, ways: tuple[tuple[int, tuple[str, ...]], ...]
 ):
     out = tmp_path / "out"
@@ -251,7 +248,6 @@ def test_a_run_goes_on_under_any_strategy_and_number_of_processes(
         assert start == 0 or f"Resuming from step {start}" in ended[0].stdout
         for column in ("train_loss", "val_loss", "grad_norm"):
             assert logged(out, column) == pytest.approx(logged(alone, column), abs=2e-5)  # of six digits
-        assert (out / "checkpoints" / f"step-{start + 1:07d}" / "shards").is_dir() == (flags == SHARDED)
         assert groups_of(out, start + 1).keys() == groups_of(out, 8).keys() == groups.keys()
 
 
@@ -261,104 +257,9 @@ def groups_of(out: Path, step: int) -> dict[str, Any]:
     return group
 
 
-@pytest.fixture(scope="module")
-def sharded(data: Path) -> Path:
-    """A run whose checkpoints, at steps 4 and 8, are in shares."""
-    out = data.parent / "sharded"
-    two_ranks(finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED))
-    return out
-
-
-@pytest.mark.slow
-def test_shares_are_put_together(sharded: Path, data: Path, tmp_path: Path):
-    checkpoint = list_checkpoints(sharded)[-1]
-    run("-m", "histocoder", "convert", "--from-shards", checkpoint, "--output", tmp_path / "whole")
-    assert load_file(tmp_path / "whole" / "model.safetensors").keys() == load_file(sharded / "model.safetensors").keys()
-    assert_same_weights(tmp_path / "whole", sharded, tolerance=0)
-    run("-m", "histocoder", "predict", "--model", tmp_path / "whole", "farmer")
-    refused = run("-m", "histocoder", "predict", "--model", checkpoint, "farmer", check=False)
-    assert refused.returncode == 2 and f"histocoder convert --from-shards {checkpoint}" in refused.stderr
-    four = list_checkpoints(sharded)[0]
-    run("-m", "histocoder", "convert", "--from-shards", four, "--output", tmp_path / "four")
-    args = finetune(data, tmp_path / "out", *STEPS, "--batch-size", 12, "--resume", tmp_path / "four")
-    assert "Resuming from step 4" in run(*args).stdout
-    assert_same_weights(tmp_path / "out", sharded, tolerance=1e-5)
-
-
-def test_a_share_that_is_damaged_is_named(sharded: Path, data: Path, tmp_path: Path):
-    shutil.copytree(sharded, out := tmp_path / "out")
-    share = list_checkpoints(out)[-1] / "shards" / "__1_0.distcp"
-    share.write_bytes(share.read_bytes()[:-1])
-    output = run(*finetune(data, out, *STEPS, "--batch-size", 12)).stdout
-    assert f"{share} is missing or damaged" in output and "Resuming from step 4" in output
-
-
-def test_an_index_that_would_run_something_is_refused(sharded: Path, tmp_path: Path):
-    shutil.copytree(list_checkpoints(sharded)[0] / "shards", tmp_path / "shards")
-    (tmp_path / "shards" / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "made")))
-    with pytest.raises(UserError, match="is not the index of a sharded model"):
-        read_shards(tmp_path / "shards")
-    assert not (tmp_path / "made").exists()
-
-
-class Evil:
-    """What makes a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
-
-
-@pytest.mark.slow
-def test_a_save_that_fails_leaves_the_checkpoints_before_it(data: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    args = finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED)
-    with ranks(args, faulty(args, "ENOSPC:torch.distributed.checkpoint.filesystem._write_item:600")) as started:
-        ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [2, 2]
-    assert ended[0].stderr.count("Could not save the checkpoint") == 1 and "No space left" in ended[0].stderr
-    assert "Could not" not in ended[1].stderr
-    assert len(list_checkpoints(out)) == 1 and not leftovers(out)
-    assert "Resuming from step" in two_ranks(args)[0].stdout and not leftovers(out)
-
-
-ELSEWHERE = """
-import os, runpy, sys
-import torch.distributed.checkpoint as dcp
-if os.environ["RANK"] == "1":
-    write = dcp.FileSystemWriter
-    dcp.FileSystemWriter = lambda path: write(os.path.join(os.environ["ELSEWHERE"], "shards"))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_folders_apart_are_refused_for_shares_before_training(data: Path, tmp_path: Path):
-    outs = [tmp_path / name / "out" for name in "ab"]
-    for out in outs:
-        out.parent.mkdir()
-    with ranks(*(finetune(data, out, *STEPS, *SHARDED) for out in outs), each_a_node=True) as started:
-        ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [2, 2]
-    assert ended[0].stderr.count("needs a folder that all processes see; rank 1 does not see") == 1
-    assert "step" not in ended[0].stdout and not list(outs[0].glob(".*")) and not outs[1].exists()
-
-
-@pytest.mark.slow
-def test_a_folder_that_a_process_stops_seeing_is_refused_for_shares(data: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("ELSEWHERE", str(tmp_path))
-    out = tmp_path / "out"
-    ended = two_ranks(["-c", ELSEWHERE, *finetune(data, out, *STEPS, "--batch-size", 6, *SHARDED)], check=False)
-    assert [one.returncode for one in ended] == [2, 2]
-    assert ended[0].stderr.count("needs a folder that all processes see; rank 0 does not find __1_0.distcp") == 1
-    assert not list_checkpoints(out) and not leftovers(out)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--fsdp", "full_shard"), ()])
-def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(data: Path, tmp_path: Path, flags: tuple[str, ...]):
+def test_a_nan_on_one_rank_makes_all_skip(data: Path, tmp_path: Path, flags: tuple[str, ...]):
     args = (*STEPS, "--max-steps", 6)
     run(*faulty(finetune(data, tmp_path / "one", *args, "--batch-size", 12), "nan:0:3-4"))
     two_ranks(faulty(finetune(data, tmp_path / "two", *args, "--batch-size", 6, *flags), "nan:1:3-4"))
@@ -388,7 +289,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: Path, tmp_path: Path):
+def test_an_overflow_lowers_the_scale_of_all_ranks(data: Path, tmp_path: Path):
     args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 4, "--batch-size", 6, "--fsdp", "full_shard")
     for one in two_ranks(["-c", OVERFLOWING, *args]):
         found = [line.split()[1:] for line in one.stdout.splitlines() if line.startswith("scale")]
@@ -400,7 +301,6 @@ def test_gradients_that_overflow_in_one_share_lower_the_loss_scale_of_all(data: 
     ("flags", "message"),
     [
         ({"fsdp": "full_shard", "ddp_comm_hook": "bf16"}, "use --fsdp-reduce-dtype"),
-        ({"fsdp_state_dict": "sharded"}, "--fsdp-state-dict is for --fsdp"),
         ({"fsdp_cpu_offload": True}, "--fsdp-cpu-offload is for --fsdp"),
         ({"fsdp": "full_shard", "fsdp_min_num_params": 0}, "must be 1 or more"),
     ],
@@ -442,15 +342,3 @@ def test_one_process_says_what_has_no_effect(data: Path, capsys: pytest.CaptureF
     flags = ("--dataset", str(data), "--target-cols", "hisco_1", "--ddp-comm-hook", "bf16", "--precision", "fp32")
     check_machine(parse(FinetuneConfig, flags), torch.device("cuda"))
     assert "--ddp-comm-hook bf16 has no effect with one process" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_killed_while_it_writes_shares_goes_on(alone: Path, data: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    args = finetune(data, out, *STEPS, "--batch-size", 6, "--save-interval", 4, *SHARDED)
-    with ranks(args, faulty(args, "kill:torch.distributed.checkpoint.filesystem._write_item:600")) as started:
-        ended = [end_of(process) for process in started]
-    assert ended[0].returncode > 0 and ended[1].returncode == -9
-    assert [path.name for path in list_checkpoints(out)] == ["step-0000004"] and leftovers(out)
-    assert "Resuming from step 4" in two_ranks(args)[0].stdout and not leftovers(out)
-    assert_same_weights(out, alone, tolerance=1e-4)
