@@ -111,7 +111,7 @@ def predict(source: Path, model: Path, output: Path) -> list[object]:
 def told(name: str, ended: Ended) -> Ended:
     """Print what a run took; a run that failed fails the test."""
     assert ended.status == 0, ended.output
-    print(f"\n{name}: {ended.seconds:.0f} s, {ended.gigabytes:.1f} GB")
+    print(f"\n{name}: {ended.seconds:.0f} s")
     return ended
 
 

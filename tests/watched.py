@@ -1,8 +1,7 @@
-"""Programs that start others, as engines do: what they take together, and a process among them that is killed."""
+"""Programs that start others, as engines do, and a process among them that is killed."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -26,15 +25,13 @@ class Ended(NamedTuple):
     output: str
     """Standard output and error."""
     seconds: float
-    gigabytes: float
-    """Most memory of its processes together, where shared pages count once."""
     was_killed: bool
     """Whether a process was found to kill."""
 
 
 def watch(args: Sequence[object], *, victim: Callable[[int], bool] | None = None, **env: str) -> Ended:
     """Run a Python with these arguments to its end; kill the first process that it started for which `victim` holds."""
-    started, most, was_killed = time.monotonic(), 0, False
+    started, was_killed = time.monotonic(), False
     with tempfile.TemporaryFile("w+") as output:
         program = subprocess.Popen(
             [sys.executable, *map(str, args)],
@@ -44,13 +41,9 @@ def watch(args: Sequence[object], *, victim: Callable[[int], bool] | None = None
             stderr=subprocess.STDOUT,
         )
         try:
-            for look in itertools.count():
-                if program.poll() is not None or time.monotonic() - started > _SECONDS:
-                    break
-                family = _family(program.pid)
-                if look % 5 == 0:
-                    most = max(most, sum(map(_bytes, family)))
-                if victim is not None and not was_killed and (found := [pid for pid in family if victim(pid)]):
+            while program.poll() is None and time.monotonic() - started < _SECONDS:
+                found = [pid for pid in _family(program.pid) if victim is not None and victim(pid)]
+                if found and not was_killed:
                     os.kill(found[0], signal.SIGKILL)
                     was_killed = True
                 time.sleep(0.2)
@@ -60,7 +53,7 @@ def watch(args: Sequence[object], *, victim: Callable[[int], bool] | None = None
                 os.kill(pid, signal.SIGKILL)
         seconds = time.monotonic() - started
         output.seek(0)
-        return Ended(program.wait(), output.read(), seconds, most / 1e9, was_killed)
+        return Ended(program.wait(), output.read(), seconds, was_killed)
 
 
 def runs(pid: int, *words: str) -> bool:
@@ -83,11 +76,3 @@ def has_torch(pid: int) -> bool:
 def _family(pid: int) -> list[int]:
     """A process and all that it has started, and these."""
     return [pid, *(other for child in children_of(pid) for other in _family(child))]
-
-
-def _bytes(pid: int) -> int:
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return 1024 * int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1])

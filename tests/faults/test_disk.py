@@ -278,7 +278,7 @@ def test_a_folder_that_is_removed_ends_the_run_in_a_sentence(tmp_path: Path):
         wait_for_step(started[0], 3)
         (tmp_path / "out").rename(tmp_path / "gone")
         ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [2, 2] and "Traceback" not in ended[0].stderr
+    assert ended[0].returncode == 2 and ended[1].returncode > 0 and "Traceback" not in ended[0].stderr
     assert "Could not" in ended[0].stderr and str(tmp_path / "out") in ended[0].stderr
 
 

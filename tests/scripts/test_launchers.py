@@ -135,13 +135,13 @@ def test_launch_training_counts_gpus(
 
 
 @pytest.mark.slow
-def test_one_process_of_launch_training_counts_as_launched(tmp_path: Path):
+def test_launch_training_with_one_process(tmp_path: Path):
     args = finetune(tmp_path / "none.csv", tmp_path / "out", "--distributed", "--device", "cpu")
     result = shell(LAUNCH, 1, *args, PYTHON=sys.executable)
     assert result.returncode == 2 and "none.csv" in result.stderr and "launcher" not in result.stderr
 
 
-def test_gpus_that_are_named_but_not_there_are_not_counted(programs: dict[str, str], tmp_path: Path):
+def test_missing_gpus_are_not_counted(programs: dict[str, str], tmp_path: Path):
     write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
     result = shell(LAUNCH, "--dataset", "t.csv", **programs, CUDA_VISIBLE_DEVICES="0,1")
     assert "processes  1 on the CPU (there is no NVIDIA GPU)\n" in result.stdout
@@ -167,7 +167,7 @@ def test_help_of_launch_training(programs: dict[str, str]):
     assert result.returncode == 0 and "[NUM_GPUS] [SCRIPT] [ARGS ...]" in result.stdout
 
 
-def test_accelerate_that_started_one_process_only_is_named(table: Path, tmp_path: Path):
+def test_accelerate_with_one_process_is_named(table: Path, tmp_path: Path):
     env = environment(ACCELERATE_USE_CPU="True", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     result = run(*finetune(table, tmp_path / "out"), env=env, check=False)
     assert result.returncode == 2 and "Use torchrun --nproc_per_node=2" in result.stderr
@@ -273,7 +273,7 @@ def stop(cluster: Cluster, args: list[str], signum: int, *, step: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_slurm_job_goes_back_into_the_queue_and_ends_as_if_it_had_not_been_stopped(together: Path, tmp_path: Path):
+def test_a_signalled_slurm_job_is_requeued(together: Path, tmp_path: Path):
     cluster, args = Cluster(tmp_path / "slurm"), training(tmp_path / "out")
     assert stop(cluster, args, signal.SIGUSR1, step=9) == 128 + signal.SIGUSR1, cluster.log
     assert cluster.requests == ["requeue 7"]
@@ -286,7 +286,7 @@ def test_a_slurm_job_goes_back_into_the_queue_and_ends_as_if_it_had_not_been_sto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preempted", ["None", "2026-01-01T10:00:00"])
-def test_after_sigterm_a_slurm_job_goes_back_where_it_was_preempted(tmp_path: Path, preempted: str):
+def test_a_preempted_slurm_job_is_requeued(tmp_path: Path, preempted: str):
     cluster = Cluster(tmp_path / "slurm")
     cluster.preempted(preempted)
     assert stop(cluster, training(tmp_path / "out"), signal.SIGTERM, step=3) == 128 + signal.SIGTERM, cluster.log
@@ -305,6 +305,6 @@ def test_mistakes_of_the_slurm_script(args: list[str], env: dict[str, str], mess
     assert result.returncode == 2 and message in result.stderr
 
 
-def test_the_slurm_script_asks_sbatch_for_a_signal_and_a_requeue():
+def test_the_slurm_script_asks_for_a_signal():
     asked = [shlex.split(line)[1] for line in SBATCH.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--requeue", "--signal=USR1@300", "--open-mode=append"} <= set(asked)
