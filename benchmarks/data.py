@@ -32,8 +32,8 @@ from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, prepare
 from histocoder.data.samplers import BucketSampler
-from histocoder.log import log
 from histocoder.formatters import build_formatter
+from histocoder.log import log
 from histocoder.training.data import some_descriptions
 
 log.setLevel("WARNING")

@@ -47,8 +47,8 @@ from histocoder.data.key import read_key
 from histocoder.data.prepare import TRAIN_FILE, prepare
 from histocoder.data.samplers import Share
 from histocoder.data.tokens import tokenize
-from histocoder.log import log
 from histocoder.formatters import build_formatter
+from histocoder.log import log
 from histocoder.model import MixerModel, MixerOutput, load_encoder
 from histocoder.model.devices import device_name
 from histocoder.model.layers import has_mkldnn_linear

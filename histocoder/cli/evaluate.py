@@ -18,7 +18,6 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import TRAIN_FILE, VAL_FILE, held_out
 from histocoder.data.table import open_table
-from histocoder.log import log
 from histocoder.errors import UserError
 from histocoder.evaluation.evaluate import evaluate, times_seen
 from histocoder.evaluation.summary import summary

@@ -15,8 +15,8 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.table import open_table
-from histocoder.log import log
 from histocoder.formatters import Formatter
+from histocoder.log import log
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 200
 _FEWEST = 20  # number of corrections from which some are held out: a fifth of fewer shows nothing

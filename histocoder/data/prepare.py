@@ -18,10 +18,10 @@ from histocoder.data.labels import LabelChecker, LabelRules, count_codes, fit_co
 from histocoder.data.languages import chosen_language
 from histocoder.data.screen import Screened, columns_of, screen
 from histocoder.data.table import TableFile, csv_writer, fingerprint, open_table
-from histocoder.log import log
 from histocoder.errors import UserError
 from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
 from histocoder.formatters import Formatter, Labels, build_formatter
+from histocoder.log import log
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"

@@ -17,9 +17,9 @@ from histocoder.data.languages import own_languages
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile
-from histocoder.log import log
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING
+from histocoder.log import log
 
 _REASON, _POSITION, _UNIT = "reason", "position", "unit"
 
