@@ -18,8 +18,9 @@ from histocoder.data.checked import checked_tables
 from histocoder.data.key import Key
 from histocoder.data.labels import LabelChecker, LabelRules, count_codes
 from histocoder.data.languages import language_code
+from histocoder.data.normalize import DECODED, decode_entities
 from histocoder.data.table import Table, TableFile, open_table
-from histocoder.errors import UserError, shown
+from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import MISSING, Formatter
 
 TEXT_COL, LANG_COL = "occ1", "lang"
@@ -127,7 +128,8 @@ class ExampleFiles:
         checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key, known=self.known)
         tables = _with_targets(checked_tables(file, wanted, say), code_columns, self.key if use_index else None)
         num_blank = 0
-        for chunk in checked_chunks(tables, checker, self.input_col, *lang_cols, language=self.language or "unk"):
+        language = self.language or "unk"
+        for chunk in checked_chunks(tables, checker, self.input_col, *lang_cols, language=language, say=say):
             num_blank += chunk.table.columns[self.input_col].null_count
             texts, langs = (
                 a.filter(chunk.usable).to_pylist() for a in (chunk.table.columns[self.input_col], chunk.langs)
@@ -135,7 +137,6 @@ class ExampleFiles:
             codes = chunk.codes[np.asarray(chunk.usable)].reset_index(drop=True)
             codes = codes.assign(**dict.fromkeys(set(self.target_cols) - set(targets)))
             yield Examples(texts, langs, codes[list(self.target_cols)])
-        checker.finish(say)
         if num_blank:
             say(f"{path}: {num_blank:,} rows without a description are left out.")
         if checker.num_bad:
@@ -173,13 +174,22 @@ class CheckedChunk(NamedTuple):
 
 
 def checked_chunks(
-    tables: Iterable[Table], checker: LabelChecker, input_col: str, language_col: str | None = None, *, language: str
+    tables: Iterable[Table],
+    checker: LabelChecker,
+    input_col: str,
+    language_col: str | None = None,
+    *,
+    language: str,
+    say: Callable[[str], None],
 ) -> Iterator[CheckedChunk]:
-    """Check a table chunk by chunk; the caller then calls the checker's `finish`.
+    """Check a table chunk by chunk, and say what was found.
 
-    `language` is that of all rows if there is no column of languages.
+    `language` is that of all rows if there is no column of languages. HTML entities in descriptions are decoded.
     """
+    num_decoded = 0
     for table in tables:
+        table.columns[input_col], number = decode_entities(table.columns[input_col])
+        num_decoded += number
         codes, reasons = checker.check(table)
         reasons[np.asarray(table.columns[input_col].is_null())] = "no description"
         if language_col is None:
@@ -189,6 +199,9 @@ def checked_chunks(
             languages = [language_code(text) for text in coded.dictionary.to_pylist()]
             langs = pa.array(languages, pa.string()).take(coded.indices)
         yield CheckedChunk(table, codes, langs, pa.array(reasons, pa.string()))
+    checker.finish(say)
+    if num_decoded:
+        say(f"{table.file.path}: {counted(num_decoded, *DECODED)}")
 
 
 def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:

@@ -1,15 +1,27 @@
 """Text normalisation, which a model's config names, so that it is the same in training and in use."""
 
+from __future__ import annotations
+
+import re
 import unicodedata
 from collections.abc import Sequence
+from html import unescape
+from html.entities import html5
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from histocoder.config import NORMALIZATIONS
 from histocoder.errors import UserError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 DEFAULT_NORMALIZATION = "nfc"  # normalisation of new models; imported ones keep their own
-_NOT_PLAIN = r"[^ -~]|^ |  | $"  # texts in which "lower" changes more than the case of ASCII letters
+_ENTITY = r"&(#?[0-9A-Za-z]+;)"
+_HAS = "HTML entities, such as &amp;, which are decoded."
+DECODED = f"description has {_HAS}", f"descriptions have {_HAS}"  # for `counted`
+_NOT_PLAIN = rf"[^ -~]|^ |  | $|{_ENTITY}"  # texts in which "lower" changes more than the case of ASCII letters
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:
@@ -17,15 +29,17 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
 
     `how` is "none"; "nfc": one Unicode form (NFC) for each character, whether or not its diacritics are code points of
     their own; "lower": NFC, lower case, single blanks between words and none around them; or "lower_ascii": lower case,
-    then ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as OccCANINE's published models were trained.
+    then ASCII ("væver" -> "vaever", "γεωργός" -> "georgos"), as OccCANINE's published models were trained. All decode
+    HTML entities; see `without_entities`.
 
     Examples
     --------
     >>> normalize(["Husmand og Væver"], "lower_ascii")
     ['husmand og vaever']
     """
+    texts = [without_entities(text) if "&" in text else text for text in texts]
     if how == "none":
-        return list(texts)
+        return texts
     if how == "nfc":
         return [text if text.isascii() else unicodedata.normalize("NFC", text) for text in texts]
     if how == "lower":
@@ -33,6 +47,40 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     if how == "lower_ascii":
         return [text if text.isascii() else text.translate(_ASCII) for text in (text.lower() for text in texts)]
     raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
+
+
+def without_entities(text: str) -> str:
+    """Decode HTML entities, those that decoding leaves included, so that decoding again changes nothing.
+
+    Examples
+    --------
+    >>> without_entities("boot &amp; shoe maker"), without_entities("R&D; B&amp;amp;B")
+    ('boot & shoe maker', 'R&D; B&B')
+    """
+    while text != (decoded := re.sub(_ENTITY, _decoded, text)):
+        text = decoded
+    return text
+
+
+def has_entities(text: str) -> bool:
+    return "&" in text and text != without_entities(text)
+
+
+def decode_entities(column: pa.Array) -> tuple[pa.Array, int]:
+    """Return descriptions without HTML entities, and the number of those that had some."""
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
+    marked = pc.fill_null(pc.match_substring_regex(column, _ENTITY), False)
+    before = column.filter(marked).to_pylist()
+    after = [without_entities(text) for text in before]
+    num_decoded = sum(one != other for one, other in zip(before, after, strict=True))
+    return pc.replace_with_mask(column, marked, pa.array(after, pa.string())), num_decoded
+
+
+def _decoded(match: re.Match[str]) -> str:
+    is_entity = match[1].startswith("#") or match[1] in html5
+    return unescape(match[0]) if is_entity else match[0]
 
 
 def description_keys(texts: Sequence[str]) -> np.ndarray:

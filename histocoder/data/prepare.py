@@ -18,15 +18,15 @@ from histocoder.data.labels import LabelChecker, LabelRules, count_codes, fit_co
 from histocoder.data.languages import chosen_language
 from histocoder.data.screen import Screened, columns_of, screen
 from histocoder.data.table import TableFile, csv_writer, fingerprint, open_table
-from histocoder.errors import UserError
+from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
 from histocoder.formatters import Formatter, Labels, build_formatter
 from histocoder.log import log
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
-REJECTED_FILE, PREPARED_FILE = "rejected.csv", "prepared.json"
+REJECTED_FILE, CONFLICTS_FILE, PREPARED_FILE = "rejected.csv", "conflicts.csv", "prepared.json"
 HELD_OUT_FILE = "data_held_out.csv"  # corrections to compare the model with the one before
-PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, HELD_OUT_FILE)
+PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, CONFLICTS_FILE, HELD_OUT_FILE)
 _ROWS_FILE = "rows.arrow"
 PREPARED_VERSION, _OLDEST_VERSION = 3, 2
 """Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`."""
@@ -55,8 +55,8 @@ def prepare(
     """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 
     Writes `data_train.csv`, `data_val.csv`, `key.csv`, `rejected.csv` (each row that was dropped, with its line in
-    the source and why), `data_held_out.csv` (corrections to compare models on) and, last, `prepared.json` (the settings
-    and the source's SHA-256).
+    the source and why), `conflicts.csv` (descriptions with different codes), `data_held_out.csv` (corrections to
+    compare models on) and, last, `prepared.json` (the settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -125,6 +125,9 @@ def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known:
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
         found.write_rejected(scratch / REJECTED_FILE)
+        if number := found.write_conflicts(scratch / CONFLICTS_FILE):
+            descriptions = counted(number, "description has", "descriptions have")
+            log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
         _write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
         for name in PREPARED_TABLES:
             if (scratch / name).exists():

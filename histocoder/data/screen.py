@@ -1,6 +1,6 @@
 """One pass over a user's table, which writes the rows that can be used, and those that can't, to one file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from histocoder.formatters import MISSING
 from histocoder.log import log
 
 _REASON, _POSITION, _UNIT = "reason", "position", "unit"
+_KEY, _SET = "hash of the description", "hash of the codes"
+_NUM_LINES = 10  # lines of the rows with the same codes that `conflicts.csv` names
 
 
 @dataclass
@@ -71,8 +73,29 @@ class Screened:
                 yield pa.Table.from_arrays([numbers, *columns], schema=schema)
                 written += len(batch)
 
-        for notice in Output(Path(path.name)).write(path, schema, tables()):
-            log.info(notice)
+        _write(path, schema, tables())
+
+    def write_conflicts(self, path: Path) -> int:
+        """Write the descriptions whose rows have different codes, a row for each set of codes; return their number.
+
+        The descriptions of most rows come first. Nothing is written if there are none.
+        """
+        targets = self.config.target_cols
+        columns, group = [TEXT_COL, LANG_COL, *self.config.target_cols], [_KEY, _SET]
+        pairs = pa.Table.from_batches([batch.select(group) for batch in self._batches(kept=True)]).to_pandas()
+        keys = pairs.drop_duplicates()[_KEY]
+        keys = keys[keys.duplicated()].unique()
+        if not len(keys):
+            return 0
+        parts = [batch.filter(pa.array(np.isin(batch[_KEY].to_numpy(), keys))) for batch in self._batches(kept=True)]
+        rows = pa.Table.from_batches(parts).to_pandas()
+        lines = pd.Series(self.file.lines(rows[_POSITION].to_numpy())).groupby([rows[name] for name in group])
+        found = rows.drop_duplicates(group).set_index(group)[columns].assign(rows=lines.size(), lines=lines.agg(_few))
+        order = found.assign(all=found.groupby(_KEY)["rows"].transform("sum")).sort_values(["all", _KEY, "rows"])
+        found = found.loc[order.index[::-1]].rename(columns={TEXT_COL: self.config.input_col})
+        table = pa.Table.from_pandas(found, preserve_index=False)
+        _write(path, table.schema, [table])
+        return len(keys)
 
 
 def columns_of(config: PrepareConfig) -> list[str]:
@@ -86,18 +109,18 @@ def screen(file: TableFile, config: PrepareConfig, checker: LabelChecker, path: 
     Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
     """
     found = Screened(file, config, path)
-    numbers = pa.schema([(_POSITION, pa.int64()), (_UNIT, pa.uint64())])
+    numbers = pa.schema([(_POSITION, pa.int64()), *((name, pa.uint64()) for name in (_UNIT, _KEY, _SET))])
     schema = pa.schema([*found.schema, *_strings(_REASON), *numbers])
     with pa.ipc.new_file(str(path), schema) as writer:
         tables = checked_tables(file, columns_of(config), log.info)
-        for chunk in checked_chunks(tables, checker, config.input_col, config.language_col, language=config.language):
+        columns = config.input_col, config.language_col
+        for chunk in checked_chunks(tables, checker, *columns, language=config.language, say=log.info):
             batch = _rows(chunk, config, schema)
             writer.write(batch)
             found.num_kept += (num_kept := chunk.reasons.null_count)
             found.num_dropped += len(batch) - num_kept
             found.languages.update(chunk.langs.filter(chunk.usable).unique().to_pylist())
             found.codes.update(*(batch[name].filter(chunk.usable).unique().to_pylist() for name in config.target_cols))
-    checker.finish(log.info)
     if found.num_kept == 0:
         raise UserError(f"{config.dataset} has no row with a description and labels that fit.")
     found.codes -= {None, MISSING}
@@ -118,12 +141,24 @@ def _rows(chunk: CheckedChunk, config: PrepareConfig, schema: pa.Schema) -> pa.R
         pc.if_else(chunk.usable, column, table.columns[name])
         for name, column in zip(config.target_cols, cleaned, strict=True)
     ]
-    units = pa.array(_units(texts.fill_null(""), table.rows, config))
-    columns = [texts, chunk.langs, *codes, chunk.reasons, pa.array(table.rows), units]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    keys = description_keys(texts.fill_null(""))
+    split_by = keys if config.split_by == "text" else table.rows.astype(str).astype(object)
+    units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
+    described = pd.util.hash_array(keys, categorize=False) + _hashes(chunk.langs)
+    sets = np.sum([_hashes(column.fill_null("")) for column in cleaned], axis=0)  # whatever their order
+    numbers = [pa.array(values) for values in (table.rows, units, described, sets)]
+    return pa.RecordBatch.from_arrays([texts, chunk.langs, *codes, chunk.reasons, *numbers], schema=schema)
 
 
-def _units(texts: pa.Array, positions: np.ndarray, config: PrepareConfig) -> np.ndarray:
-    """Hash the key of each row's description, or its position if rows are split, with the seed as key."""
-    values = description_keys(texts) if config.split_by == "text" else positions.astype(str).astype(object)
-    return pd.util.hash_array(values, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
+def _hashes(column: pa.Array) -> np.ndarray:
+    return pd.util.hash_array(column.to_numpy(zero_copy_only=False))
+
+
+def _few(lines: pd.Series) -> str:
+    """Return the first few lines."""
+    return "; ".join([*map(str, lines[:_NUM_LINES]), *["…"] * (len(lines) > _NUM_LINES)])
+
+
+def _write(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    for notice in Output(Path(path.name)).write(path, schema, tables):
+        log.info(notice)

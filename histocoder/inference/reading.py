@@ -6,22 +6,12 @@ import numpy as np
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig
 from histocoder.data.languages import known_language, same_language
-from histocoder.data.normalize import normalize
+from histocoder.data.normalize import DECODED, has_entities, normalize
 from histocoder.data.tokens import lower_characters, tokenize
-from histocoder.errors import Notice, warn_user
+from histocoder.errors import CountedNotice, warn_user
 from histocoder.formatters.tokenizers import Tokenizer, join_language
 
 _LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
-
-
-class TextCutWarning(Notice):
-    """Some descriptions are longer than the model reads."""
-
-    def __init__(self, count: int, max_len: int, unit: str = "characters") -> None:
-        super().__init__(
-            f"{count:,} descriptions are truncated: with the language they are longer than {max_len} {unit}."
-        )
-        self.count, self.max_len, self.unit = count, max_len, unit
 
 
 def readings(
@@ -55,7 +45,12 @@ def readings(
     joined = join_language(normalize(texts, config.text_normalization), langs)
     tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
-        warn_user(TextCutWarning(tokens.num_cut, config.max_len, tokenizer.unit))
+        limit = f"longer than {config.max_len} {tokenizer.unit}."
+        one = f"description is truncated: with the language it is {limit}"
+        many = f"descriptions are truncated: with the language they are {limit}"
+        warn_user(CountedNotice(tokens.num_cut, one, many))
+    if num_decoded := sum(map(has_entities, texts)):
+        warn_user(CountedNotice(num_decoded, *DECODED))
     order = np.argsort(tokens.lengths, kind="stable")
     lengths, start = tokens.lengths[order], 0
     while start < len(order):
