@@ -1,16 +1,19 @@
 """`histocoder predict`: code descriptions, or a file of them."""
 
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+from pyarrow.dataset import FileSystemDataset
 
 from histocoder import distributed
 from histocoder.checkpoints.hub import local_folder
@@ -22,7 +25,7 @@ from histocoder.config import PredictConfig, PredictOptions
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import chosen_language
 from histocoder.data.prepare import TRAIN_FILE, held_out
-from histocoder.data.table import check_output, fingerprint, is_parquet
+from histocoder.data.table import TableFile, check_output, fingerprint, is_parquet
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
@@ -31,7 +34,9 @@ from histocoder.inference.known import Known, training_files
 from histocoder.inference.parts import check_free
 from histocoder.inference.predict_file import predict_file, predict_file_by
 from histocoder.log import log
-from histocoder.ray import check_ray, code_file
+from histocoder.ray import code
+
+_CONNECT_SECONDS = 10.0  # seconds in which a cluster must answer
 
 
 def run(config: PredictFlags) -> None:
@@ -68,16 +73,14 @@ def _code_file(
     how = config_of(PredictConfig, config)
     options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
     if config.engine is not None:
-        num_gpus = {"cpu": 0, "cuda": 1}.get(config.device)
-        where: dict[str, Any] = {"address": config.address, "precision": config.precision, "num_gpus": num_gpus}
-        predict_file_by(partial(code_file, config=how, model=str(folder), **where), coder, how, **options)
+        predict_file_by(partial(_code_on_ray, config, how, folder), coder, how, **options)
         return
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
     predict_file(coder, how, model_id=model_id, known=known, **options)
 
 
 def _check_engine(config: PredictFlags) -> None:
-    """Raise a UserError if the engine can't code the input, or is not installed."""
+    """Raise a UserError if Ray can't code the input."""
     if distributed.world_size() > 1:
         raise UserError("--engine ray starts its processes itself; start one process, without a launcher.")
     source = Path(config.input)
@@ -85,7 +88,38 @@ def _check_engine(config: PredictFlags) -> None:
         raise UserError(
             f"--engine ray reads Parquet files, and {source} is not one. Save it as Parquet, or omit --engine."
         )
-    check_ray(config.address)
+
+
+def _code_on_ray(flags: PredictFlags, config: PredictConfig, model: Path, table: TableFile) -> Iterator[pa.Table]:
+    """Yield Parquet with its codes, an engine for `predict_file_by`; raise a UserError if Ray can't be used."""
+    try:
+        import ray.data
+    except ImportError as error:
+        raise UserError(f"Ray is not installed ({error}). Install it: pip install 'histocoder[ray]'.") from error
+    try:
+        host, _, port = (flags.address or "").removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()  # Ray itself tries minutes
+        ray.init(flags.address, logging_level="warning")
+    except (OSError, RuntimeError, ValueError) as error:
+        if flags.address is None:
+            raise
+        raise UserError(
+            f"--address {flags.address}: no Ray can be reached there ({error}). Start it with ray start --head."
+        ) from error
+    try:
+        ray.data.DataContext.get_current().execution_options.preserve_order = True
+        assert table.source is not None and isinstance(table.source.rows, FileSystemDataset)
+        dataset = ray.data.read_parquet([str(Path(file).resolve()) for file in table.source.rows.files])
+        num_gpus = {"cpu": 0, "cuda": 1}.get(flags.device)
+        options = {**asdict(config), "output": "", "precision": flags.precision, "num_gpus": num_gpus}
+        yield from code(dataset, model, **options).iter_batches(batch_size=None, batch_format="pyarrow")
+    except ray.exceptions.RayTaskError as error:
+        if not isinstance(error.cause, (UserError, OSError, pa.ArrowException)):
+            raise
+        raise UserError(f"Ray can't code the table: {str(error.cause).splitlines()[0]}") from error
+    finally:
+        ray.shutdown()
 
 
 def _known_file(known: str, config: PredictFlags, folder: Path) -> Path:

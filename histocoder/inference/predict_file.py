@@ -172,7 +172,7 @@ def _code_chunk(coder: ChunkCoder, number: int, chunk: pa.Table, parts: Parts, *
         return
     batches = parts.batches(number, told=bar.update)
     try:
-        parts.write(number, coder.code(chunk, batches))
+        parts.write(number, coder.code(chunk, batches.tell, batches.parts))
     except KeyboardInterrupt:
         batches.keep()
         raise Interrupted(

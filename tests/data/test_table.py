@@ -18,7 +18,7 @@ from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
 from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
-from histocoder.inference.pairs import pairs_of
+from histocoder.inference.chunks import pairs_of
 
 NOTE = '"note (a, b, c, d, e, f, g)"'
 """A column whose name holds more commas than a header has semicolons."""
