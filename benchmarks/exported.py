@@ -25,6 +25,7 @@ from histocoder.checkpoints.hub import local_folder
 from histocoder.data.examples import Examples
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.inference.onnx_export import export, quantize
+from histocoder.inference.predictions import code_columns
 from histocoder.model.devices import device_name
 
 
@@ -38,7 +39,7 @@ def read(path: str, coder: Coder, language: str) -> Examples:
 def right(side: Any, examples: Examples, mode: str) -> float:
     """Return the percentage of rows with exactly the right codes."""
     table = side.predict(examples.texts, examples.langs, mode=mode)
-    found = table[[name for name in table if name.startswith(f"{side.system}_")]].to_numpy(dtype=object)
+    found = table[list(code_columns(table))].to_numpy(dtype=object)
     pairs = zip(found, examples.codes.to_numpy(dtype=object), strict=True)
     same = [{c for c in ours if isinstance(c, str)} == {c for c in true if isinstance(c, str)} for ours, true in pairs]
     return round(100 * sum(same) / len(same), 2)

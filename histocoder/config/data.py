@@ -1,6 +1,8 @@
 """Settings of the data of a run: the table or the files, and their form."""
 
+import re
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from histocoder.config.model import check_target_len
 from histocoder.config.settings import Settings, free, require
 
 NUM_CODES = {"hisco": 5, "occ1950": 2}  # columns of codes, by formatter that fixes their number
+_TAKEN = re.compile("occ1|lang|checked|conf|times|source|(prob|desc|alt)_.*")
 _FITTING = "auto: as many as the codes need; codes without digits are numbered (default: auto)"
 
 
@@ -15,6 +18,12 @@ def _block_size(text: str) -> int | None:
     if text != "auto" and not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is neither a whole number nor auto")
     return None if text == "auto" else int(text)
+
+
+def check_names(target_cols: Sequence[str]) -> None:
+    for name in target_cols:
+        taken = f"A target column can't be called {name}, since prepared or coded tables use this name; rename it."
+        require(not _TAKEN.fullmatch(name), taken)
 
 
 @dataclass(frozen=True)
@@ -70,10 +79,7 @@ class TableConfig(Settings):
         )
         require(bool(columns), "No target columns are given; name them with --target-cols COL [COL ...].")
         require(len(set(columns)) == len(columns), "A column is specified twice in --target-cols.")
-        require(
-            not {"occ1", "lang"} & set(columns),
-            "A target column can't be called occ1 or lang, since prepared data use these names; rename it.",
-        )
+        check_names(columns)
         require(
             self.language == "unk" or self.language_col is None,
             "Give --language (one for all rows) or --language-col (one for each row), not both.",
@@ -125,6 +131,7 @@ class FilesConfig(Settings):
             None not in (self.train_data, self.val_data, self.save_dir),
             "Name your files and a folder: --train-data a.csv --val-data v.csv --save-dir out.",
         )
+        check_names(self.target_cols or ())
         require(
             self.formatter in NUM_CODES or bool(self.target_cols or self.target_col_naming),
             f"--formatter {self.formatter} needs the columns of codes: --target-cols COL [COL ...].",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -91,9 +92,14 @@ class ModelConfig:
 
     @property
     def system(self) -> str:
-        """The classification's name: the common stem of the columns of codes (hisco_1, …), else the formatter's."""
-        stems = {column.rstrip("0123456789").rstrip("_") for column in self.target_cols}
+        """The classification's name: the target columns' without their numbers (hisco_1, …), else the formatter's."""
+        stems = {re.sub(rf"(_|(?<!\d)){i}$", "", name) for i, name in enumerate(self.target_cols, 1)}
         return (stems.pop() if len(stems) == 1 else "") or str(self.formatter["name"])
+
+    def code_columns(self, width: int) -> list[str]:
+        """Return the names of so many columns of codes: the target columns', and hisco_3 and so on behind them."""
+        further = (f"{self.system}_{i + 1}" for i in range(len(self.target_cols), width))
+        return [*self.target_cols[:width], *further]
 
     @property
     def default_threshold(self) -> float:

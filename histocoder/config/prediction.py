@@ -13,6 +13,12 @@ SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
 RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"
 
 
+def names_of_alternatives(names: Sequence[str]) -> list[str]:
+    """Return the columns of mode topk, where all codes but the first are alternatives, such as `alt_hisco_2`."""
+    first = (names[0], "prob_1", "desc_1", "conf")
+    return [name if name in first else f"alt_{name}" for name in names]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(Settings):
     """Number of descriptions in a batch."""
@@ -83,15 +89,14 @@ class FileOptions(Settings):
 class PredictConfig(PredictOptions, FileOptions):
     """Settings of `histocoder predict`."""
 
-    def output_names(self, names: Sequence[str], system: str, *, taken: Sequence[str] = ()) -> dict[str, str]:
+    def output_names(self, names: Sequence[str], *, taken: Sequence[str] = ()) -> dict[str, str]:
         """Map the name of each column to add to the column of `Coder.predict`, one of `names`.
 
-        With mode topk, all codes but the first are alternatives, such as `alt_hisco_2`. Raises a UserError if one of
-        the names is in the input, whose columns are `taken`.
+        Raises a UserError if one of the names is in the input, whose columns are `taken`.
         """
-        first = (f"{system}_1", "prob_1", "desc_1", "conf", SOURCE_COL)
-        other = "alt_" if self.mode == "topk" and SOURCE_COL not in names else ""  # `Known` names them itself
-        found = {f"{self.columns}{'' if name in first else other}{name}": name for name in names}
+        is_ranked = self.mode == "topk" and SOURCE_COL not in names  # `Known` names alternatives itself
+        written = names_of_alternatives(names) if is_ranked else names
+        found = {f"{self.columns}{new}": name for new, name in zip(written, names, strict=True)}
         if clash := [name for name in found if name in taken]:
             raise UserError(
                 f"{self.input} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, "

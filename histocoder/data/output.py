@@ -23,7 +23,7 @@ class Output:
     delimiter: str = ","  # that of CSV
     excel: bool = False  # whether CSV has a byte order mark, by which Excel recognises UTF-8
     raw: bool = False  # whether texts that a spreadsheet would run as formulas are written as they are
-    codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> names without --columns
+    codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> of their probabilities
     titles: Mapping[str, str] = field(default_factory=dict)  # of codes, their labels in Stata and SPSS
 
     def check(self, num_rows: int) -> None:

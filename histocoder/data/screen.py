@@ -80,7 +80,6 @@ class Screened:
 
         The descriptions of most rows come first. Nothing is written if there are none.
         """
-        targets = self.config.target_cols
         columns, group = [TEXT_COL, LANG_COL, *self.config.target_cols], [_KEY, _SET]
         pairs = pa.Table.from_batches([batch.select(group) for batch in self._batches(kept=True)]).to_pandas()
         keys = pairs.drop_duplicates()[_KEY]

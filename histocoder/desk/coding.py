@@ -19,6 +19,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
+from histocoder.inference.predictions import code_columns
 from histocoder.inference.ranked import predict_ranked
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
@@ -164,6 +165,5 @@ class CodingDesk:
 
     def _codes(self, row: pd.Series) -> list[Code]:
         """Return the codes of a row of `Coder.predict`."""
-        names = [name for name in row.index if name.startswith(f"{self.coder.system}_")]
-        pairs = [(row[name], row[f"prob_{name.rpartition('_')[2]}"]) for name in names]
+        pairs = [(row[code], row[prob]) for code, prob in code_columns(row.index).items()]
         return [self.code(code, float(prob)) for code, prob in pairs if not pd.isna(code)]

@@ -37,6 +37,7 @@ from histocoder.evaluation.scores import (
 from histocoder.formatters import CODE_SEP, Labels
 from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
+from histocoder.inference.predictions import code_columns
 from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.reading import thresholds_of
 
@@ -89,10 +90,10 @@ def evaluate(
         probable, flat_conf = _probable_classes(coder, examples, code)
 
     langs, conf = pd.Series(examples.langs, dtype=object), decoded["conf"].fillna(0).to_numpy()
-    truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
+    truth, answer = code_sets(examples.codes), code_sets(_codes(decoded))
     thresholds = thresholds_of(coder.model.config, examples.langs)
     flat = probable[(probable["prob"] > thresholds[probable["row"]]) | is_best(probable)]
-    ranks = first_true_rank(truth, _code_columns(coder, ranked))
+    ranks = first_true_rank(truth, _codes(ranked))
     groups = _groups(examples, truth, texts_seen, codes_seen)
     measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)
     num_true_outside, num_outside = (
@@ -125,7 +126,7 @@ def evaluate(
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
     decoded = coder.predict(examples.texts, examples.langs, mode=mode, progress=progress)
-    truth, answer = code_sets(examples.codes), code_sets(_code_columns(coder, decoded))
+    truth, answer = code_sets(examples.codes), code_sets(_codes(decoded))
     return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
 
 
@@ -207,7 +208,7 @@ def _probable_classes(
     for start in range(0, len(order), _FLAT_ROWS):
         rows = order[start : start + _FLAT_ROWS]
         table = code(texts[rows], langs[rows], mode="flat", threshold=float(THRESHOLDS[0]))
-        codes = _code_columns(coder, table)
+        codes = _codes(table)
         probs = table.filter(regex="^prob_").to_numpy(dtype=float)
         where, place = np.nonzero(pd.notna(codes))
         parts.append(pd.DataFrame({"row": rows[where], "code": codes[where, place], "prob": probs[where, place]}))
@@ -215,7 +216,6 @@ def _probable_classes(
     return pd.concat(parts, ignore_index=True), conf
 
 
-def _code_columns(coder: Coder, table: pd.DataFrame) -> np.ndarray:
+def _codes(table: pd.DataFrame) -> np.ndarray:
     """Return predicted codes, an array of shape (n, width)."""
-    width = sum(name.startswith("prob_") for name in table.columns)
-    return table[[f"{coder.system}_{i + 1}" for i in range(width)]].to_numpy(dtype=object)
+    return table[list(code_columns(table))].to_numpy(dtype=object)

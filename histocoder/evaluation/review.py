@@ -174,14 +174,14 @@ def _language_col(header: list[str], prefix: str, predicted: Iterable[str], of_r
 def _predicted_columns(header: list[str], prefix: str, target_cols: Sequence[str]) -> dict[str, str]:
     """Return the new name of each of a coding's columns of codes, of their meanings, and of alternatives.
 
-    A column of codes precedes a `prob_…` of the same number; raises UserError where it does not.
+    A column of codes precedes its `prob_…`; raises UserError where another one does.
     """
     names: dict[str, str] = {}
     targets = iter(target_cols)
     for before, name in itertools.pairwise(["", *header]):
         number = name.removeprefix(f"{prefix}prob_")
         if number != name and number.isdigit():
-            if not before.endswith(f"_{number}"):
+            if before.removeprefix(prefix) not in target_cols and not before.endswith(f"_{number}"):
                 raise UserError(
                     f"The column before {name!r} must be that of its codes, as histocoder predict writes them."
                 )

@@ -45,7 +45,7 @@ class ChunkCoder:
         """Columns of `Coder.code`."""
         self.num_known = 0
         """Number of rows that got the codes of hand-coded descriptions."""
-        self._output_names = config.output_names(names, coder.system)
+        self._output_names = config.output_names(names)
         is_full, probs = config.mode == "full", ("prob_", "alt_prob_")
         self._numbers = [name for name in names if is_full or name == "conf" or name.startswith(probs)]
         self._places: dict[tuple[str, str], int] = {}  # indices of texts and languages in the arrays
@@ -141,7 +141,7 @@ class BlockCoder:
         for column in config.input_cols:
             if column not in header:
                 raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
-        config.output_names(coder.column_names(config.mode, k=config.k), coder.system, taken=header)
+        config.output_names(coder.column_names(config.mode, k=config.k), taken=header)
         return cls(folder, config, device, precision)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:

@@ -22,7 +22,7 @@ from histocoder.config import PredictOptions
 from histocoder.inference.decoding import Decoding, Encoded, encode
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import OnnxCoder
-from histocoder.inference.predictions import Part, Prediction
+from histocoder.inference.predictions import Part, Prediction, column_names
 from histocoder.inference.reading import readings, thresholds_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
@@ -52,7 +52,7 @@ class Coder:
     Attributes
     ----------
     system : str
-        Prefix of the names of the columns of codes; see `ModelConfig.system`.
+        Name of the classification; see `ModelConfig.system`.
     codes : tuple of str
         Codes of the model's key.
     precision : str
@@ -192,9 +192,10 @@ class Coder:
         Returns
         -------
         DataFrame
-            With the input's index and order. For each code `{system}_1`, `prob_1`, and `desc_1` where the key has
-            descriptions; a missing code is None. `conf` is the probability of the set of codes in combined and greedy,
-            of the best code in the other modes. For full, a column for each code of the key.
+            With the input's index and order. For each code a column named as in the training data, such as `hisco_1`,
+            `prob_1`, and `desc_1` where the key has descriptions; a missing code is None. `conf` is the probability of
+            the set of codes in combined and greedy, of the best code in the other modes. For full, a column for each
+            code of the key.
 
         Raises
         ------
@@ -241,7 +242,7 @@ class Coder:
             frame = pd.DataFrame(prediction.probs, columns=list(self.codes))
         else:
             prediction.drop_unsure(options.min_confidence)
-            frame = prediction.frame(self.system, self.model.config.descriptions)
+            frame = prediction.frame(self.model.config)
         return rows.spread(frame)
 
     @torch.inference_mode()
@@ -292,8 +293,7 @@ class Coder:
         mode = mode or self.mode
         if mode == "full":
             return list(self.codes)
-        stems = [self.system, "prob", *(["desc"] if self.model.config.descriptions else [])]
-        return [*(f"{stem}_{i + 1}" for i in range(self._width(mode, k)) for stem in stems), "conf"]
+        return column_names(self.model.config, self._width(mode, k))
 
     def _width(self, mode: str, k: int) -> int:
         """Return the number of columns of codes, if no row tells."""

@@ -47,11 +47,12 @@ class Join:
     def columns(self, code_columns: Mapping[str, str]) -> dict[str, tuple[str, int]]:
         """Return the name of each new column -> its column of codes, and its index among the table's columns.
 
-        `code_columns` has the name of each column of codes -> the name without the prefixes `--columns` and `alt_`.
+        `code_columns` has the name of each column of codes -> that of its probabilities, `prob_1`, whose prefixes and
+        number the new ones have.
         """
         return {
-            f"{column.removesuffix(plain)}{name}_{plain.rpartition('_')[2]}": (column, i)
-            for column, plain in code_columns.items()
+            f"{name}_".join(prob.rsplit("prob_", 1)): (column, i)
+            for column, prob in code_columns.items()
             for i, name in enumerate(self._names)
         }
 

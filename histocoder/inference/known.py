@@ -2,7 +2,7 @@
 
 import itertools
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from histocoder.config import SOURCE_COL, PredictOptions
+from histocoder.config.prediction import names_of_alternatives
 from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import known_language, language_code
@@ -126,8 +127,9 @@ class Known:
         return [Answer(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
 
     def column_names(self, coder: Coder, mode: str | None, *, k: int) -> list[str]:
-        own, model_names = (coder.column_names(mode, k=count) for count in (max(self.width, 1), k))
-        return list(dict.fromkeys([*own[:-1], *_with_alternatives(model_names, mode), SOURCE_COL]))
+        own, names = (coder.column_names(mode, k=count) for count in (max(self.width, 1), k))
+        names = names_of_alternatives(names) if mode == "topk" else names
+        return list(dict.fromkeys([*own[:-1], *names, SOURCE_COL]))
 
     def code(
         self, coder: Coder, texts: Sequence[str], langs: Sequence[str], options: PredictOptions, **how: Any
@@ -142,7 +144,8 @@ class Known:
         known = [row for row, answer in enumerate(answers) if answer is not None]
         other = [row for row, answer in enumerate(answers) if answer is None]
         coded = coder.code([texts[row] for row in other], [langs[row] for row in other], options, **how).set_axis(other)
-        coded.columns = _with_alternatives(coded.columns, options.mode)
+        if options.mode == "topk":
+            coded.columns = names_of_alternatives(coded.columns)
         coded[SOURCE_COL] = np.array([MODEL if texts[row].strip() else None for row in other], dtype=object)
         if not known:
             return coded
@@ -176,15 +179,9 @@ def training_files(
     return files, lang_col is not None
 
 
-def _with_alternatives(names: Iterable[str], mode: str | None) -> list[str]:
-    """Return the names of columns, in mode "topk" with `alt_` before those of all codes but the first."""
-    is_ranked = mode == "topk"
-    return [f"alt_{name}" if is_ranked and name != "conf" and not name.endswith("_1") else name for name in names]
-
-
 def _frame(answers: Sequence[Answer], coder: Coder) -> pd.DataFrame:
     codes = np.array([*itertools.zip_longest(*(answer.codes for answer in answers))], dtype=object).T
     share = np.array([answer.share for answer in answers])
     probs = np.where(pd.isna(codes), np.nan, share[:, None])
-    frame = Prediction(codes, probs, share).frame(coder.system, coder.model.config.descriptions)
+    frame = Prediction(codes, probs, share).frame(coder.model.config)
     return frame.assign(**{SOURCE_COL: KNOWN})

@@ -119,7 +119,7 @@ class OnnxCoder:
         options = PredictOptions(mode=mode, threshold=threshold, constrain=constrain, batch_size=batch_size)
         prediction = self._code(rows.distinct["text"].tolist(), rows.distinct["lang"].tolist(), options)
         prediction.drop_unsure(min_confidence)
-        return prediction.frame(self.system, self._config.descriptions).iloc[rows.place].set_axis(rows.index)
+        return prediction.frame(self._config).iloc[rows.place].set_axis(rows.index)
 
     def predict_arrays(
         self,

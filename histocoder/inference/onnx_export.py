@@ -33,6 +33,7 @@ from histocoder.inference.onnx_coder import (
     OnnxCoder,
 )
 from histocoder.inference.onnx_graphs import EncoderGraph, NgramsGraph, StartGraph, StepGraph
+from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import SHARPNESS
@@ -99,7 +100,7 @@ def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
     for mode in MODES:
         ours = coder.predict(examples.texts, examples.langs, mode=mode, progress=False)
         theirs = exported.predict(examples.texts, examples.langs, mode=mode)
-        codes = [name for name in ours if name.startswith(f"{coder.system}_")]
+        codes = list(code_columns(ours))
         probs = [name for name in ours if name.startswith("prob_") or name == "conf"]
         num_others = int((ours[codes].fillna("") != theirs[codes].fillna("")).any(axis=1).sum())
         difference = float((ours[probs] - theirs[probs]).abs().max().max())
@@ -115,7 +116,7 @@ def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
 def _accuracy(exported: OnnxCoder, examples: Examples) -> float:
     """Return the percentage of rows that get exactly their codes."""
     table = exported.predict(examples.texts, examples.langs, mode=_mode(exported))
-    codes = table[[name for name in table if name.startswith(f"{exported.system}_")]]
+    codes = table[list(code_columns(table))]
     ours, true = (
         [{code for code in row if isinstance(code, str)} for row in rows.to_numpy(dtype=object)]
         for rows in (codes, examples.codes)

@@ -25,6 +25,7 @@ from histocoder.inference.join import Join
 from histocoder.inference.known import Known
 from histocoder.inference.notices import FileNotices
 from histocoder.inference.parts import Parts, check_free, write_tables
+from histocoder.inference.predictions import code_columns
 
 
 def predict_file(
@@ -113,9 +114,8 @@ def _open(
     table = open_table(Path(config.input), config.input_cols, sheet=config.sheet)
     if not is_parquet(Path(config.output)):
         _check_text(table)
-    new = config.output_names(names, coder.system, taken=table.header)
-    plain = {own: name.removeprefix("alt_") for own, name in new.items()}
-    codes = {own: name for own, name in plain.items() if name.startswith(f"{coder.system}_")}
+    new = config.output_names(names, taken=table.header)
+    codes = code_columns(new)
     for name in join.columns(codes) if join is not None else ():
         if name in (*table.header, *new):
             raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from zipfile import BadZipFile
@@ -13,6 +15,8 @@ from histocoder.files import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from histocoder.config import ModelConfig
 
 
 class Prediction(NamedTuple):
@@ -43,19 +47,29 @@ class Prediction(NamedTuple):
         unsure = self.conf < min_confidence
         self.codes[unsure], self.probs[unsure] = None, np.nan
 
-    def frame(self, system: str, descriptions: Mapping[str, str]) -> pd.DataFrame:
-        """Return the columns of `Coder.predict`, those of codes named after `system`."""
+    def frame(self, config: ModelConfig) -> pd.DataFrame:
+        """Return the columns of `Coder.predict`, named as `column_names` names them."""
         import pandas as pd
 
-        columns: dict[str, np.ndarray] = {}
-        for i in range(self.codes.shape[1]):
-            codes = self.codes[:, i]
-            columns[f"{system}_{i + 1}"] = codes
-            columns[f"prob_{i + 1}"] = self.probs[:, i]
-            if descriptions:
-                columns[f"desc_{i + 1}"] = np.array([descriptions.get(code) for code in codes], dtype=object)
-        columns["conf"] = self.conf
-        return pd.DataFrame(columns)
+        columns: list[np.ndarray] = []
+        for codes, probs in zip(self.codes.T, self.probs.T, strict=True):
+            columns += [codes, probs]
+            if config.descriptions:
+                columns.append(np.array([config.descriptions.get(code) for code in codes], dtype=object))
+        return pd.DataFrame(dict(zip(column_names(config, self.codes.shape[1]), [*columns, self.conf], strict=True)))
+
+
+def column_names(config: ModelConfig, width: int) -> list[str]:
+    """Return the names of the columns of so many codes, of their probabilities and meanings, and of the confidence."""
+    more = ("prob", "desc") if config.descriptions else ("prob",)
+    names = enumerate(config.code_columns(width), 1)
+    return [*(name for i, code in names for name in (code, *(f"{one}_{i}" for one in more))), "conf"]
+
+
+def code_columns(names: Iterable[str]) -> dict[str, str]:
+    """Return the columns of codes among `column_names`, or names with prefixes -> those of their probabilities."""
+    pairs = itertools.pairwise(names)
+    return {code: prob for code, prob in pairs if re.search(r"prob_[0-9]+$", prob)}
 
 
 Part: TypeAlias = tuple[np.ndarray, Prediction]  # indices of a batch's rows, of shape (n,), and their codes

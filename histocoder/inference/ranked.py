@@ -53,6 +53,6 @@ def predict_ranked(
 
     def frame(parts: list[Part]) -> pd.DataFrame:
         prediction = Prediction.join(parts, len(rows.distinct), width=coder.formatter.num_blocks)
-        return rows.spread(prediction.frame(coder.system, config.descriptions))
+        return rows.spread(prediction.frame(config))
 
     return Ranked(frame(codes), frame(ranked), encodings[rows.place])

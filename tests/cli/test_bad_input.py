@@ -67,6 +67,7 @@ CASES = [
     ({"--key": "table.csv"}, r"needs the columns system_code and code"),
     ({"--bach-size": "8"}, r"no flag --bach-size. Did you mean '--batch-size'"),
     ({"--block-size": "200"}, r"set --block-size to the longest"),
+    ({"--target-cols": "alt_code"}, r"can't be called alt_code"),
     ({"--zero-pad-codes": "", "--use-within-block-sep": ""}, r"can't be used with"),
 ]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from archives import read, write_archive
-from models import CODES, save_tiny_model
+from models import CODES, save_tiny_model, tiny_model
 
+from histocoder.checkpoints.model_files import save_model
 from histocoder.cli.main import main
 from histocoder.errors import UserError
 from histocoder.inference.join import Join
@@ -34,6 +36,25 @@ def test_columns_are_added_by_code(tmp_path: Path, columns: str, capsys: pytest.
     assert (
         num_lacking and f"has no row for 1 codes (61110), which occur in {num_lacking} cells" in capsys.readouterr().out
     )
+
+
+def test_names_stay_from_coding_to_corrections(tmp_path: Path):
+    model = tiny_model(num_blocks=1)
+    config = replace(model.config, target_cols=("HISCO",))
+    save_model(tmp_path / "model", config, model.state_dict(), tokenizer=model.tokenizer)
+    (tmp_path / "t.csv").write_text("hisco,class\n61110,1\n")
+    (tmp_path / "in.csv").write_text("occ1\nfarmer\n")
+    (tmp_path / "known.csv").write_text("occ1,HISCO\nfarmer,61110\n")
+    files = ["--input", tmp_path / "in.csv", "--output", tmp_path / "out.csv", "--join", tmp_path / "t.csv"]
+    flags = ["--mode", "topk", "--k", 2, "--columns", "p_", "--known", tmp_path / "known.csv"]
+    main(["predict", "--model", *map(str, [tmp_path / "model", *files, *flags])])
+    own = ["p_HISCO", "p_prob_1", "p_desc_1", "p_alt_HISCO_2", "p_alt_prob_2", "p_alt_desc_2", "p_conf", "p_source"]
+    out = read(tmp_path / "out.csv")
+    assert list(out) == ["occ1", *own, "p_class_1", "p_alt_class_2"]
+    assert out.loc[0, ["p_HISCO", "p_class_1", "p_source"]].tolist() == ["61110", "1", "known"]
+    review = ["--predictions", tmp_path / "out.csv", "--output", tmp_path / "review.csv"]
+    main(["review", "--model", *map(str, [tmp_path / "model", *review])])
+    assert list(read(tmp_path / "review.csv"))[:4] == ["occ1", "checked", "HISCO", "desc_1"]
 
 
 @pytest.mark.parametrize(

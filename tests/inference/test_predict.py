@@ -112,13 +112,23 @@ def test_prediction_that_does_not_fit_goes_on_with_less_at_once(
 
 
 @pytest.mark.parametrize(
-    ("target_cols", "system"),
-    [(("occ_1", "occ_2"), "occ"), (("psti",), "psti"), (("occ_a", "occ_b"), "general"), (("1", "2"), "general")],
+    ("target_cols", "further"),
+    [
+        (("occ_1", "occ_2"), ["occ_3"]),
+        (("HISCO",), ["HISCO_2", "HISCO_3"]),
+        (("icd11",), ["icd11_2", "icd11_3"]),
+        (("isco1",), ["isco_2", "isco_3"]),
+        (("a", "b"), ["hisco_3"]),
+        (("1", "2"), ["hisco_3"]),
+        ((), ["hisco_1", "hisco_2", "hisco_3"]),  # a model that does not say
+    ],
 )
-def test_codes_are_called_by_what_their_columns_have_in_common(target_cols: tuple[str, ...], system: str):
-    formatter = build_formatter("general", num_blocks=len(target_cols)).to_config()
-    config = replace(tiny_model().config, formatter=formatter, target_cols=target_cols)
-    assert config.system == Coder(MixerModel(config), "cpu").system == system
+def test_target_columns_keep_their_names(target_cols: tuple[str, ...], further: list[str]):
+    model = tiny_model()
+    model.config = replace(model.config, target_cols=target_cols, descriptions={})
+    table = Coder(model, "cpu").predict("farmer", mode="topk", k=3)
+    names = [*target_cols, *further]
+    assert list(table) == [name for i in range(3) for name in (names[i], f"prob_{i + 1}")] + ["conf"]
 
 
 def test_thresholds_of_languages():
