@@ -14,7 +14,7 @@ from histocoder.data.checked import checked_tables
 from histocoder.data.examples import LANG_COL, TEXT_COL, CheckedChunk, checked_chunks
 from histocoder.data.labels import LabelChecker
 from histocoder.data.languages import own_languages
-from histocoder.data.normalize import description_keys
+from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.output import Output
 from histocoder.data.table import TableFile
 from histocoder.errors import UserError
@@ -143,14 +143,16 @@ def _rows(chunk: CheckedChunk, config: PrepareConfig, schema: pa.Schema) -> pa.R
     keys = description_keys(texts.fill_null(""))
     split_by = keys if config.split_by == "text" else table.rows.astype(str).astype(object)
     units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
-    described = pd.util.hash_array(keys, categorize=False) + _hashes(chunk.langs)
+    # accents make other words here (väg, våg), unlike in `description_keys`
+    lower = pa.array(normalize(texts.fill_null("").to_pylist(), "lower"), pa.string())
+    described = _hashes(lower) + 31 * _hashes(chunk.langs)
     sets = np.sum([_hashes(column.fill_null("")) for column in cleaned], axis=0)  # whatever their order
     numbers = [pa.array(values) for values in (table.rows, units, described, sets)]
     return pa.RecordBatch.from_arrays([texts, chunk.langs, *codes, chunk.reasons, *numbers], schema=schema)
 
 
 def _hashes(column: pa.Array) -> np.ndarray:
-    return pd.util.hash_array(column.to_numpy(zero_copy_only=False))
+    return pd.util.hash_array(column.to_numpy(zero_copy_only=False), categorize=False)
 
 
 def _few(lines: pd.Series) -> str:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import shared, write_table
+from models import tiny_coder
 
 from histocoder.config import PrepareConfig
 from histocoder.data.corrections import read_corrections
@@ -15,7 +16,7 @@ from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare
-from histocoder.errors import UserError
+from histocoder.errors import CountedNotice, UserError
 from histocoder.formatters import Formatter, build_formatter
 
 
@@ -360,6 +361,41 @@ def test_bad_labels_stop_or_are_listed(tmp_path: Path):
     assert rejected["line"].tolist() == ["3", "4", "6"]
     assert rejected["reason"].str.contains("longer|æ|no description").all()
     assert rejected["hisco_1"].tolist() == ["611101", "væver", "41025"]
+
+
+def test_descriptions_with_different_codes_are_listed(tmp_path: Path, logged: list[str]):
+    table = tmp_path / "t.csv"
+    rows = ["clerk,en,39310,", "Clerk,en,39340,", "clerk,en,39310,", "clerk,da,39340,", "smith,en,83110,61110"]
+    rows += ["smith,en,61110,83110", *["væver,da,75400,"] * 12, "Væver,da,75400,61110", "cook,en,,", "cook,en,53130,"]
+    table.write_text("occ1,lang,a,b\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    files = {"target_cols": ("a", "b"), "language": "unk", "language_col": "lang"}
+    prepare(config(table, **files), tmp_path / "out")
+    assert any(f"2 descriptions have different codes in different rows; {tmp_path}" in text for text in logged)
+    found = pd.read_csv(tmp_path / "out" / "conflicts.csv", dtype=str, keep_default_na=False)
+    assert found.to_numpy().tolist() == [
+        ["væver", "da", "75400", "", "12", "8; 9; 10; 11; 12; 13; 14; 15; 16; 17; …"],
+        ["Væver", "da", "75400", "61110", "1", "20"],
+        ["clerk", "en", "39310", "", "2", "2; 4"],
+        ["Clerk", "en", "39340", "", "1", "3"],
+    ]
+    table.write_text("occ1,lang,a,b\nclerk,en,39310,\nclerk,da,39340,\nClerks,da,39310,\nclérk,da,39310,\n")
+    prepare(config(table, **files), tmp_path / "out", overwrite=True)
+    assert not (tmp_path / "out" / "conflicts.csv").exists()
+
+
+def test_entities_are_decoded_everywhere(tmp_path: Path, logged: list[str]):
+    table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
+    texts = ["boot &amp; shoe maker", "b&amp;uuml;rger", "B&#252;rger", "R&D; clerk", "smith"]
+    table.write_text("occ1,hisco_1\n" + "".join(f"{text},6111{i}\n" for i, text in enumerate(texts)))
+    checked.write_text("occ1,checked,hisco_1\nboot & shoe maker,x,80110\n")
+    files = prepared(table, tmp_path / "out", corrections=(str(checked),))
+    found = dict(pd.concat([files["data_train"], files["data_val"]])[["occ1", "hisco_1"]].to_numpy())
+    assert found.keys() == {"boot & shoe maker", "bürger", "Bürger", "R&D; clerk", "smith"}
+    assert found["boot & shoe maker"] == "80110"
+    assert f"{table}: 3 descriptions have HTML entities, such as &amp;, which are decoded." in logged
+    with pytest.warns(CountedNotice, match="2 descriptions have HTML entities"):
+        coded = tiny_coder().predict([*texts[:2], "boot & shoe maker", "bürger"], mode="full")
+    assert coded[:2].to_numpy().tolist() == coded[2:].to_numpy().tolist()
 
 
 def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_path: Path, logged: list[str]):

@@ -225,7 +225,7 @@ def test_constrained_codes_are_in_the_key(coder: Coder):
 
 
 def test_long_texts_and_strange_languages_are_said(coder: Coder):
-    with pytest.warns(UserWarning, match=r"1 descriptions are truncated.* longer than 64"):
+    with pytest.warns(UserWarning, match=r"1 description is truncated.* longer than 64"):
         cut = coder.predict("x" * 10_000, "en", mode="full")
     with pytest.warns(UserWarning, match=r"does not know the language 'fi'.* it knows da, en, unk"):
         strange = coder.predict("baker", "fi", mode="full")

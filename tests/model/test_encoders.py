@@ -266,7 +266,7 @@ def test_language_and_description_are_two_texts_and_nothing_in_them_is_special(
 
 def test_what_is_cut_is_told(tmp_path: Path):
     coder = Coder(model_of(save_pretrained("byt5", tmp_path)), "cpu")
-    with pytest.warns(UserWarning, match="1 descriptions are truncated: .* longer than 64 tokens"):
+    with pytest.warns(UserWarning, match="1 description is truncated: .* longer than 64 tokens"):
         coder.predict(["farmer", "x" * 61], "en")  # with language and two ends: 65
 
 
