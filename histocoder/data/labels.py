@@ -269,7 +269,7 @@ class LabelChecker:
         if name not in self._holds_integers:
             cells = {
                 bare(cell)
-                for table in self._file.tables([name])
+                for table in checked_tables(self._file, [name], lambda _: None)
                 for cell in pc.unique(table.columns[name]).drop_null().to_pylist()
             }
             self._holds_integers[name] = all(

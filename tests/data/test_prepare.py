@@ -118,9 +118,9 @@ def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Pa
 
 def test_checked_rows_alone_count_in_every_file(tmp_path: Path, logged: list[str]):
     checked = tmp_path / "review.csv"
-    marks = {"6111": ("x", "X ", "Ja", "oui", "TRUE", "1", "✓")}
-    marks[""] = ("", "nein", "-", "?", "n", "Nej", "no", "não", "FALSE", "0", "NA")  # with codes that do not fit
-    rows = [f"a{code}{i},{m},{code}{i}\n" for code, of_code in marks.items() for i, m in enumerate(of_code)]
+    marks = {"6111{}.0": ("x", "X ", "Ja", "oui", "TRUE", "1", "✓")}
+    marks["guess {}"] = ("", "nein", "-", "?", "n", "Nej", "no", "não", "FALSE", "0", "NA")
+    rows = [f"a {c},{m},{c}\n".format(i, i) for c, of_code in marks.items() for i, m in enumerate(of_code)]
     checked.write_text("occ1,checked,hisco_1\n" + "".join(rows), "utf-8")
     settings = config(checked, language_col=None, corrections=(str(checked),))
     form = build_formatter("general", num_blocks=1), LabelRules()
