@@ -1,9 +1,7 @@
-"""Memory: settings of the C library, amounts used and present, and work in pieces that fit."""
+"""Memory: amounts used and present, and work in pieces that fit."""
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -11,45 +9,6 @@ from torch import Tensor
 
 from histocoder.distributed import gather
 from histocoder.errors import Notice, UserError, warn_user
-
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # see mallopt(3)
-_MADV_HUGEPAGE = 14  # see madvise(2)
-_PAGE = 2**21
-
-
-def keep_freed_memory() -> None:
-    """Keep freed memory for reuse instead of returning it to the kernel, and use large pages; glibc only.
-
-    A training step on a CPU frees and allocates the same gigabytes again and again, and the kernel clears each page.
-    """
-    try:
-        libc = ctypes.CDLL(None)
-        mallopt, malloc, free, madvise = libc.mallopt, libc.malloc, libc.free, libc.madvise
-    except (OSError, AttributeError, TypeError):
-        return
-    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    free.argtypes = [ctypes.c_void_p]
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, -1)
-    if not _may_reserve():
-        return
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # addresses alone: nothing is written there
-    if start := malloc(room):
-        madvise(-(-start // _PAGE) * _PAGE, room - _PAGE, _MADV_HUGEPAGE)
-        free(start)
-
-
-def _may_reserve() -> bool:
-    """Return whether addresses can be reserved without memory."""
-    import resource  # Windows has none
-
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        return False
-    try:
-        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() != "2"
-    except OSError:
-        return False
 
 
 def peak_gpu_memory(device: torch.device) -> dict[str, float]:

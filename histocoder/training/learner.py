@@ -17,7 +17,6 @@ from histocoder.config import TrainConfig
 from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import choose_tf32, computing_dtype
-from histocoder.ops.memory import keep_freed_memory
 from histocoder.training.losses import mixed_loss
 from histocoder.training.optimizer import collect
 from histocoder.training.strategies import Strategy, strategy_of
@@ -40,8 +39,6 @@ class Learner:
     ) -> None:
         self.model, self.config, self.device = model, config, device
         self.strategy: Strategy = strategy_of(config)
-        if device.type == "cpu":
-            keep_freed_memory()
         model.to(device)
         model.dtype = computing_dtype(config.precision, device, use_amp=config.use_amp)
         choose_tf32(model.dtype, device)
