@@ -2,8 +2,9 @@
 
 A fifth of the distinct descriptions of a table is held out, as in accuracy.py, and a model is trained on the others. A
 script then uses the page as a person would: it uploads the held-out descriptions, reviews the first cards by keyboard
-with the true codes, and trains on the decisions. Both models code the held-out rows that were not reviewed. Run
-`make test-browser` first, which installs the browser.
+with the true codes, and trains on the decisions. Both models code the held-out rows that were not reviewed. At the end
+it counts in how many of 2,000 random samples the page's interval contains the true share. Run `make test-browser`
+first, which installs the browser.
 
 python benchmarks/desk.py --data english --cards 100 --folder desk-walk
 """
@@ -20,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from accuracy import CODE, ROOT, TABLES, TEXT, read, split
 from selenium import webdriver
@@ -28,6 +30,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from histocoder import Coder
+from histocoder.desk.trust import estimate, order_of_review
 from histocoder.evaluation.baselines import difference_interval, shares
 
 _PATIENCE = 900.0
@@ -142,6 +145,31 @@ def compare(folder: Path, held_out: pd.DataFrame, reviewed: pd.Series, language:
         print(f"not reviewed, {number} {kind}: {100 * of_before[kind]:.1f} % -> {100 * of_after[kind]:.1f} % ({ends})")
 
 
+def coverage(folder: Path, held_out: pd.DataFrame, language: str, *, num_samples: int = 2000) -> None:
+    """Print how good the page's estimate is after some cards, with the true codes, over many random samples."""
+    coded = Coder.from_pretrained(folder / "out" / "best", "cpu").predict(held_out[TEXT], language)
+    coded = coded.assign(text=held_out[TEXT], times=1, right=coded[CODE] == held_out[CODE])
+    cards = coded.groupby("text").agg({"times": "sum", "conf": "first", "right": lambda right: right.mean() >= 0.5})
+    cards = cards.assign(worth=cards["times"] * (1 - cards["conf"])).sort_values("worth", ascending=False)
+    times, worth, right = (cards[name].to_numpy() for name in ("times", "worth", "right"))
+    for num_decided in (100, 200, 400):
+        found = []
+        for seed in range(num_samples):
+            order, draws = order_of_review(times, seed)
+            place = np.argsort(order)
+            drawn = np.array([(due, place[card]) for due, card in draws])
+            decided = {i: bool(right[order[i]]) for i in range(num_decided)}
+            rest = estimate(times[order], worth[order], drawn, right=decided, unsure=[]).rest
+            is_open = order[num_decided:]
+            true = times[is_open] @ right[is_open] / times[is_open].sum()
+            if rest is not None:
+                found.append((rest.low <= true <= rest.high, abs(rest.mean - true), rest.high - rest.low))
+        covered, error, width = 100 * np.mean(found, axis=0)
+        print(
+            f"{num_decided} cards: {covered:.1f} % contain the truth; mean error {error:.1f}, width {width:.1f} points"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=TABLES, default="english")
@@ -189,6 +217,7 @@ def main() -> None:
         server.terminate()
         server.wait()
     compare(folder, held_out, held_out[TEXT].isin(reviewed), language)
+    coverage(folder, held_out, language)
     print(f"total {sum(times.values()) / 60:.1f} min")
 
 

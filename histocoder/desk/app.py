@@ -11,11 +11,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from histocoder import __version__
+from histocoder.desk.coding import Busy
 from histocoder.desk.desk import Desk
 from histocoder.desk.routes import add_coding, add_files, add_improve, add_review
 from histocoder.desk.security import Guard
 from histocoder.desk.store import Conflict
-from histocoder.desk.turns import Busy
 from histocoder.errors import UserError
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -1,6 +1,7 @@
 """Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest neighbours."""
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import held_out
 from histocoder.data.table import fingerprint
 from histocoder.desk.neighbours import Neighbours, TrainedRow
-from histocoder.desk.turns import Turns
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
@@ -23,7 +23,36 @@ from histocoder.inference.predictions import code_columns
 from histocoder.inference.ranked import predict_ranked
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
-_ALTERNATIVES = 9
+_ALTERNATIVES, _LEAST_PROBABILITY = 9, 0.005
+_MOST_WAITING = 8
+_MATCHES = (r"\b{}\b", r"\b{}", "{}")  # whole words, then beginnings of words, then parts
+
+
+class Busy(Exception):
+    """Too many requests wait for the model already."""
+
+
+class Turns:
+    """A lock that threads get in the order of asking."""
+
+    def __init__(self) -> None:
+        self._queue: deque[object] = deque()  # the first has the lock
+        self._changed = threading.Condition()
+
+    @property
+    def num_waiting(self) -> int:
+        return max(len(self._queue) - 1, 0)
+
+    def __enter__(self) -> None:
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            self._changed.wait_for(lambda: self._queue[0] is ticket)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._queue.popleft()
+            self._changed.notify_all()
 
 
 class Code(BaseModel):
@@ -66,12 +95,13 @@ class Language(BaseModel):
 class CodingDesk:
     """A model, and its training data as evidence.
 
-    `training_data` is the run's `data_train.csv`, which need not exist, `cache` the file for its encodings; `model_id`
+    `training_data` is the run's `data_train.csv`, which need not exist, `folder` that for its encodings; `model_id`
     identifies the model.
     """
 
-    def __init__(self, coder: Coder, *, training_data: Path, cache: Path, model_id: str) -> None:
-        self.coder, self.turns, self.model_id = coder, Turns(), model_id
+    def __init__(self, coder: Coder, *, training_data: Path, folder: Path, model_id: str) -> None:
+        self.coder, self.model_id = coder, model_id
+        coder.turn = self._turns = Turns()
         self._titles = coder.model.config.descriptions
         titled = [f"{code} {self._titles.get(code, '')}" for code in coder.codes]
         self._search_texts = dict(zip(coder.codes, description_keys(titled), strict=True))
@@ -85,12 +115,12 @@ class CodingDesk:
             examples = files.read().coded()
             self.known = Known(f"{source} desk", languages=coder.model.config.languages)
             self.known.add(examples)
-            self.neighbours = Neighbours(examples, cache=cache, source=f"{source} {model_id}")
+            self.neighbours = Neighbours(examples, folder, source=f"{source} {model_id}")
 
     def encode_neighbours(self, stop: threading.Event) -> None:
         """Encode the training data, until `stop` is set."""
         if self.neighbours is not None:
-            self.neighbours.encode(self.coder, self.turns, stop)
+            self.neighbours.encode(self.coder, stop)
 
     @property
     def languages(self) -> list[Language]:
@@ -133,11 +163,13 @@ class CodingDesk:
 
     def answer(self, texts: Sequence[str], langs: Sequence[str], *, evidence: bool = True) -> list[Answer]:
         """Code descriptions; raise `Busy` where too many requests wait for the model."""
+        if self._turns.num_waiting > _MOST_WAITING:
+            raise Busy
         langs = [known_language(lang, self.coder.model.config.languages) for lang in langs]
-        with self.turns.one():
-            coded, ranked, encodings = predict_ranked(self.coder, texts, langs)
-            near: list[list[tuple[TrainedRow, float]]] = [[] for _ in texts]
-            if evidence and self.neighbours is not None and self.neighbours.is_ready:
+        coded, ranked, encodings = predict_ranked(self.coder, texts, langs)
+        near: list[list[tuple[TrainedRow, float]]] = [[] for _ in texts]
+        if evidence and self.neighbours is not None and self.neighbours.is_ready:
+            with self._turns:
                 near = self.neighbours.find(encodings)
         answers = []
         for row, (text, lang) in enumerate(zip(texts, langs, strict=True)):

@@ -7,7 +7,7 @@ from histocoder.checkpoints.model_files import CONFIG_FILE, WEIGHTS_FILE
 from histocoder.data.prepare import TRAIN_FILE
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.files import Files
-from histocoder.desk.improve import Improve, read_metrics
+from histocoder.desk.improve import Improve
 from histocoder.desk.store import Store
 from histocoder.evaluation.review import Columns
 from histocoder.files import make_folder, sha256
@@ -53,10 +53,8 @@ def open_desk(
     """
     make_folder(folder / "files")
     model_id = f"{sha256(model_folder / WEIGHTS_FILE)} {sha256(model_folder / CONFIG_FILE)} {coder.precision}"
-    cache = folder / "neighbours.npz"
-    coding = CodingDesk(coder, training_data=run / TRAIN_FILE, cache=cache, model_id=model_id)
-    calibration = read_metrics(run).get("answer", {}).get("calibration", {}).get("bins", [])
-    store = Store(folder / "desk.sqlite", calibration=calibration)
+    coding = CodingDesk(coder, training_data=run / TRAIN_FILE, folder=folder, model_id=model_id)
+    store = Store(folder / "desk.sqlite")
     target_cols = coder.model.config.target_cols
     improve = Improve(store, folder, model=model, run=run, target_cols=target_cols, may_train=may_train)
     text_col = input_col or improve.settings.get("input_col")

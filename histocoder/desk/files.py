@@ -4,11 +4,12 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from pydantic import BaseModel
 from tqdm import tqdm
@@ -18,7 +19,6 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.table import count_rows, open_table, strings
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
-from histocoder.desk.turns import CoderInTurns
 from histocoder.errors import Interrupted, UserError
 from histocoder.evaluation.review import Columns
 from histocoder.inference.predict_file import predict_file
@@ -130,12 +130,11 @@ class Files:
     def preview(self, file: str) -> Preview:
         """Return the first rows."""
         record = self._store.file(file)
-        path = self._path(record)
         input_col, language_col = self._columns
         options = _options(record)
-        with _named(path, record["name"]):
+        with self._named(record):
             wanted = [*filter(None, self._columns), *_DESCRIPTIONS, "lang"]
-            table = open_table(path, (), optional=wanted, sheet=options.sheet if options else None)
+            table = open_table(self._path(record), (), optional=wanted, sheet=options.sheet if options else None)
             chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
         cells = [[_shown(cell or "") for cell in strings(column).to_pylist()] for column in chunk.columns]
         names = {name.lower(): name for name in table.header}
@@ -146,7 +145,7 @@ class Files:
             rows=[list(row) for row in zip(*cells, strict=True)],
             input_col=likely[0] if likely else None,
             language_col=langs[0] if langs else None,
-            notices=[notice.replace(str(path), record["name"]) for notice in table.notices],
+            notices=[self._as_sent(notice, record) for notice in table.notices],
         )
 
     def code(self, file: str, options: Options) -> File:
@@ -155,7 +154,7 @@ class Files:
         if record["state"] in _WAITING:
             raise UserError(f"{record['name']} is already being coded.")
         path = self._path(record)
-        with _named(path, record["name"]):
+        with self._named(record):
             config = self._config(record, options)
             chosen_language(config.language, self._coding.coder.model.config.languages)  # raises an error if not one
             table = open_table(path, config.input_cols, sheet=options.sheet)
@@ -195,16 +194,31 @@ class Files:
         record = self._store.file(file)
         if record["state"] != "done":
             raise UserError(f"{record['name']} is not coded yet.")
-        stem = record["name"][: -len(record["suffix"])]
-        return self._path(record, "coded"), f"{stem}_coded{record['suffix']}"
+        return self._path(record, "coded"), _coded_name(record)
 
     def to_review(self, file: str) -> int:
         """Make cards of a coded file; return their source."""
         path, name = self.result(file)
-        options = Options.model_validate_json(self._store.file(file)["options"])
+        record = self._store.file(file)
+        options = Options.model_validate_json(record["options"])
         columns = Columns(options.input_col, options.language_col, self._coding.coder.model.config.target_cols)
-        with _named(path, name):
+        with self._named(record):
             return self._store.add_source(path, name, columns)
+
+    def _as_sent(self, message: str, record: dict[str, Any]) -> str:
+        """Return a message that names a file, or the coded one, as the user does."""
+        names = {self._path(record, "coded"): _coded_name(record), self._path(record): record["name"]}
+        for path, name in {**names, self._folder: "files"}.items():
+            message = message.replace(str(path), name)
+        return message
+
+    @contextmanager
+    def _named(self, record: dict[str, Any]) -> Iterator[None]:
+        """Let the messages of errors name the file as the user does."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(self._as_sent(str(error), record)) from error
 
     def _path(self, record: dict[str, Any], stem: Literal["input", "coded"] = "input") -> Path:
         return self._folder / record["id"] / f"{stem}{record['suffix']}"
@@ -245,39 +259,35 @@ class Files:
                 state, message = self._code(record)
             except Exception as error:
                 message = f"The program failed: {error}. The output of histocoder serve has details."
-                self._store.put_file(record["id"], state="failed", message=message)
+                self._store.put_file(record["id"], state="failed", message=self._as_sent(message, record))
                 self.start()  # for the other files; this thread ends, and Python prints the traceback
                 raise
             self._store.put_file(record["id"], state=state, message=message)
 
     def _code(self, record: dict[str, Any]) -> tuple[State, str]:
         """Code a file; return its state afterwards, and a message."""
-        path, options = self._path(record), _options(record)
+        options = _options(record)
         assert options is not None
         said: list[str] = []
 
         def check() -> None:
             if self._stop or record["id"] in self._cancelled:
-                raise KeyboardInterrupt  # upon which `predict_file` keeps what is coded
+                raise Interrupted("Cancelled.", signal.SIGINT)
 
         try:
-            coder = CoderInTurns(self._coding.coder, self._coding.turns, check)
-            with (
-                _named(path, record["name"]),
-                Path(os.devnull).open("w") as nowhere,
-                tqdm(total=record["num_rows"], file=nowhere) as bar,
-            ):
+            with self._named(record), Path(os.devnull).open("w") as nowhere:
+                bar = _Bar(record["num_rows"], nowhere, check)
                 self._bar = record["id"], bar
                 predict_file(
-                    coder,
+                    self._coding.coder,
                     self._config(record, options),
                     model_id=self._coding.model_id,
                     known=self._coding.known if options.known else None,
                     overwrite=True,
-                    say=lambda text: said.append(text.replace(str(path), record["name"])),
+                    say=lambda text: said.append(self._as_sent(text, record)),
                     bar=bar,
                 )
-        except (Interrupted, KeyboardInterrupt):
+        except Interrupted:
             return ("queued", "") if self._stop else ("cancelled", "")
         except UserError as error:
             return "failed", str(error)
@@ -286,13 +296,22 @@ class Files:
         return "done", "\n".join(said[1:-1])  # the first and the last one say that it is coded
 
 
-@contextmanager
-def _named(path: Path, name: str) -> Iterator[None]:
-    """Let messages name a file as the user does."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace(str(path), name)) from error
+class _Bar(tqdm):
+    """Progress in rows, which calls `check` after each batch."""
+
+    def __init__(self, total: int, file: IO[str], check: Callable[[], None]) -> None:
+        self._check = check
+        super().__init__(total=total, file=file)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count rows."""
+        shown = super().update(n)
+        self._check()
+        return shown
+
+
+def _coded_name(record: dict[str, Any]) -> str:
+    return f"{record['name'][: -len(record['suffix'])]}_coded{record['suffix']}"
 
 
 def _options(record: dict[str, Any]) -> Options | None:

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 from pydantic import BaseModel
@@ -159,17 +159,12 @@ def _new_run(command: list[str]) -> Path:
     return Path(command[command.index("--save-path") + 1])
 
 
-def read_metrics(run: Path) -> dict[str, Any]:
-    """Return the numbers of a run's report; nothing if there is no report."""
-    try:
-        return json.loads((run / METRICS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
 def _gains(run: Path) -> list[Gain]:
-    """Return the accuracy before and after training on corrections, as the run's report has it."""
-    found = read_metrics(run).get("corrections", {})
+    """Return the accuracy before and after training on corrections, as the run's report, if any, has it."""
+    try:
+        found = json.loads((run / METRICS_FILE).read_text(encoding="utf-8")).get("corrections", {})
+    except (OSError, ValueError):
+        return []
     gains = []
     for part, what in {"validation": "rows of validation data", "held_out": "corrections that were held out"}.items():
         if part in found:

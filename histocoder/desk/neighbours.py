@@ -1,26 +1,22 @@
 """Search of the training data's descriptions that are nearest by the model's own encodings."""
 
-import importlib.util
+import hashlib
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
-from histocoder.desk.turns import Turns
 from histocoder.files import replacing
 from histocoder.inference.coder import Coder
 
-_MOST_EXACT = 200_000  # descriptions searched exactly: 200 MB of the n-gram encoder's, read in 0.1 s
-_MOST = 1_000_000
+_MOST = 1_000_000  # descriptions: 1 GB of the n-gram encoder's encodings
 _NEIGHBOURS = 5
 _EMBEDDED_AT_ONCE = 256
-_LINKS, _WALK = 32, 256
-"""Sizes of the graph: with these 98 % of 250,000 encodings' neighbours were the exact ones, found in 2 ms; building it
-took five minutes on one core."""
+_COMPARED_AT_ONCE = 8192
 
 
 class TrainedRow(NamedTuple):
@@ -34,116 +30,69 @@ class TrainedRow(NamedTuple):
 class Neighbours:
     """The distinct descriptions of the training data, found by the cosine of their encodings.
 
-    Up to 200,000 are searched exactly. More, up to the million most frequent, are searched by faiss's graph (Malkov and
-    Yashunin 2018, hierarchical navigable small worlds); without faiss, the 200,000 most frequent are searched exactly.
-
-    The encodings are kept in the file `cache`; `source` identifies the data and the model.
+    If there are more than a million, the most frequent are searched. Their encodings are kept in a file in `folder`;
+    `source` identifies the data and the model.
     """
 
-    def __init__(self, examples: Examples, *, cache: Path, source: str) -> None:
+    def __init__(self, examples: Examples, folder: Path, *, source: str) -> None:
         codes = [tuple(code for code in row if code is not None) for row in examples.codes.to_numpy(dtype=object)]
         keys = list(zip(description_keys(examples.texts), examples.langs, codes, strict=True))
         times, written = Counter(keys), dict(zip(keys, examples.texts, strict=True))
         self._total = len(times)
-        self._has_graph = self._total > _MOST_EXACT and importlib.util.find_spec("faiss") is not None
-        most = _MOST if self._has_graph else _MOST_EXACT
-        self.rows = [TrainedRow(written[key], *key[1:]) for key, _ in times.most_common(most)]
-        self._cache, self._source = cache, f"{source} {self._has_graph}"
-        self._index: Any = None  # _Exact, or faiss's index, which has the same methods
+        self.rows = [TrainedRow(written[key], *key[1:]) for key, _ in times.most_common(_MOST)]
+        self._path = folder / f"neighbours-{hashlib.sha256(source.encode()).hexdigest()[:16]}.npy"
+        self._encodings: np.ndarray | None = None
         self._num_done = 0
 
     @property
     def is_ready(self) -> bool:
         """Whether all descriptions are encoded."""
-        return self._index is not None
+        return self._encodings is not None
 
     def describe(self) -> str:
-        """Describe the search, and how many descriptions it finds."""
-        number, more = f"{len(self.rows):,}", ""
+        """Describe which descriptions are searched."""
+        number = f"{len(self.rows):,}"
         if len(self.rows) < self._total:
             number = f"the {number} most frequent of {self._total:,}"
-            more = "" if self._has_graph else "; pip install faiss-cpu to search more"
-        how = "approximate search (faiss, HNSW)" if self._has_graph else "exact search"
         state = "" if self.is_ready else f"; {self._num_done / len(self.rows):.0%} are encoded"
-        return f"{how} among {number} descriptions of the training data{more}{state}"
+        return f"exact search among {number} descriptions of the training data{state}"
 
-    def encode(self, coder: Coder, turns: Turns, stop: threading.Event) -> None:
-        """Encode the descriptions, a batch in each turn, or read them from the cache."""
-        if self._cache.is_file():
-            with np.load(self._cache) as kept:
-                if str(kept["source"]) == self._source and int(kept["number"]) == len(self.rows):
-                    self._index = self._restored(kept["index"])
-                    return
-        index: Any = None
-        for start in range(0, len(self.rows), _EMBEDDED_AT_ONCE):
-            some = self.rows[start : start + _EMBEDDED_AT_ONCE]
-            with turns.one(may_refuse=False):
+    def encode(self, coder: Coder, stop: threading.Event) -> None:
+        """Encode the descriptions, or find them encoded in the file."""
+        if not self._path.is_file():
+            encodings = np.empty((len(self.rows), 0), np.float32)
+            for start in range(0, len(self.rows), _EMBEDDED_AT_ONCE):
                 if stop.is_set():
                     return
-                encodings = _unit(coder.embed([row.text for row in some], [row.lang for row in some]))
-                if index is None:
-                    index = _graph(encodings.shape[1]) if self._has_graph else _Exact()
-                index.add(encodings)
-            self._num_done += len(some)
-        with replacing(self._cache) as temporary, temporary.open("wb") as file:
-            np.savez(file, source=np.array(self._source), number=np.array(len(self.rows)), index=self._state(index))
-        self._index = index
-
-    def _state(self, index: Any) -> np.ndarray:
-        if not self._has_graph:
-            return index.encodings
-        import faiss
-
-        return faiss.serialize_index(index)
-
-    def _restored(self, state: np.ndarray) -> Any:
-        if not self._has_graph:
-            return _Exact(state)
-        import faiss
-
-        return faiss.deserialize_index(state)
+                some = self.rows[start : start + _EMBEDDED_AT_ONCE]
+                found = _unit(coder.embed([row.text for row in some], [row.lang for row in some]))
+                if not start:
+                    encodings = np.empty((len(self.rows), found.shape[1]), np.float32)
+                encodings[start : start + len(some)] = found
+                self._num_done += len(some)
+            for earlier in self._path.parent.glob("neighbours*.np[yz]"):
+                earlier.unlink()
+            with replacing(self._path) as temporary, temporary.open("wb") as file:
+                np.save(file, encodings)
+        self._encodings = np.load(self._path, mmap_mode="r")
 
     def find(self, encodings: np.ndarray) -> list[list[tuple[TrainedRow, float]]]:
         """Return the rows nearest to encodings of shape (n, hidden), and their similarity; none for NaN."""
-        assert self._index is not None
+        assert self._encodings is not None
         is_real = ~np.isnan(encodings).any(1)
+        wanted = _unit(encodings[is_real])
+        parts = []
+        for start in range(0, len(self._encodings), _COMPARED_AT_ONCE):
+            similar = wanted @ self._encodings[start : start + _COMPARED_AT_ONCE].T
+            most = min(_NEIGHBOURS, similar.shape[1])
+            places = np.argpartition(similar, -most, axis=1)[:, -most:]
+            parts.append((np.take_along_axis(similar, places, axis=1), places + start))
+        similar, places = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
+        order = np.argsort(-similar, axis=1, kind="stable")[:, :_NEIGHBOURS]
         found: list[list[tuple[TrainedRow, float]]] = [[] for _ in encodings]
-        number = min(_NEIGHBOURS, len(self.rows))
-        similar, places = self._index.search(_unit(encodings[is_real]), number)
-        for row, own, near in zip(np.flatnonzero(is_real), similar, places, strict=True):
-            found[row] = [(self.rows[place], float(one)) for place, one in zip(near, own, strict=True) if place >= 0]
+        for row, own, near, best in zip(np.flatnonzero(is_real), similar, places, order, strict=True):
+            found[row] = [(self.rows[near[i]], float(own[i])) for i in best]
         return found
-
-
-class _Exact:
-    """Encodings of length 1, all of which are compared."""
-
-    def __init__(self, *parts: np.ndarray) -> None:
-        self._parts = [*parts]
-
-    def add(self, encodings: np.ndarray) -> None:
-        self._parts.append(encodings)
-
-    @property
-    def encodings(self) -> np.ndarray:
-        if len(self._parts) > 1:
-            self._parts = [np.concatenate(self._parts)]
-        return self._parts[0]
-
-    def search(self, encodings: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosines of the nearest and their places, the nearest first, each of shape (n, number)."""
-        similar = encodings @ self.encodings.T
-        places = np.argsort(-similar, axis=1, kind="stable")[:, :number]
-        return np.take_along_axis(similar, places, axis=1), places
-
-
-def _graph(size: int) -> Any:
-    """Return an empty graph of encodings of length 1, which are compared along links between near ones."""
-    import faiss
-
-    index = faiss.IndexHNSWFlat(size, _LINKS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efSearch = _WALK
-    return index
 
 
 def _unit(encodings: np.ndarray) -> np.ndarray:

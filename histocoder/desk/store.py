@@ -5,21 +5,22 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from histocoder.data.checked import CHECKED_COL
-from histocoder.desk.trust import Trust, estimate
+from histocoder.desk.trust import Trust, estimate, order_of_review
 from histocoder.evaluation.review import Columns, in_order_of_worth
 from histocoder.files import sha256
 
 Status = Literal["open", "settled", "unsure"]
+Number = Annotated[int, Field(ge=-1, lt=2**63)]  # of a row, as SQLite can hold it
 _CLAIM_SECONDS = 180.0  # time for which a card that one reviewer was given is not given to another
 _CHANGES_AT_ONCE = 500
 _TABLES = """
@@ -29,6 +30,7 @@ CREATE TABLE IF NOT EXISTS cards (
     times INTEGER, version INTEGER DEFAULT 0, status TEXT DEFAULT 'open', codes TEXT, who TEXT, at REAL);
 CREATE UNIQUE INDEX IF NOT EXISTS cards_by_place ON cards (source, place);
 CREATE INDEX IF NOT EXISTS cards_by_status ON cards (source, status, place);
+CREATE TABLE IF NOT EXISTS draws (source INTEGER, due INTEGER, place INTEGER);
 CREATE TABLE IF NOT EXISTS decisions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, card INTEGER, who TEXT, at REAL, action TEXT, before TEXT, after TEXT,
     undone INTEGER DEFAULT 0);
@@ -80,13 +82,9 @@ class Conflict(Exception):
 
 
 class Store:
-    """The desk's database; each change is on disk before its method returns.
+    """The desk's database; each change is on disk before its method returns."""
 
-    `calibration` holds the bins of `scores.calibration` that the model's run has measured.
-    """
-
-    def __init__(self, path: Path, *, calibration: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._calibration = calibration
+    def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
@@ -94,7 +92,7 @@ class Store:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_TABLES)
         self._claims: dict[int, tuple[str, float]] = {}  # card -> reviewer, and when
-        self._queues: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # source -> conf and times, in the order of review
+        self._queues: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # source -> times, worth and draws
 
     def close(self) -> None:
         with self._lock:
@@ -126,9 +124,10 @@ class Store:
     # Cards
 
     def add_source(self, path: Path, name: str, columns: Columns) -> int:
-        """Make cards of what `histocoder predict` wrote, in the order of `histocoder review`; return their source.
+        """Make cards of what `histocoder predict` wrote; return their source.
 
-        A file with the content of an earlier one has that one's source.
+        They are in the order of `histocoder review`, with a random sample among them; see `order_of_review`. A file
+        with the content of an earlier one has that one's source.
         """
         digest = sha256(path)
         if found := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
@@ -138,15 +137,19 @@ class Store:
         langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else itertools.repeat("unk")
         codes = cards[list(columns.target_cols)].to_numpy(dtype=object)
         predicted = (json.dumps([code for code in row if not pd.isna(code) and code]) for row in codes)
-        values = (cards[columns.input_col].fillna("").astype(str), langs, predicted, cards["conf"], cards["times"])
+        fields = (cards[columns.input_col].fillna("").astype(str), langs, predicted, cards["conf"], cards["times"])
+        values = list(zip(*fields, strict=False))
+        order, draws = order_of_review(cards["times"].to_numpy(), int(digest, 16)) if values else ([], [])
+        places = {card: place for place, card in enumerate(order)}
         with self._changing() as db:
             insert = "INSERT INTO sources (name, sha256, at) VALUES (?, ?, ?)"
             source = db.execute(insert, (name, digest, time.time())).lastrowid
             assert source is not None
             db.executemany(
                 "INSERT INTO cards (source, place, text, lang, predicted, conf, times) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                ((source, place, *card) for place, card in enumerate(zip(*values, strict=False))),
+                ((source, place, *values[card]) for card, place in places.items()),
             )
+            db.executemany("INSERT INTO draws VALUES (?, ?, ?)", ((source, due, places[card]) for due, card in draws))
         return source
 
     def sources(self) -> list[Source]:
@@ -226,27 +229,21 @@ class Store:
             (card.id, who, now, action, json.dumps(before), json.dumps(after)),
         )
 
-    def trust(self, source: int) -> Trust:
-        """Return how far the codes of a file can be trusted, and what another hour of review brings."""
+    def trust(self, source: Number) -> Trust:
+        """Return how much of a file is settled, and how many of the other rows are right."""
         with self._lock:
             if source not in self._queues:
-                rows = self._rows("SELECT conf, times FROM cards WHERE source = ? ORDER BY place", source)
-                self._queues[source] = (
-                    np.array([row["conf"] for row in rows], dtype=float),
-                    np.array([row["times"] for row in rows], dtype=np.int64),
-                )
-            conf, times = self._queues[source]
-            query = "SELECT place, status, predicted, codes FROM cards WHERE source = ? AND status != 'open'"
-            decided = self._rows(query, source)
-            query = """SELECT d.at - lag(d.at) OVER (PARTITION BY d.who ORDER BY d.at) AS gap
-                       FROM decisions d JOIN cards c ON c.id = d.card WHERE c.source = ? AND d.action != 'undone'"""
-            gaps = [row["gap"] for row in self._rows(query, source) if row["gap"] is not None]
-        settled, right = np.zeros((2, len(conf)), dtype=bool)
-        for row in decided:
-            settled[row["place"]] = row["status"] == "settled"
-            right[row["place"]] = set(json.loads(row["codes"] or "[]")) == set(json.loads(row["predicted"]))
-        num_unsure = sum(row["status"] == "unsure" for row in decided)
-        return estimate(conf, times, settled, right, gaps=gaps, unsure=num_unsure, calibration=self._calibration)
+                queue = "SELECT times, times * (1 - conf) FROM cards WHERE source = ? ORDER BY place"
+                times, worth = np.array([*map(tuple, self._rows(queue, source))]).reshape(-1, 2).T
+                draws = [*map(tuple, self._rows("SELECT due, place FROM draws WHERE source = ?", source))]
+                self._queues[source] = times.astype(int), worth, np.array(draws, dtype=int).reshape(-1, 2)
+            query = "SELECT place, predicted, codes FROM cards WHERE source = ? AND status IN ('settled', 'unsure')"
+            decided = [(row["place"], row["predicted"], row["codes"]) for row in self._rows(query, source)]
+        return estimate(
+            *self._queues[source],
+            right={place: set(json.loads(codes)) == set(json.loads(own)) for place, own, codes in decided if codes},
+            unsure=[place for place, _, codes in decided if not codes],
+        )
 
     def settled(self) -> list[Card]:
         """Return the settled cards of all sources, the last decision first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,8 @@ class Coder:
         Name of the torch dtype that it computes in.
     card : str
         Model card, the README.md that is saved beside the model.
+    turn : context manager
+        Entered for each batch: a lock lets several threads share the model. By default, none.
 
     Examples
     --------
@@ -84,6 +87,7 @@ class Coder:
         self.formatter, self.codes = self.decoding.formatter, self.decoding.codes
         self.system = model.config.system
         self.card = model_card(model.config)
+        self.turn: AbstractContextManager[object] = nullcontext()
         self._encoded_at_once = _ENCODED_AT_ONCE.get(self.device.type, _ENCODED_AT_ONCE_ELSEWHERE)
 
     @classmethod
@@ -340,6 +344,8 @@ class Coder:
                 continue
             of_linear = None if characters is None else torch.from_numpy(characters).to(self.device)
             given = torch.from_numpy(ids).to(self.device), thresholds[rows].to(self.device), of_linear
-            for some, result in at_once.each(work, *given):
+            with self.turn:
+                results = list(at_once.each(work, *given))
+            for some, result in results:
                 yield rows[some], result
                 tell(some.stop - some.start)

@@ -56,7 +56,8 @@ def predict_file(
     chunk_rows : int, optional
         Number of rows of a chunk; by default few enough to hold in memory.
     bar : tqdm, optional
-        Progress bar that counts rows; by default one on rank 0's terminal, if there is one.
+        Progress bar that counts rows; by default one on rank 0's terminal, if there is one. Coding can be resumed after
+        an `Interrupted` that its `update` raises.
     """
     config = replace(config, mode=config.mode or coder.mode)  # since the parts record it
     chunks = ChunkCoder(coder, config, known=known)
@@ -173,7 +174,7 @@ def _code_chunk(coder: ChunkCoder, number: int, chunk: pa.Table, parts: Parts, *
     batches = parts.batches(number, told=bar.update)
     try:
         parts.write(number, coder.code(chunk, batches.tell, batches.parts))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         batches.keep()
         raise Interrupted(
             f"Interrupted: about {rows_done + round(batches.num_told):,} rows are coded, and kept next to "

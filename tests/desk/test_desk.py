@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -36,9 +37,9 @@ from histocoder.data.labels import LabelRules
 from histocoder.desk import security, store
 from histocoder.desk.app import create_app
 from histocoder.desk.desk import open_desk
-from histocoder.desk.trust import estimate
-from histocoder.desk.turns import Busy, Turns
-from histocoder.evaluation.scores import calibration
+from histocoder.desk.store import Store
+from histocoder.desk.trust import estimate, order_of_review
+from histocoder.evaluation.review import Columns
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
@@ -412,69 +413,58 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
     assert "baker,en,x,77610," in corrections.read_text()
 
 
-def test_trust_is_corrected_by_what_was_found():
-    rng = np.random.default_rng(3)
-    conf = np.sort(rng.uniform(0.3, 0.999, 3000))
-    times = rng.integers(1, 20, 3000)
-    true = 1 / (1 + np.exp(1.2 - np.log(conf / (1 - conf))))  # the model is too sure
-    right = rng.uniform(size=3000) < true
-    settled = np.arange(3000) < 300  # the least certain ones
-    before = estimate(conf, times, np.zeros(3000, bool), right, gaps=[], unsure=0)
-    after = estimate(conf, times, settled, right & settled, gaps=[4.0] * 6 + [900.0], unsure=2)
-    truth = times[~settled] @ right[~settled] / times[~settled].sum()
-    assert before.rest and after.rest and after.whole and after.hour_whole
-    assert before.rest.mean == pytest.approx(times @ conf / times.sum(), abs=1e-3) and before.hour_cards is None
-    assert after.rest.low < truth < after.rest.high and abs(after.rest.mean - truth) < before.rest.mean - truth
-    bins = calibration(conf[::30], right[::30])["bins"]  # what validation has found says so before anything is checked
-    told = estimate(conf, times, np.zeros(3000, bool), right, gaps=[], unsure=0, calibration=bins)
-    assert told.rest and abs(told.rest.mean - times @ right / times.sum()) < 0.05
-    assert told.rest.high - told.rest.low < before.rest.high - before.rest.low
-    assert after.seconds_per_card == 4 and after.hour_cards == 900 and after.hour_whole > after.whole.mean
-    done = estimate(conf, times, np.ones(3000, bool), right, gaps=[], unsure=0)
-    assert done.rest is None and done.whole is not None and done.whole.low == 1
+def test_the_interval_covers_the_truth():
+    rng, covered = np.random.default_rng(0), []
+    times = np.maximum(1, 500 // np.arange(1, 401))
+    right = rng.uniform(size=400) < np.clip(0.5 + 0.1 * np.log(times), 0, 1)  # rare ones are harder
+    conf = np.clip(rng.normal(0.8, 0.1, 400) + 0.1 * right, 0, 1)
+    worth = np.sort(times * (1 - conf))[::-1]
+    times, right = (array[np.argsort(times * (conf - 1), kind="stable")] for array in (times, right))
+    for seed in range(300):
+        cards, draws = order_of_review(times, seed)
+        assert sorted(cards) == list(range(400))
+        places = {card: place for place, card in enumerate(cards)}
+        decided = {place: bool(right[cards[place]]) for place in range(120)}
+        draws_by_place = np.array([(due, places[card]) for due, card in draws])
+        found = estimate(times[cards], worth[cards], draws_by_place, right=decided, unsure=[])
+        assert found.rest is not None and found.rest.low <= found.rest.mean <= found.rest.high
+        is_open = times[cards[120:]]
+        covered.append(found.rest.low <= is_open @ right[cards[120:]] / is_open.sum() <= found.rest.high)
+    assert 0.92 <= np.mean(covered) <= 0.98
 
 
-def test_trust_knows_that_rare_descriptions_are_harder():
-    rng = np.random.default_rng(0)
-    conf, times = np.full(2000, 0.9), np.repeat([30, 1], 1000)
-    right = rng.uniform(size=2000) < np.repeat([0.95, 0.6], 1000)
-    settled = np.arange(2000) % 5 == 0
-    found = estimate(conf, times, settled, right & settled, gaps=[], unsure=0)
-    assert found.rest is not None
-    assert found.rest.mean == pytest.approx(times[~settled] @ right[~settled] / times[~settled].sum(), abs=0.02)
+def test_trust_needs_thirty_random_cards(tmp_path: Path):
+    rows = [f"farmer no {i},en,{61110 if i % 3 else 95410},0.{90 + i % 9},0.{90 + i % 9}" for i in range(200)]
+    path = tmp_path / "coded.csv"
+    path.write_text("occ1,lang,hisco_1,prob_1,conf\n" + "\n".join(rows) + "\n")
+    kept = Store(tmp_path / "desk.sqlite")
+    source = kept.add_source(path, path.name, Columns(target_cols=("hisco_1",)))
+    cards = kept.next_cards(source, "Anna", after=-1, count=200)
+
+    def settle(some: list[Any]) -> Any:
+        for card in some:
+            kept.decide(card.id, version=card.version, who="Anna", codes=["61110"])
+        return kept.trust(source)
+
+    found = settle([card for card in cards[:150] if card.place % 3 != 2])  # the most doubtful ones do not count
+    assert found.rest is None and found.random_cards < 30 == found.random_cards_needed
+    found = settle([card for card in cards[:150] if card.place % 3 == 2])
+    assert found.random_cards >= 30 and found.rest.low < 2 / 3 < found.rest.high < 0.97
+    found = settle(cards[150:])
+    assert found.rows_settled == found.rows == 200 and found.rest is None
+    kept.close()
 
 
-def test_trust_starts_from_the_runs_validation(coder: tuple[Coder, Path], tmp_path: Path):
-    (tmp_path / "coded.csv").write_text(CODED)
+def test_the_queue_at_the_model_has_an_end(client: TestClient, coder: tuple[Coder, Path]):
+    def code(_: int) -> int:
+        return client.post("/api/code", json={"texts": ["farmer"]}).status_code
 
-    def expected() -> float:
-        with served(coder, tmp_path / "desk", data=tmp_path / "coded.csv") as client:
-            return client.get("/api/review/1/trust").json()["rest"]["mean"]
-
-    without = expected()
-    bins = calibration(np.full(50, 0.9), np.zeros(50, bool))["bins"]
-    metrics = coder[1] / "metrics.json"
-    metrics.write_text(json.dumps({"answer": {"calibration": {"bins": bins}}}))
-    try:
-        assert expected() < without / 2
-    finally:
-        metrics.unlink()
-
-
-def test_the_queue_at_the_model_has_an_end(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    turns = Turns(most_waiting=1, seconds=0.05)
-    turns.enter()
-    with pytest.raises(Busy), turns.one():
-        pass  # waited too long
-    waiting = threading.Thread(target=lambda: (turns.enter(), turns.leave()))
-    waiting.start()
-    wait_until(lambda: len(turns._queue) == 2)
-    with pytest.raises(Busy):
-        turns.enter(may_refuse=True)
-    turns.leave()
-    waiting.join()
-    monkeypatch.setattr(Turns, "enter", lambda *_, **__: (_ for _ in ()).throw(Busy()))
-    assert client.post("/api/code", json={"texts": ["farmer"]}).status_code == 429
+    with ThreadPoolExecutor(9) as pool:
+        with coder[0].turn:
+            waiting = pool.map(code, range(9))
+            wait_until(lambda: coder[0].turn.num_waiting > 8)
+            assert code(0) == 429
+        assert 200 in waiting
 
 
 def test_serve_says_what_it_needs(

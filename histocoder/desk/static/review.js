@@ -248,7 +248,6 @@ async function watch() {
 
 async function trust(sources) {
   const now = await api(`review/${source.id}/trust`);
-  const range = (one) => `${percent(one.low, 1)} to ${percent(one.high, 1)}`;
   const others = sources || (await api("review"));
   get("trust").className = "trust";
   const select = others.length > 1 ? el("select", { "aria-label": "File", onchange: (event) => (sessionStorage.setItem("source", event.target.value), hide(), show()) },
@@ -259,11 +258,9 @@ async function trust(sources) {
     el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, with ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
       now.cards_unsure ? `; ${count(now.cards_unsure)} unsure` : ""),
     bar(now.rows ? now.rows_settled / now.rows : 0, "Settled", true),
-    now.rest ? el("p", {}, el("span", { class: "figure" }, percent(now.rest.mean, 1)), `of the other rows are right, by estimate; 95 % interval ${range(now.rest)}`) : null,
-    now.whole ? el("p", {}, `The whole file: about ${percent(now.whole.mean, 1)} right.`) : null,
-    now.cards_settled ? el("p", {}, `The model was right in ${count(now.right)} of the ${count(now.cards_settled)} checked.`) : null,
-    now.hour_cards ? el("p", {}, `Another hour, at ${now.seconds_per_card.toFixed(1)} s each, settles ${count(now.hour_rows)} rows; about ${percent(now.hour_whole, 1)} of the file are then right.`)
-      : el("p", { class: "quiet" }, "After some decisions, this shows what another hour brings."),
+    now.rest ? el("p", {}, el("span", { class: "figure" }, percent(now.rest.mean)), `of the ${count(now.rows_open)} rows that are not decided are right, by ${count(now.random_cards)} cards drawn at random; 95 % interval ${percent(now.rest.low)} to ${percent(now.rest.high)}`)
+      : now.rows_open && now.random_cards_needed ? el("p", { class: "quiet" },
+        `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the other rows are right: ${count(now.random_cards)} so far.`) : null,
     el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export settled descriptions (CSV)")),
     el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
     el("label", { class: "inline" }, keys, " Use these keys"),
