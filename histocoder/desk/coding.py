@@ -1,5 +1,6 @@
 """Code a few descriptions, with what helps to judge the codes: alternatives, known answers, nearest neighbours."""
 
+import re
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ class Code(BaseModel):
 
     code: str
     title: str | None = None
-    probability: float | None = None
+    probability: float | None = None  # by all experts together
 
 
 class Neighbour(BaseModel):
@@ -157,9 +158,11 @@ class CodingDesk:
         words = description_keys([query])[0].split()
         if not words:
             return []
-        by_number = [code for code in self.coder.codes if code.startswith(words[0])] if len(words) == 1 else []
-        by_title = [code for code, text in self._search_texts.items() if all(word in text for word in words)]
-        return [self.code(code) for code in list(dict.fromkeys([*by_number, *by_title]))[:limit]]
+        found = [code for code in self.coder.codes if code.startswith(words[0])] if len(words) == 1 else []
+        for match in _MATCHES:
+            patterns = [re.compile(match.format(re.escape(word))) for word in words]
+            found += [code for code, text in self._search_texts.items() if all(one.search(text) for one in patterns)]
+        return [self.code(code) for code in list(dict.fromkeys(found))[:limit]]
 
     def answer(self, texts: Sequence[str], langs: Sequence[str], *, evidence: bool = True) -> list[Answer]:
         """Code descriptions; raise `Busy` where too many requests wait for the model."""
@@ -173,8 +176,10 @@ class CodingDesk:
                 near = self.neighbours.find(encodings)
         answers = []
         for row, (text, lang) in enumerate(zip(texts, langs, strict=True)):
-            codes = self._codes(coded.iloc[row])
-            others = [one for one in self._codes(ranked.iloc[row]) if one.code not in {own.code for own in codes}]
+            codes, others = self._codes(coded.iloc[row]), self._codes(ranked.iloc[row])
+            own, shares = {one.code for one in codes}, {one.code: one.probability for one in others}
+            if self.coder.mode != "combined":  # else they are of the same measure as the alternatives
+                codes = [self.code(one.code, shares.get(one.code)) for one in codes]
             given = self.known.find([text], [lang])[0] if self.known is not None else None
             conf = coded["conf"].iloc[row]
             answers.append(
@@ -185,7 +190,9 @@ class CodingDesk:
                     confidence=None if pd.isna(conf) else float(conf),
                     known=[self.code(code) for code in given.codes] if given else None,
                     known_share=given.share if given else None,
-                    alternatives=others[:_ALTERNATIVES],
+                    alternatives=[
+                        one for one in others if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY
+                    ][:_ALTERNATIVES],
                     neighbours=[self._neighbour(*found) for found in near[row]],
                 )
             )

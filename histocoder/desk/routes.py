@@ -202,10 +202,12 @@ def add_review(app: FastAPI, desk: Desk) -> None:
         if not found:
             return []
         answers = coding.answer([card.text for card in found], [card.lang for card in found])
-        return [
-            Evidence(card=card, answer=answer, predicted=[coding.code(code) for code in card.predicted])
-            for card, answer in zip(found, answers, strict=True)
-        ]
+        evidence = []
+        for card, answer in zip(found, answers, strict=True):
+            known = {code.code: code for code in (*answer.codes, *answer.alternatives)}
+            predicted = [known.get(code) or coding.code(code) for code in card.predicted]
+            evidence.append(Evidence(card=card, answer=answer, predicted=predicted))
+        return evidence
 
 
 def _decided_codes(decision: Decision, coding: CodingDesk) -> list[str] | None:

@@ -1,5 +1,5 @@
 // Code descriptions that are typed or pasted, and show what the codes rest on.
-import { api, bar, codeName, codeNames, count, doing, el, get, nearest, percent } from "./lib.js";
+import { api, codeNames, codeWithBar, count, doing, el, get, nearest, percent } from "./lib.js";
 
 export function start() {
   get("code-form").onsubmit = doing(code);
@@ -31,17 +31,16 @@ async function code() {
 }
 
 function answer(found) {
-  const codes = found.codes.map((one) => el("li", {}, codeName(one)));
+  const codes = found.codes.map((one) => el("li", {}, codeWithBar(one)));
   const known = found.known && el("p", {}, el("span", { class: "badge" }, "Coded by hand"), " ",
     `${codeNames(found.known)}, in ${percent(found.known_share)} of its rows in the training data`);
   return el("article", { class: "answer" },
     el("h3", { class: "text" }, found.text),
     el("ul", { class: "codes", "aria-label": "Codes" }, codes.length ? codes : el("li", { class: "quiet" }, "no code")),
-    found.confidence == null ? null : el("p", { class: "row" }, bar(found.confidence, "Confidence"), el("span", { class: "quiet" }, `confidence ${percent(found.confidence)}`)),
     known,
     el("div", { class: "columns" },
-      el("div", {}, el("h3", {}, "Alternatives"),
+      found.alternatives.length ? el("div", {}, el("h3", {}, "Alternatives"),
         el("ul", { class: "list ranked" }, found.alternatives.slice(0, 5).map((one) =>
-          el("li", {}, el("span", { class: "code" }, one.code), el("span", {}, one.title || ""), el("span", { class: "percent" }, percent(one.probability, 1)))))),
-      found.neighbours.length ? el("div", {}, el("h3", {}, "Nearest in the training data"), nearest(found.neighbours)) : null));
+          el("li", {}, el("span", { class: "code" }, one.code), el("span", {}, one.title || ""), el("span", { class: "percent" }, percent(one.probability, 1)))))) : null,
+      found.neighbours.length ? el("div", {}, el("h3", {}, "Nearest in the training data, by similarity"), nearest(found.neighbours)) : null));
 }

@@ -74,6 +74,10 @@ export function bar(share, label, wide = false) {
 
 export const codeName = (code) => [el("span", { class: "code" }, code.code), " ", code.title || ""];
 
+// A code with its probability, where it has one: the one measure of a card, of chosen codes and of alternatives alike.
+export const codeWithBar = (code) => [...codeName(code), code.probability == null ? null : el("span", { class: "likely" },
+  bar(code.probability, "Probability"), el("span", { class: "percent" }, percent(code.probability, 1)))];
+
 export const codeNames = (codes) => codes.map((code) => (code.title ? `${code.code} ${code.title}` : code.code)).join(", ");
 
 let languages = [];

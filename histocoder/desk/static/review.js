@@ -1,5 +1,5 @@
-// Review cards: the least certain and most frequent descriptions first, by keys or by mouse.
-import { api, bar, codeName, codeNames, count, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
+// Review cards: the least certain and most frequent descriptions first, and random ones among them, by keys or by mouse.
+import { api, bar, codeNames, codeWithBar, count, doing, el, get, languageName, nearest, percent, Refused, say } from "./lib.js";
 
 const KEYS = [["↵", "accept the codes"], ["1–9", "choose an alternative"], ["⇧ 1–9", "add it as a further code"], ["/", "search the codes"],
   ["0", "no occupation"], ["?", "unsure"], ["u", "undo"], ["← →", "move"]];
@@ -92,9 +92,8 @@ function draw() {
     el("h2", { class: "text", tabindex: "-1" }, card.text),
     note ? el("p", { class: "notice", role: "alert" }, note) : null,
     el("h3", {}, "Codes"),
-    el("ul", { class: "chosen" }, chosen.length ? chosen.map((code) => el("li", {}, codeName(code),
+    el("ul", { class: "chosen" }, chosen.length ? chosen.map((code) => el("li", {}, codeWithBar(code),
       el("button", { class: "plain", "aria-label": `Remove ${code.code}`, onclick: () => toggle(code, true) }, "×"))) : el("li", { class: "none" }, "none chosen")),
-    el("p", { class: "row" }, bar(card.confidence, "Confidence"), el("span", { class: "quiet" }, `confidence ${percent(card.confidence)}`)),
     el("div", { class: "row actions" },
       el("button", { class: "primary", onclick: doing(() => decide("settle")) }, "Accept", el("kbd", {}, "↵")),
       el("button", { onclick: doing(() => decide("no occupation")), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
@@ -108,7 +107,7 @@ function draw() {
         el("label", { for: "search" }, "Search codes by number or title ", el("kbd", {}, "/")),
         el("input", { type: "search", id: "search", autocomplete: "off", oninput: doing(search), onkeydown: inSearch }),
         el("div", { id: "found", "aria-live": "polite" }),
-        answer.neighbours.length ? el("div", {}, el("h3", { class: "spaced" }, "Nearest in the training data"), nearest(answer.neighbours)) : null))));
+        answer.neighbours.length ? el("div", {}, el("h3", { class: "spaced" }, "Nearest in the training data, by similarity"), nearest(answer.neighbours)) : null))));
 }
 
 function choices(codes, numbered) {
