@@ -132,7 +132,7 @@ class ServeFlags(ModelFlags):
         None, "--data: column of languages (default: lang, where there is one)", metavar="COL"
     )
     host: str = free("127.0.0.1", "address to listen on", metavar="ADDRESS")
-    port: int = free(8000, "port to listen on; 0: any free one", at_least=0)
+    port: int = free(8000, "port to listen on; 0: any free one", between=(0, 65535))
     token: str | None = free(
         None, "token that the page asks for (default: a random one, the same each time)", metavar="TEXT"
     )

@@ -91,9 +91,10 @@ def _listening(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen()  # so that a browser that is quicker than the server waits
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
+    except OSError as error:
+        raise UserError(
+            f"Can't listen on {host}, port {port}: {error.strerror or error}. Choose another --port."
+        ) from error
     return listener
 
 

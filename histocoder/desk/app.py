@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from histocoder import __version__
@@ -62,6 +63,11 @@ def _add_errors(app: FastAPI) -> None:
     def answer(status: int, text: str) -> JSONResponse:
         return JSONResponse({"detail": text}, status)
 
+    def problems(error: RequestValidationError) -> str:
+        """Return what is wrong with each field, without its content, which JSON can't always hold."""
+        return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors())
+
+    app.add_exception_handler(RequestValidationError, lambda _, error: answer(422, problems(error)))
     app.add_exception_handler(UserError, lambda _, error: answer(422, str(error)))
     app.add_exception_handler(KeyError, lambda _, __: answer(404, "Not found."))
     app.add_exception_handler(Busy, lambda _, __: answer(429, "The model is busy. Try again in a moment."))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from tqdm import tqdm
 
 from histocoder.config import SOURCE_COL, PredictConfig
@@ -34,6 +34,8 @@ _DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "
 
 class Options(BaseModel):
     """Options of coding a file."""
+
+    model_config = ConfigDict(str_max_length=2000, allow_inf_nan=False)
 
     input_col: str
     language: str = "unk"

@@ -4,10 +4,12 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
-import pandas as pd
+import pyarrow as pa
 from pydantic import BaseModel
 
 from histocoder.checkpoints.run_folder import METRICS_FILE, run_settings
@@ -15,11 +17,11 @@ from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.data.checked import CHECKED_COL
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import normalize
-from histocoder.data.sheets import harmless
+from histocoder.data.output import Output
 from histocoder.desk.store import Card, Store
 from histocoder.errors import UserError
 from histocoder.evaluation.review import next_step
-from histocoder.files import write_text
+from histocoder.files import replacing
 
 State = Literal["idle", "running", "done", "failed"]
 _LOG_LINES = 12
@@ -65,21 +67,27 @@ class Improve:
         self.settings = run_settings(run)
         self._process: subprocess.Popen[bytes] | None = None
         self._words: list[str] = []  # of the command that runs
+        self._lock = threading.Lock()  # so that one training is started at a time
 
-    def corrections(self, *, raw: bool) -> str:
+    def corrections(self, *, raw: bool) -> bytes:
         """Return the settled descriptions as CSV that `finetune.py --corrections` takes.
 
-        Unless `raw`, descriptions that a spreadsheet would run as formulas get an apostrophe before them.
+        Unless `raw`, texts that a spreadsheet would run as formulas get an apostrophe before them.
         """
         lang_cols, targets = [self._lang_col] if self._lang_col else [], self._target_cols
         names = [self.settings.get("input_col") or "occ1", *lang_cols, CHECKED_COL, *targets, "conf", "times", "who"]
         rows = []
         for card in self._settled():
-            text, who = (value if raw else harmless(value) for value in (card.text, card.who or ""))
             langs, codes = [card.lang] * len(lang_cols), card.codes or []
-            codes = [*codes, *[""] * (len(targets) - len(codes))]
-            rows.append([text, *langs, "x", *codes, f"{card.confidence:.6f}", card.times, who])
-        return pd.DataFrame(rows, columns=names).to_csv(index=False, lineterminator="\n")
+            blanks = [None] * (len(targets) - len(codes))
+            cells = [card.text, *langs, "x", *codes, *blanks, round(card.confidence, 6), card.times, card.who]
+            rows.append(dict(zip(names, cells, strict=True)))
+        kinds = {"conf": pa.float64(), "times": pa.int64()}
+        table = pa.Table.from_pylist(rows, pa.schema([(name, kinds.get(name, pa.string())) for name in names]))
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / self._file.name
+            Output(path, raw=raw).write(path, table.schema, [table])
+            return path.read_bytes()
 
     @property
     def _lang_col(self) -> str | None:
@@ -121,27 +129,29 @@ class Improve:
 
     def keep(self) -> Improvement:
         """Write the corrections to the file that the command names."""
-        write_text(self._file, self.corrections(raw=True))
+        with replacing(self._file) as temporary:
+            temporary.write_bytes(self.corrections(raw=True))
         return self.state()
 
     def train(self) -> Improvement:
         """Start the training, where the server was started with --allow-training."""
-        now = self.state()
         if not self.may_train:
             raise UserError("This server does not train; start it with --allow-training, or run the command yourself.")
-        if now.state == "running":
-            raise UserError("Training is already running.")
-        if not now.corrections:
-            raise UserError("There are no corrections yet. Check some descriptions under Review first.")
-        if not now.is_complete:
-            raise UserError(now.command)
-        self.keep()
-        self._words = shlex.split(now.command)
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *self._words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-        return self.state()
+        with self._lock:
+            now = self.state()
+            if now.state == "running":
+                raise UserError("Training is already running.")
+            if not now.corrections:
+                raise UserError("There are no corrections yet. Check some descriptions under Review first.")
+            if not now.is_complete:
+                raise UserError(now.command)
+            self.keep()
+            self._words = shlex.split(now.command)
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, *self._words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                )
+            return self.state()
 
     def stop(self) -> Improvement:
         """Ask a running training to save its state and end."""

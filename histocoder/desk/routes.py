@@ -16,7 +16,7 @@ from histocoder.desk.coding import Answer, Code, CodingDesk, Language
 from histocoder.desk.desk import Desk
 from histocoder.desk.files import File
 from histocoder.desk.security import UPLOAD_BYTES
-from histocoder.desk.store import Card, Source
+from histocoder.desk.store import Card, Number, Source
 from histocoder.errors import UserError
 
 _BLOCK_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class Descriptions(BaseModel):
     """Descriptions to code."""
 
     texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(min_length=1, max_length=1000)]
-    lang: str = "unk"
+    lang: Annotated[str, Field(max_length=100)] = "unk"
     evidence: bool = True  # whether to search the nearest descriptions of the training data
 
 
@@ -166,23 +166,25 @@ def add_review(app: FastAPI, desk: Desk) -> None:
         return sorted(store.sources(), key=lambda one: one.id != desk.source)
 
     @app.get("/api/review/{source}/cards", tags=["review"])
-    def cards(source: int, who: Who, after: int = -1, count: Annotated[int, Field(ge=1, le=20)] = 5) -> list[Evidence]:
+    def cards(
+        source: Number, who: Who, after: Number = -1, count: Annotated[int, Field(ge=1, le=20)] = 5
+    ) -> list[Evidence]:
         """Return the next open descriptions, the most worth checking first; others do not get them for a while."""
         return _with_evidence(store.next_cards(source, who, after=after, count=count))
 
     @app.get("/api/review/cards/{card}", tags=["review"])
-    def one_card(card: int) -> Evidence:
+    def one_card(card: Number) -> Evidence:
         """Return one card."""
         return _with_evidence([store.card(card)])[0]
 
     @app.post("/api/review/cards/{card}", tags=["review"])
-    def decide(card: int, decision: Decision) -> Card:
+    def decide(card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
         codes = _decided_codes(decision, coding)
         return store.decide(card, version=decision.version, who=decision.who, codes=codes)
 
     @app.post("/api/review/{source}/undo", tags=["review"])
-    def undo(source: int, reviewer: Reviewer) -> Evidence:
+    def undo(source: Number, reviewer: Reviewer) -> Evidence:
         """Undo this reviewer's last decision."""
         card = store.undo(source, reviewer.who)
         if card is None:

@@ -202,7 +202,7 @@ class Store:
             db.execute("UPDATE decisions SET undone = 1 WHERE id = ?", (decision["id"],))
         return self.card(card.id)
 
-    def changes(self, source: int, after: int = 0) -> Changes:
+    def changes(self, source: Number, after: Number = 0) -> Changes:
         """Return the cards of the decisions that follow number `after`, a limited number of them at once."""
         with self._lock:
             query = "SELECT max(id) AS last FROM (SELECT id FROM decisions WHERE id > ? ORDER BY id LIMIT ?)"

@@ -10,6 +10,7 @@ import json
 import shutil
 import sqlite3
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,7 @@ TRAINED = (
 CODED = (
     "occ1,lang,hisco_1,prob_1,hisco_2,prob_2,conf\n"
     "=1+1,en,61110,0.9,,,0.9\nbaker,en,77610,0.6,,,0.6\nbaker,en,77610,0.6,,,0.6\nsmith,en,95410,0.5,,,0.5\n"
-    "<b>x</b>,da,61110,0.9,77610,0.5,0.45\n"
+    "<b>x</b>,=cmd|x,61110,0.9,77610,0.5,0.45\n"
 )
 
 
@@ -176,6 +177,35 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch,
     assert client.post("/api/files?name=a.csv", content=(b"0" * 65536 for _ in range(20))).status_code == 413
     assert client.get("/api/files").json() == [] and not any((tmp_path / "desk" / "files").iterdir())
     assert client.post("/api/code", json={"texts": ["x" * 5000]}).status_code == 422
+
+
+LARGE, SURROGATE = 2**70, '"\\ud800"'
+
+
+REFUSED = [
+    ("code", f'{{"texts": [{SURROGATE}]}}'),
+    ("code", f'{{"texts": ["farmer"], "lang": {SURROGATE}}}'),
+    ("files/FILE/code", f'{{"input_col": {SURROGATE}}}'),
+    ("files/FILE/code", '{"input_col": "occ1", "min_confidence": NaN}'),
+    ("review/cards/1", f'{{"who": {SURROGATE}, "version": 0, "codes": ["61110"]}}'),
+    ("review/cards/1", f'{{"who": "Anna", "version": 0, "codes": [{SURROGATE}]}}'),
+    ("review/cards/1", '{"who": "Anna", "version": NaN, "codes": ["61110"]}'),
+    (f"review/cards/{LARGE}", '{"who": "Anna", "version": 0, "codes": ["61110"]}'),
+    (f"review/{LARGE}/undo", '{"who": "Anna"}'),
+    (f"review/cards/{LARGE}", None),
+    (f"review/{LARGE}/cards?who=Anna", None),
+    (f"review/1/cards?who=Anna&after={LARGE}", None),
+    (f"review/1/changes?after={LARGE}", None),
+    (f"review/{LARGE}/trust", None),
+]
+
+
+def test_values_that_cannot_be_stored_are_refused(client: TestClient):
+    file = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n").json()["id"]
+    for path, body in REFUSED:
+        address = f"/api/{path.replace('FILE', file)}"
+        answer = client.get(address) if body is None else client.post(address, content=body)
+        assert answer.status_code == 422 and "should be" in answer.json()["detail"], path
 
 
 def test_a_full_disk_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch):
@@ -364,8 +394,12 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
     )
     found = read_corrections(config, build_formatter("general", num_blocks=2), LabelRules())
     assert len(found) == 3 and found.codes == {"61115", "77610", "95410"} and "3 checked rows" in logged[-1]
-    written = client.get("/api/corrections.csv").text
-    assert "\n'=1+1,en,x,95410," in written and "<b>x</b>,da,x,61115,77610," in written
+    written = pd.read_csv(io.StringIO(client.get("/api/corrections.csv").text), dtype=str, keep_default_na=False)
+    assert sorted(written.iloc[:, :5].to_numpy().tolist()) == [
+        ["'=1+1", "en", "x", "95410", ""],
+        ["<b>x</b>", "'=cmd|x", "x", "61115", "77610"],
+        ["baker", "en", "x", "61115", "77610"],
+    ]
     now = client.get("/api/improve").json()
     assert now["corrections"] == 3 and not now["is_complete"] and "--corrections" in now["command"]
     refused = client.post("/api/improve/train")
@@ -394,6 +428,7 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
         """A training that has ended well."""
 
         def __init__(self, command: list[str], **_: Any) -> None:
+            time.sleep(0.2)
             started.append(command)
             new = Path(command[command.index("--save-path") + 1])
             new.mkdir()
@@ -404,7 +439,7 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
             }
             parts = {"validation": {**found, "num_rows": 80}, "held_out": {**found, "num_rows": 4}}
             (new / "metrics.json").write_text(json.dumps({"corrections": parts}))
-            self.polls = iter([None])
+            self.polls = iter([None, None])
 
         def poll(self) -> int | None:
             return next(self.polls, 0)
@@ -418,7 +453,10 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
     with served((coder[0], run), tmp_path / "desk", **options) as client:
         assert client.post("/api/improve/train").json()["detail"].startswith("There are no corrections yet.")
         decide(client, cards(client)[0], codes=["77610"])
-        now = client.post("/api/improve/train").json()
+        with ThreadPoolExecutor(2) as pool:
+            answers = [*pool.map(lambda _: client.post("/api/improve/train"), range(2))]
+        assert sorted(answer.status_code for answer in answers) == [200, 422] and len(started) == 1
+        now = next(answer.json() for answer in answers if answer.status_code == 200)
         assert now["state"] == "running" and now["command"].endswith("--save-path " + str(tmp_path / "run-2"))
         assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
         now = client.get("/api/improve").json()
@@ -426,7 +464,7 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
     assert (now["gains"][0]["before"], now["gains"][0]["after"], now["gains"][0]["low"]) == (0.5, 0.75, 0.1)
     assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
     corrections = Path(started[0][started[0].index("--corrections") + 1])
-    assert "baker,en,x,77610," in corrections.read_text()
+    assert '"baker","en","x","77610",' in corrections.read_text()
 
 
 def test_the_interval_covers_the_truth():
@@ -494,7 +532,7 @@ def test_serve_says_what_it_needs(
 
     assert "--token" in ends("--host", "0.0.0.0")
     assert "letters and digits" in ends("--token", "short")
-    assert "Choose another --port" in ends("--port", "70000")
+    assert "--port is 99999; it must lie between 0 and 65535" in ends("--port", "99999")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert "pip install 'histocoder[serve]'" in ends()
 

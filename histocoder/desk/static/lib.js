@@ -2,16 +2,10 @@
 
 export class Refused extends Error {
   constructor(status, body) {
-    super(sentence(body) || `The server answered ${status}.`);
+    super(body?.detail || `The server answered ${status}.`);
     this.status = status;
     this.body = body;
   }
-}
-
-function sentence(body) {
-  if (!body) return "";
-  if (Array.isArray(body.detail)) return body.detail.map((one) => one.msg).join("; ");
-  return body.detail || "";
 }
 
 export async function api(path, options = {}) {
