@@ -18,7 +18,7 @@ from histocoder.inference.coder import Coder
 class Desk:
     """Parts of a desk."""
 
-    model: str
+    name: str  # of the model, as the page shows it
     coding: CodingDesk
     store: Store
     files: Files
@@ -63,4 +63,5 @@ def open_desk(
     source = None
     if data is not None:
         source = store.add_source(data, data.name, Columns(text_col or "occ1", language_col, target_cols))
-    return Desk(model, coding, store, files, improve, source)
+    name = run.name if Path(model).exists() else model
+    return Desk(name, coding, store, files, improve, source)

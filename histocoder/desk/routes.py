@@ -81,7 +81,7 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
         none, near = coding.no_occupation, coding.neighbours
         return About(
             version=__version__,
-            model=desk.model,
+            model=desk.name,
             system=coding.coder.system,
             num_codes=len(coding.coder.codes),
             most_codes=coding.coder.formatter.num_blocks,

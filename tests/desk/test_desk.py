@@ -232,9 +232,12 @@ def test_bad_files_get_the_command_lines_sentence(client: TestClient):
     assert sent("../../census.csv", b"") == "census.csv is empty."
     assert sent("a.csv", b"occ1,lang\nfarmer\n").startswith("a.csv, line 2: 1 fields where the header has 2")
     assert sent("a.exe", b"MZ").startswith("a.exe can't be read as a table")
-    file = client.post("/api/files?name=a.csv", content=b"title\nfarmer\n").json()["id"]
+    file = client.post("/api/files?name=a.csv", content=b"title\n=1+1=b\n").json()["id"]
     answer = client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
     assert answer.status_code == 422 and answer.json()["detail"].startswith("a.csv has no column 'occ1'; it has: title")
+    client.post(f"/api/files/{file}/code", json={"input_col": "title"})
+    assert wait_for(client, file, "done")["message"].startswith("a_coded.csv: 1 cell begins like a formula")
+    assert client.get("/api/about").json()["model"] == "out"  # without the server's path
 
 
 def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder, Path], tmp_path: Path):
