@@ -138,9 +138,13 @@ class ExampleFiles:
             codes = codes.assign(**dict.fromkeys(set(self.target_cols) - set(targets)))
             yield Examples(texts, langs, codes[list(self.target_cols)])
         if num_blank:
-            say(f"{path}: {num_blank:,} rows without a description are left out.")
+            rows = counted(num_blank, "row without a description is", "rows without a description are")
+            say(f"{path}: {rows} left out.")
         if checker.num_bad:
-            say(f"{path}: {checker.num_bad:,} rows with labels that do not fit are left out.")
+            rows = counted(
+                checker.num_bad, "row with a label that does not fit is", "rows with labels that do not fit are"
+            )
+            say(f"{path}: {rows} left out.")
         if self.language is None and not lang_cols:
             say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
 

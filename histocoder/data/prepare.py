@@ -89,7 +89,8 @@ def prepare(
             "of different classifications, train a model for each."
         )
     if rejected := record["rows"]["rejected"]:
-        log.info(f"{rejected:,} rows were dropped; {folder / REJECTED_FILE} lists them.")
+        rows = counted(rejected, "row was dropped;", "rows were dropped;")
+        log.info(f"{rows} see {folder / REJECTED_FILE}.")
     log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
     return record
 
@@ -240,7 +241,8 @@ def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
 
 def _describe(record: dict[str, Any]) -> str:
     rows = record["rows"]
-    return f"{rows['train']:,} training rows, {rows['val']:,} validation rows, {record['codes']:,} codes."
+    val = counted(rows["val"], "validation row", "validation rows")
+    return f"{counted(rows['train'], 'training row', 'training rows')}, {val}, {record['codes']:,} codes."
 
 
 def _write_split(

@@ -245,7 +245,7 @@ def test_evaluate_with_one_language_says_the_rest(model: Path, tmp_path: Path, c
     (tmp_path / "t.csv").write_text("occ1,lang,hisco_1\nvæver,da,61110\nfarmer,da,6111x\n", encoding="cp1252")
     evaluate(model, tmp_path / "t.csv", "--language", "en", "--drop-bad-labels")
     said = capsys.readouterr().out
-    assert "1 rows with labels that do not fit are left out" in said and "cp1252" in said and "unk" not in said
+    assert "1 row with a label that does not fit is left out" in said and "cp1252" in said and "unk" not in said
 
 
 @pytest.mark.slow

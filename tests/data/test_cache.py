@@ -152,7 +152,7 @@ def test_examples_of_one_language(tmp_path: Path):
         table.write_text(f"{header}\nvæver,75400,{lang}\n,75400,{lang}\n", encoding="cp1252")
         heard: list[str] = []
         assert example_files(table, language="en").read(say=heard.append).langs == ["en"]
-        assert len(heard) == 2 and "cp1252" in heard[0] and "1 rows without a description" in heard[1]
+        assert len(heard) == 2 and "cp1252" in heard[0] and "1 row without a description" in heard[1]
     caches = {build(example_files(table, language=language), tmp_path / "cache") for language in (None, "en", "da")}
     assert len(caches) == 3
 
