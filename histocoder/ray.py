@@ -10,6 +10,8 @@ from histocoder.inference.chunks import BlockCoder
 if TYPE_CHECKING:
     from ray.data import ActorPoolStrategy, Dataset
 
+_BLOCK_ROWS = 10_000  # number of rows that an actor receives at once
+
 
 def code(
     dataset: Dataset,
@@ -31,7 +33,7 @@ def code(
     model : path
         Folder of a model that all machines see, or the name of a Hugging Face hub repo.
     num_gpus, compute : float, ray.data.ActorPoolStrategy, optional
-        GPUs per actor, by default 1 if there are any; and number of actors, by default up to one per GPU or CPU.
+        GPUs per actor, by default 1 if there are any; and actors, by default up to one per GPU, or per CPU but one.
     input_col, language_col, mode, precision, **options
         See the flags of `histocoder predict`; options are `language`, `k`, `threshold`, `constrain`, `min_confidence`,
         `batch_size` and `columns`.
@@ -43,17 +45,19 @@ def code(
     """
     import ray
 
-    header = dataset.columns() or []
-    resources = ray.cluster_resources()
-    num_gpus = min(1, resources.get("GPU", 0)) if num_gpus is None else num_gpus
-    most = resources.get("GPU", 0) / num_gpus if num_gpus else resources.get("CPU", 1)
+    header, resources = dataset.columns() or [], ray.cluster_resources()
+    gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 1)
+    num_gpus = min(1, gpus) if num_gpus is None else num_gpus
+    most = gpus / num_gpus if num_gpus else cpus - 1
     options |= {"input_col": input_col, "language_col": language_col, "mode": mode}
     coder = BlockCoder.of(model, header, device="cuda" if num_gpus else "cpu", precision=precision, **options)
-    return dataset.map_batches(
+    # Ray reads small files as one block, which it would give to one actor
+    return dataset.repartition(target_num_rows_per_block=_BLOCK_ROWS).map_batches(
         BlockCoder,
         fn_constructor_kwargs=vars(coder),
         batch_size=None,
         batch_format="pyarrow",
         num_gpus=num_gpus,
+        num_cpus=0 if cpus <= 1 else None,  # Ray needs a CPU to read the table with
         compute=compute or ray.data.ActorPoolStrategy(min_size=1, max_size=max(int(most), 1)),
     )
