@@ -63,7 +63,7 @@ REFUSED = [
     (b"<html><body>404</body></html>\n", "no column 'occ1'"),
     (b'{"occ1": "farmer", "hisco_1": 61110}\n', "no column 'occ1'"),
     (GOOD + b"miner,7110\n", "line 4, hisco_1: '7110'.*--zero-pad-codes"),
-    (GOOD + b"miner,711055\n", "line 4, hisco_1: '711055' has 6 tokens"),
+    (GOOD + b"miner,711055\n", "line 4, hisco_1: '711055' is longer than 5 characters"),
     (GOOD + b"miner,71105.5\n", "line 4, hisco_1: '71105.5'"),
     (GOOD + b"miner,71 05\n", "line 4, hisco_1: '71 05'"),
     (GOOD + "miner,７１１０５\n".encode(), "line 4, hisco_1: '７１１０５'"),
@@ -112,7 +112,7 @@ def table_of(content: bytes) -> Iterator[Path]:
 def prepared(table: Path, **rules: bool) -> list[str]:
     """The descriptions of the rows that preparing keeps, in their order."""
     out = table.parent / "out"
-    config = PrepareConfig(str(table), ("hisco_1",), share_val=0.5, **rules)
+    config = PrepareConfig(str(table), ("hisco_1",), block_size=5, share_val=0.5, **rules)
     prepare(config, out)
     parts = (pd.read_csv(out / f"data_{part}.csv", dtype=str, na_filter=False) for part in ("train", "val"))
     kept = pd.concat(parts)["occ1"].tolist()
