@@ -11,6 +11,7 @@ from pathlib import Path
 from histocoder.errors import UserError
 
 _HASH_BYTES = 1 << 24
+_OLD = ".replaced.tmp"  # end of the name of a folder that is being replaced
 
 
 @contextmanager
@@ -48,15 +49,42 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill; it replaces `path` on success, and is deleted on failure."""
+    """Give a temporary folder to fill; it replaces `path` on success, and is deleted on failure.
+
+    `path` is the old folder or the new one, complete and on the disk, wherever the process is killed; between the
+    renames it is missing until `remove_leftovers` puts the old one back.
+    """
+    old = path.with_name(f".{path.name}{_OLD}")
     with temporary_folder(path) as temporary:
         yield temporary
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(temporary, path)
+        for written in (*temporary.rglob("*"), temporary):
+            sync(written)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(path, old)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            _put_back(old)
+            raise
+        sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(old: Path) -> None:
+    """Undo the first rename of `replacing_folder`, if there was one without the second."""
+    path = old.with_name(old.name[1 : -len(_OLD)])
+    if old.exists() and not path.exists():
+        old.rename(path)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files and folders of killed processes; no other process may be writing in the folder."""
+    """Delete the temporary files and folders of killed processes; no other process may be writing in the folder.
+
+    A folder whose replacement was killed is put back first.
+    """
+    for old in folder.glob(f".*{_OLD}"):
+        _put_back(old)
     for path in folder.glob(".*.tmp"):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 Faults, each at the n-th call, counted from 1, of a function that is named by its module and its name:
 
 - `kill:os.replace:3`: SIGKILL instead of the call
+- `change:best:3`: SIGKILL instead of the third change of a file or a folder whose path contains `best`
 - `cut:torch.save:1`: SIGKILL behind the call, with the file it has written cut in half
 - `sleep:os.replace:1:5`: five seconds before the call
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
@@ -28,6 +29,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "shutil.rmtree"}
+
 
 def wrap(name: str, behave: Callable[..., Any]) -> None:
     """Have `behave(function, number_of_call, *args, **kwargs)` called instead of a function."""
@@ -46,6 +49,23 @@ def wrap(name: str, behave: Callable[..., Any]) -> None:
 def die() -> None:
     """End as the kernel ends a process, without any clean-up."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def break_change(part: str, number: str) -> None:
+    """Die instead of a change on disk: of writing, renaming, deleting, or making a folder."""
+    left = int(number)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        is_change = event in CHANGES or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if is_change and any(
+            part in os.fsdecode(arg) for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)
+        ):
+            left -= 1
+            if not left:
+                die()
+
+    sys.addaudithook(hook)
 
 
 def break_loss(rank: str, steps: str) -> None:
@@ -130,6 +150,7 @@ def install(fault: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(rest[0]), resource.RLIM_INFINITY))
         return
     breaks = {"nan": break_loss, "memory": break_memory, "worker": break_worker, "wandb": break_wandb}
+    breaks["change"] = break_change
     if kind in breaks:
         breaks[kind](*rest)
         return

@@ -8,12 +8,9 @@ from jinja2 import Environment
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.data.languages import iso_code
 from histocoder.errors import UserError
-from histocoder.files import write_text
 from histocoder.model.encoder import encoder_sizes, hub_answers, reads_characters
 
-CARD_FILE = "README.md"
 HUB_PREFIX = "hf://"
-
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
@@ -34,10 +31,6 @@ def model_card(
         encoder=encoder_sizes(config.encoder),
         unit="characters" if reads_characters(config.encoder) else "tokens",
     )
-
-
-def write_card(folder: Path, card: str) -> None:
-    write_text(folder / CARD_FILE, card)
 
 
 def is_on_hub(name: str) -> bool:

@@ -17,17 +17,21 @@ from histocoder.files import replacing, sha256, write_text
 from histocoder.formatters import build_formatter
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, reads_characters
 
-CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER, CARD_FILE = "config.json", "model.safetensors", "tokenizer", "README.md"
 MANIFEST_FILE = "manifest.json"  # SHA-256 of each file of a model or a checkpoint, by its path in the folder
 
 
-def save_model(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:
-    """Write a model's files and their manifest into a folder, each whole or not at all."""
+def save_model(
+    folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None = None
+) -> None:
+    """Write a model's files, their manifest and its card, if given, into a folder, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_sums(folder, {})  # a save that is killed must not leave the sums of the files before
     save_model_files(folder, config, weights, tokenizer=tokenizer)
     written = sorted(path for path in (folder / TOKENIZER_FOLDER).rglob("*") if path.is_file())
     save_manifest(folder, [folder / CONFIG_FILE, folder / WEIGHTS_FILE, *written])
+    if card is not None:
+        write_text(folder / CARD_FILE, card)
 
 
 def save_model_files(folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer) -> None:

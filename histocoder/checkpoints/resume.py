@@ -34,7 +34,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
         else:
             return checkpoint
     if damage:
-        raise UserError(f"{damage} No older checkpoint in {path} is intact; start a new run with --resume never.")
+        raise UserError(f"{damage} No older checkpoint in {path} is intact; start a new run in another folder.")
     if resume != "auto":
         raise UserError(
             f"--resume {resume}: there is no checkpoint. Name a run's folder, or a folder checkpoints/step-… in it."
@@ -57,8 +57,9 @@ def refuse_other_settings(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     raise UserError(
-        f"The run in {folder} can't be resumed with other settings. Use the earlier settings, or start a new run with "
-        "--resume never:\n" + "\n".join([*table, *_advice_on_batches(then, settings, gradient_accumulation_steps)])
+        f"The run in {folder} can't be resumed with other settings. Use the earlier settings, choose another folder, "
+        "or add --overwrite to delete that run:\n"
+        + "\n".join([*table, *_advice_on_batches(then, settings, gradient_accumulation_steps)])
     )
 
 

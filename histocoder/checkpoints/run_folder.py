@@ -9,16 +9,23 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import CARD_FILE
 from histocoder.checkpoints.lock import LOCK_FILE, holding
-from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.checkpoints.model_files import (
+    CARD_FILE,
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    WEIGHTS_FILE,
+    save_model,
+)
 from histocoder.checkpoints.nodes import on_each_node
 from histocoder.checkpoints.resume import find_checkpoint
 from histocoder.checkpoints.training_state import (
@@ -31,9 +38,11 @@ from histocoder.checkpoints.training_state import (
     load_checkpoint,
     step_of,
 )
+from histocoder.config import ModelConfig
 from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
 from histocoder.errors import Interrupted, UserError
-from histocoder.files import is_same_file, make_folder, remove_leftovers, write_text
+from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing_folder, write_text
+from histocoder.model import Tokenizer
 from histocoder.signals import handling_stop_signals
 
 REPORT_FILE, METRICS_FILE, FIGURES_FOLDER = "report.html", "metrics.json", "report"
@@ -107,32 +116,40 @@ class RunFolder:
                 "Choose a new folder."
             )
 
-    def begin(self, settings: dict[str, Any], *, start_step: int) -> None:
-        """Write `args.yaml`, and delete what an earlier run wrote after the step to start from; called on rank 0."""
-        if start_step == 0 and self._args.is_file():
+    def begin(self, settings: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+        """Write `args.yaml`, and delete what an earlier run wrote after the checkpoint, if any; called on rank 0."""
+        for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best, self.cache):
+            remove_leftovers(part)
+        if checkpoint is not None and self._is_own(checkpoint.path):
+            drop_checkpoints_after(self.path, checkpoint.state.step)
+        elif self._args.is_file():
             for name in _FOLDERS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for name in _FILES:
                 (self.path / name).unlink(missing_ok=True)
-        drop_checkpoints_after(self.path, start_step)
-        for part in (self.path, self.path / CHECKPOINTS_FOLDER, self.best, self.cache):
-            remove_leftovers(part)
         self._interrupted.unlink(missing_ok=True)
         if distributed.launcher() is not None:
             write_text(self._launcher, _launcher())
         write_text(self._args, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
-    def checkpoint(self, resume: str) -> Checkpoint | None:
+    def checkpoint(self, resume: str, *, overwrite: bool = False) -> Checkpoint | None:
         """Find a checkpoint on rank 0 and load it on every rank; nodes that do not see it receive a copy.
 
         Processes that their launcher has restarted resume their own run, whatever `resume` is. The validation results
         in another run's checkpoint are dropped: the best model that they refer to is not in this folder.
+
+        Raises a UserError if the folder holds a model that a new run would delete, unless it may `overwrite` it.
         """
+        asked = "never" if overwrite and resume == "auto" else resume
 
         def find() -> tuple[str, bool]:
             began_here = distributed.restarts() > 0 and _read(self._launcher) == _launcher()
-            found = find_checkpoint(self.path, "auto" if began_here else resume)
-            return str(found or ""), found is not None and is_same_file(found.parent, self.path / CHECKPOINTS_FOLDER)
+            found = find_checkpoint(self.path, "auto") if began_here else None
+            found = found or find_checkpoint(self.path, asked)
+            is_own = found is not None and self._is_own(found)
+            if not (is_own or overwrite or began_here):
+                self._refuse_to_delete(resume)
+            return str(found or ""), is_own
 
         found, is_own = distributed.broadcast_from_primary(find, doing="verifying checkpoints")
         if not found:
@@ -149,6 +166,26 @@ class RunFolder:
             with suppress(OSError):
                 self.path.rmdir()  # succeeds if this node keeps nothing else
         return checkpoint
+
+    def _is_own(self, checkpoint: Path) -> bool:
+        return is_same_file(checkpoint.parent, self.path / CHECKPOINTS_FOLDER)
+
+    def _refuse_to_delete(self, resume: str) -> None:
+        """Raise a UserError if there is a model, but for best/ alone of a run killed before its first checkpoint."""
+        found = [self.path / WEIGHTS_FILE, *list_checkpoints(self.path), *([self.best] if resume != "auto" else [])]
+        if any(map(os.path.lexists, found)):
+            raise UserError(
+                f"{self.path} holds the model of an earlier run, which a new run would delete. Choose another folder, "
+                "or add --overwrite."
+            )
+
+    def save_model(
+        self, folder: Path, config: ModelConfig, weights: dict[str, Tensor], *, tokenizer: Tokenizer, card: str | None
+    ) -> None:
+        """Write a model and its card: best/ as a whole, the run's own folder file by file, as it holds more."""
+        whole = replacing_folder(folder) if folder == self.best else nullcontext(folder)
+        with whole as target:
+            save_model(target, config, weights, tokenizer=tokenizer, card=card)
 
     def forget_results(self) -> None:
         """Delete what an earlier end of the run wrote about its model: the report, and last.bin."""

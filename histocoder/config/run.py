@@ -31,9 +31,12 @@ class SavingConfig(Settings):
     save_each_epoch: bool = free(False, "save at the end of each epoch as well")
     keep_checkpoints: int = free(2, "number of newest checkpoints to keep", at_least=1)
     resume: str = free(
-        "auto", "checkpoint to resume from (default: auto, the newest)", metavar="auto|never|PATH", is_recorded=False
+        "auto",
+        "checkpoint to resume from; never: start a new run (default: auto, the newest)",
+        metavar="auto|never|PATH",
+        is_recorded=False,
     )
-    overwrite: bool = free(False, "delete the files of an earlier run in the folder", is_recorded=False)
+    overwrite: bool = free(False, "let a new run delete an earlier one in the folder", is_recorded=False)
     save_format: str = free(
         "histocoder",
         "occcanine: also write last.bin in OccCANINE's format at the end",

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from histocoder.checkpoints.hub import CARD_FILE, local_folder, model_card, push_folder, write_card
-from histocoder.checkpoints.model_files import load_model, save_model
+from histocoder.checkpoints.hub import local_folder, model_card, push_folder
+from histocoder.checkpoints.model_files import CARD_FILE, load_model, save_model
 from histocoder.config import PredictOptions
 from histocoder.inference.decoding import Decoding, Encoded, encode
 from histocoder.inference.descriptions import Descriptions
@@ -130,8 +130,8 @@ class Coder:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write what `save_model` writes, and the model card; `from_pretrained` reads them."""
-        save_model(Path(folder), self.model.config, self.model.state_dict(), tokenizer=self.model.tokenizer)
-        write_card(Path(folder), self.card)
+        model = self.model
+        save_model(Path(folder), model.config, model.state_dict(), tokenizer=model.tokenizer, card=self.card)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False) -> str:
         """Upload the model to a Hugging Face hub repo, model card included; return the address.

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from histocoder.checkpoints.hub import write_card
-from histocoder.checkpoints.model_files import save_config
+from histocoder.checkpoints.model_files import CARD_FILE, save_config
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.errors import UserError
-from histocoder.files import make_folder, temporary_folder
+from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.formatters.tokenizers import join_language
 from histocoder.inference.coder import Coder
 from histocoder.inference.onnx_coder import (
@@ -72,7 +71,7 @@ def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | 
         export_graphs(coder.model, temporary)
         save_config(temporary, coder.model.config)
         coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
-        write_card(temporary, coder.card)
+        write_text(temporary / CARD_FILE, coder.card)
         exported = OnnxCoder(temporary)
         log.info(_comparison(coder, exported, examples.take(np.arange(min(_NUM_COMPARED, len(examples))))))
         if max_loss is not None:

@@ -44,7 +44,7 @@ def seeded_model(
     if config.save_format == "occcanine" and (reason := unpublishable(model.config)):
         raise UserError(
             f"--save-format occcanine: OccCANINE has no format for this model: {reason}. Omit the flag, or start a new "
-            "run with a CANINE encoder and new heads (--resume never, --only-encoder)."
+            "run, in another folder, with a CANINE encoder and new heads (--only-encoder)."
         )
     if config.gradient_checkpointing and not model.can_checkpoint_layers:
         raise UserError(

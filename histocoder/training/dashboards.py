@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import CARD_FILE
-from histocoder.checkpoints.model_files import CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
+from histocoder.checkpoints.model_files import CARD_FILE, CONFIG_FILE, MANIFEST_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE
 from histocoder.checkpoints.run_folder import LOG_FILE, RunFolder
 from histocoder.config import RunConfig, recorded
 from histocoder.errors import UserError

@@ -11,8 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from histocoder.checkpoints.hub import CARD_FILE, write_card
-from histocoder.checkpoints.model_files import WEIGHTS_FILE, load_model, read_model_config, save_model
+from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_model, read_model_config
+from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import ExampleFiles, Examples
@@ -131,7 +131,7 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
     best = best_mode(right, num_rows=len(examples))
     model.config = replace(model.config, mode=best)
     for folder in folders:
-        _save(folder, model)
+        _save(trainer.run, folder, model)
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
     return (
         f"accuracy on distinct validation descriptions, in %: {shares}. Default prediction mode: {best} (another "
@@ -139,15 +139,15 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
     )
 
 
-def save_refitted(folder: Path, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:
-    """Write a model again with weights and a linear expert that were fitted to the validation data as well."""
-    model = load_model(folder)
+def save_refitted(run: RunFolder, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:
+    """Write the best model again, with weights and a linear expert that were fitted to the validation data as well."""
+    model = load_model(run.best)
     model.linear_expert = None
     model.load_state_dict(weights)
     _set_linear_expert(model, expert)
     model.config = replace(model.config, fitted_to_validation=True)
     remark = "After this evaluation it was trained on the validation data as well."
-    _save(folder, model, remark=f"\n{remark}\n")
+    _save(run, run.best, model, remark=f"\n{remark}\n")
 
 
 def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
@@ -155,9 +155,8 @@ def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
     model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
 
 
-def _save(folder: Path, model: MixerModel, *, remark: str = "") -> None:
+def _save(run: RunFolder, folder: Path, model: MixerModel, *, remark: str = "") -> None:
     """Write a model again, and its card, with a remark behind the card's section on accuracy."""
-    save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer)
-    path, behind = folder / CARD_FILE, "\n## Model"
-    if remark and path.is_file():
-        write_card(folder, path.read_text(encoding="utf-8").replace(behind, remark + behind, 1))
+    behind, path = "\n## Model", folder / CARD_FILE
+    card = path.read_text(encoding="utf-8").replace(behind, remark + behind, 1) if path.is_file() else None
+    run.save_model(folder, model.config, model.state_dict(), tokenizer=model.tokenizer, card=card)

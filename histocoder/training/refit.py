@@ -52,7 +52,7 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
 
         num_classes = trainer.model.config.num_classes
         expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)
-        save_refitted(run.best, weights, expert)
+        save_refitted(run, weights, expert)
 
     distributed.run_on_primary(save, doing="saving the model")
     measured = f"{len(trainer.val_data):,} validation rows{' and the held-out corrections' if corrections else ''}"

@@ -106,7 +106,7 @@ def fit(
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     run.raise_if_interrupted()
-    checkpoint = run.checkpoint("never" if config.overwrite and config.resume == "auto" else config.resume)
+    checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
     tokenizer = choose_tokenizer(config, checkpoint)
     train_arrays, val_arrays = open_data(config, [train_files, val_files], run, tokenizer)
     for notice in train_arrays.notices + val_arrays.notices:
@@ -136,7 +136,7 @@ def fit(
         val_data = train_data.of(val_arrays, augmenter=None)
         trainer = Trainer(model, train_data, val_data, scaled, loader=scaled, device=device, run=run, settings=settings)
     start_step = 0 if checkpoint is None else checkpoint.state.step
-    distributed.run_on_primary(lambda: _begin(config, run, key, start_step), doing="opening the run's folder")
+    distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
     warn_of_a_small_disk(run.path, model)
     if checkpoint is not None:
         _say_resumed(config, checkpoint)
@@ -156,9 +156,9 @@ def fit(
     _finish(config, trainer, train_files, val_files)
 
 
-def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, start_step: int) -> None:
+def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, checkpoint: Checkpoint | None) -> None:
     """Prepare the run's folder, on rank 0 and after all checks."""
-    run.begin(recorded(config), start_step=start_step)
+    run.begin(recorded(config), checkpoint)
     if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
         write_key(run.path / KEY_FILE, key)
 
@@ -200,7 +200,7 @@ def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
     if config.initial_checkpoint is not None:
         flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
         log.info(
-            f"Notice: {flags} no effect on a resumed run. To start a new run from those weights, add --resume never."
+            f"Notice: {flags} no effect on a resumed run. To start a new run from those weights, choose another folder."
         )
 
 

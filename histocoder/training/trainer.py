@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.hub import model_card, write_card
-from histocoder.checkpoints.model_files import save_model
+from histocoder.checkpoints.hub import model_card
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import (
     Checkpoint,
@@ -211,14 +210,13 @@ class Trainer:
 
     def save_model(self, folder: Path, *, doing: str) -> None:
         """Write the model and its card."""
-        weights, config = self.learner.weights(), self.model.config
+        weights, model = self.learner.weights(), self.model
         facts: dict[str, Any] = {"num_train": len(self.train_data), "num_val": len(self.val_data)}
-
-        def save() -> None:
-            save_model(folder, config, weights, tokenizer=self.model.tokenizer)
-            write_card(folder, model_card(config, **facts, metrics=self.state.results))
-
-        distributed.run_on_primary(save, doing=doing)
+        card = model_card(model.config, **facts, metrics=self.state.results)
+        distributed.run_on_primary(
+            lambda: self.run.save_model(folder, model.config, weights, tokenizer=model.tokenizer, card=card),
+            doing=doing,
+        )
 
     def save(self) -> None:
         """Write a checkpoint, unless this step has one."""

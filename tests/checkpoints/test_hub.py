@@ -27,7 +27,7 @@ def test_a_card_says_what_the_model_is():
 def test_a_card_stays_with_its_model(tmp_path: Path):
     coder = Coder(tiny_model(), "cpu")
     coder.save_pretrained(tmp_path / "model")
-    hub.write_card(tmp_path / "model", "# A card of one's own\n")
+    (tmp_path / "model" / "README.md").write_text("# A card of one's own\n")
     Coder.from_pretrained(tmp_path / "model", "cpu").save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / "README.md").read_text() == "# A card of one's own\n"
 

@@ -147,14 +147,13 @@ def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("flags", [{"--resume": "never"}, {"--overwrite": ""}], ids=str)
 def test_a_mistake_leaves_an_earlier_run_as_it_is(
-    folder: Path, finished: Path, flags: dict[str, str], mistake: dict[str, str], message: str, monkeypatch, capsys
+    folder: Path, finished: Path, mistake: dict[str, str], message: str, monkeypatch, capsys
 ):
     monkeypatch.setenv("CXX", "no-such-compiler")
     before = files_of(finished)
     paths = {"--dataset": str(finished.parent / "table.csv"), "--save-path": str(finished)}
-    said = ends_in_a_sentence(finetune, {**BASE, **paths, **flags, **mistake}, monkeypatch, capsys)
+    said = ends_in_a_sentence(finetune, {**BASE, **paths, "--overwrite": "", **mistake}, monkeypatch, capsys)
     assert re.search(message, said), said
     assert files_of(finished) == before
 

@@ -92,6 +92,65 @@ def test_a_save_killed_at_any_point_leaves_the_old_checkpoint_or_the_new(first_s
     assert outcomes == sorted(outcomes) and outcomes[-1] == "2"
 
 
+REPLACE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import faulty
+from histocoder.files import remove_leftovers, replacing_folder
+folder = Path({folder!r})
+faulty.install("change:best:{number}")
+with replacing_folder(folder) as new:
+    for name in "ab":
+        (new / name).write_text("new")
+"""
+
+
+def test_a_folder_replaced_is_old_or_new(tmp_path: Path):
+    contents = []
+    for number in range(1, 99):
+        best = tmp_path / str(number) / "best"
+        best.mkdir(parents=True)
+        for name in "ab":
+            (best / name).write_text("old")
+        code = REPLACE.format(tests=str(FAULTY.parent), folder=str(best), number=number)
+        ended = run("-c", code, check=False).returncode
+        remove_leftovers(best.parent)
+        contents.append({path.read_text() for path in best.iterdir()})
+        assert sorted(path.name for path in best.iterdir()) == ["a", "b"] and not leftovers(best.parent)
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    assert contents[0] == {"old"} and contents[-1] == {"new"} and all(len(one) == 1 for one in contents)
+    assert len(contents) > 7
+
+
+def sums_of(out: Path) -> list[bytes]:
+    """Checksums of the last and the best model, and their cards."""
+    return [(out / folder / name).read_bytes() for folder in (".", "best") for name in ("manifest.json", "README.md")]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "first", "every"), [("tiny", 100, 30), pytest.param("ngram", 1, 3, marks=pytest.mark.slow)]
+)
+def test_a_run_killed_anywhere_ends_the_same(tmp_path: Path, encoder: str, first: int, every: int):
+    def finetuning(name: str) -> list[str]:
+        flags = ("--dataset", table, "--target-cols", "hisco_1", "--save-path", tmp_path / name / "out")
+        sizes = ("--encoder", encoder, "--max-steps", 4, "--eval-interval", 2, "--save-interval", 3, "--batch-size", 16)
+        return ["finetune.py", *map(str, (*flags, *sizes, "--precision", "fp32", "--no-report"))]
+
+    table = write_table(tmp_path / "table.csv")
+    run(*finetuning("whole"))
+    for number in range(first, 999, every):
+        out = tmp_path / str(number) / "out"
+        if run(*faulty(finetuning(str(number)), f"change:out/:{number}"), check=False).returncode == 0:
+            break
+        run(*finetuning(str(number)))
+        assert sums_of(out) == sums_of(tmp_path / "whole" / "out") and not leftovers(out)
+        shutil.rmtree(out)
+    assert number > first + 2 * every
+
+
 def test_preparing_killed_at_any_point_starts_over(tmp_path: Path):
     for number in range(1, 20):
         out = tmp_path / str(number)
@@ -205,7 +264,7 @@ def test_leftovers_that_are_links_are_removed(tmp_path: Path):
 def test_where_no_checkpoint_is_whole_the_run_is_refused_and_nothing_is_deleted(saved: Path):
     for checkpoint in list_checkpoints(saved):
         (checkpoint / "optimizer.pt").unlink()
-    with pytest.raises(UserError, match=r"step-0000002/optimizer.pt is missing.* start a new run with --resume never"):
+    with pytest.raises(UserError, match=r"step-0000002/optimizer.pt is missing.* start a new run in another folder"):
         find_checkpoint(saved, "auto")
     assert len(list_checkpoints(saved)) == 2
 

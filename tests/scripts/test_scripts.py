@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -272,12 +273,29 @@ def test_saving_each_epoch(table: Path, tmp_path: Path):
 def test_resuming_with_other_settings_is_refused(table: Path, tmp_path: Path):
     run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 2))
     other = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4), check=False)
-    assert other.returncode == 2 and "8     4" in other.stderr and "--resume never" in other.stderr
+    assert other.returncode == 2 and "8     4" in other.stderr and "add --overwrite" in other.stderr
     assert "With 1 process, set --batch-size 8." in other.stderr
-    mistaken = run(*finetune(table, tmp_path / "out", "--fn-word-freq", "none", "--resume", "never"), check=False)
-    assert mistaken.returncode == 2 and (tmp_path / "out" / "checkpoints" / "step-0000002").exists()  # nothing is lost
-    again = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--resume", "never"))
+    again = run(*finetune(table, tmp_path / "out", "--batch-size", 4, "--max-steps", 4, "--overwrite"))
     assert "Resuming" not in again.stdout and logged(tmp_path / "out", "step")[0] == 1
+
+
+def test_a_new_run_deletes_no_model(table: Path, tmp_path: Path):
+    out, steps = tmp_path / "out", ("--batch-size", 8, "--max-steps", 2)
+    run(*finetune(table, out, *steps))
+    shutil.copytree(out, tmp_path / "other")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def refused(*flags: object) -> bool:
+        ended = run(*finetune(table, out, *steps, *flags), check=False)
+        return ended.returncode == 2 and "holds the model of an earlier run" in ended.stderr
+
+    assert refused("--resume", "never") and refused("--resume", tmp_path / "other")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    shutil.rmtree(out / "checkpoints")
+    assert refused() and not refused("--overwrite")
+    (out / "model.safetensors").unlink()
+    shutil.rmtree(out / "checkpoints")
+    assert refused("--resume", "never") and not refused()  # as if killed before the first checkpoint
 
 
 def test_a_finished_run_resumes_with_more_epochs(table: Path, tmp_path: Path):
