@@ -344,7 +344,8 @@ def test_a_second_run_on_an_output_names_the_first_and_ends(
 
     def meanwhile(self: Coder, *args, **options) -> pd.DataFrame:
         second = run("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy", check=False)
-        seconds.append((second.returncode, second.stderr.count(f"{output} is in use by another run (process {os.getpid()} on ")))
+        in_use = f"{output} is in use by another run (process {os.getpid()} on "
+        seconds.append((second.returncode, second.stderr.count(in_use)))
         return code_texts(self, *args, **options)
 
     monkeypatch.setattr(Coder, "code", meanwhile)
