@@ -24,8 +24,9 @@ from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig, PredictOptions
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import chosen_language
+from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out
-from histocoder.data.table import TableFile, check_output, fingerprint, is_parquet
+from histocoder.data.table import TableFile, fingerprint, is_parquet
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder

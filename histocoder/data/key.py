@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.data.cells import MISSING_MARKS
-from histocoder.data.table import csv_writer, open_table
+from histocoder.data.output import write_table
+from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
-from histocoder.files import replacing
 
 _INDEX_COLUMNS = ("code", "index")
 _CODE_COLUMNS = ("system_code", "hisco", "occ1950")
@@ -98,6 +98,4 @@ def write_key(path: Path, key: Key) -> None:
     columns: dict[str, list[str | None] | range] = {"system_code": list(key.codes), "code": range(len(key.codes))}
     if key.descriptions:
         columns["desc"] = [key.descriptions.get(code) for code in key.codes]
-    table = pa.table({name: pa.array(values) for name, values in columns.items()})
-    with replacing(path) as temporary, csv_writer(temporary, table.schema) as writer:
-        writer.write_table(table)
+    write_table(path, [pa.table({name: pa.array(values) for name, values in columns.items()})])

@@ -16,8 +16,9 @@ from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labels import LabelChecker, LabelRules, count_codes, fit_codes, rules_of
 from histocoder.data.languages import chosen_language
+from histocoder.data.output import CsvWriter, write_table
 from histocoder.data.screen import Screened, columns_of, screen
-from histocoder.data.table import TableFile, csv_writer, fingerprint, open_table
+from histocoder.data.table import TableFile, fingerprint, open_table
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
 from histocoder.formatters import Formatter, Labels, build_formatter
@@ -256,7 +257,7 @@ def _write_split(
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
     num_train = num_val = num_corrected = num_passed = 0
     with ExitStack() as stack:
-        train, val = (stack.enter_context(csv_writer(folder / name, found.schema)) for name in (TRAIN_FILE, VAL_FILE))
+        train, val = (stack.enter_context(CsvWriter(folder / name, found.schema)) for name in (TRAIN_FILE, VAL_FILE))
         for kept, units in found.kept():
             batch, is_val = kept, units <= last
             is_train = ~is_val
@@ -266,13 +267,13 @@ def _write_split(
                 is_train = ~(is_val | is_held_out)
                 num_corrected += int(is_corrected.sum())
                 num_passed += int(is_held_out.sum())
-            train.write_batch(batch.filter(pa.array(is_train)))
-            val.write_batch(batch.filter(pa.array(is_val)))
+            train.write(batch.filter(pa.array(is_train)))
+            val.write(batch.filter(pa.array(is_val)))
             num_train += int(is_train.sum())
             num_val += int(is_val.sum())
         if corrections is not None:
             others = corrections.others(found.schema)
-            train.write_batch(others)
+            train.write(others)
             num_train += len(others)
             added = f"{len(others):,} descriptions are added"
             log.info(f"{num_corrected:,} rows have corrected codes, and {added}; all are training data.")
@@ -282,8 +283,7 @@ def _write_split(
         )
     if not (corrections and num_held_out):
         return {"train": num_train, "val": num_val}
-    with csv_writer(folder / HELD_OUT_FILE, found.schema) as file:
-        file.write_batch(corrections.held_out(found.schema))
+    write_table(folder / HELD_OUT_FILE, [pa.Table.from_batches([corrections.held_out(found.schema)])])
     log.info(
         f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held out ({HELD_OUT_FILE}) to "
         f"compare the new model with the old one; {num_passed:,} rows of these descriptions are left out of training."

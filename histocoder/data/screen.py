@@ -15,7 +15,7 @@ from histocoder.data.examples import LANG_COL, TEXT_COL, CheckedChunk, checked_c
 from histocoder.data.labels import LabelChecker
 from histocoder.data.languages import own_languages
 from histocoder.data.normalize import description_keys, normalize
-from histocoder.data.output import Output
+from histocoder.data.output import write_table
 from histocoder.data.table import TableFile
 from histocoder.errors import UserError
 from histocoder.formatters import MISSING
@@ -66,6 +66,7 @@ class Screened:
         schema = pa.schema([("line", pa.int64()), *cells])
 
         def tables() -> Iterator[pa.Table]:
+            yield schema.empty_table()
             written = 0
             for batch in self._batches(kept=False):
                 numbers = pa.array(lines[written : written + len(batch)])
@@ -73,7 +74,7 @@ class Screened:
                 yield pa.Table.from_arrays([numbers, *columns], schema=schema)
                 written += len(batch)
 
-        _write(path, schema, tables())
+        write_table(path, tables())
 
     def write_conflicts(self, path: Path) -> int:
         """Write the descriptions whose rows have different codes, a row for each set of codes; return their number.
@@ -93,7 +94,7 @@ class Screened:
         order = found.assign(all=found.groupby(_KEY)["rows"].transform("sum")).sort_values(["all", _KEY, "rows"])
         found = found.loc[order.index[::-1]].rename(columns={TEXT_COL: self.config.input_col})
         table = pa.Table.from_pandas(found, preserve_index=False)
-        _write(path, table.schema, [table])
+        write_table(path, [table])
         return len(keys)
 
 
@@ -158,8 +159,3 @@ def _hashes(column: pa.Array) -> np.ndarray:
 def _few(lines: pd.Series) -> str:
     """Return the first few lines."""
     return "; ".join([*map(str, lines[:_NUM_LINES]), *["…"] * (len(lines) > _NUM_LINES)])
-
-
-def _write(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    for notice in Output(Path(path.name)).write(path, schema, tables):
-        log.info(notice)

@@ -29,12 +29,8 @@ def without_formulas(rows: pa.Table) -> tuple[pa.Table, int]:
             num_changed += number
         else:
             columns.append(column)
-    return pa.Table.from_arrays(columns, list(map(harmless, rows.schema.names))), num_changed
-
-
-def harmless(text: str) -> str:
-    """Return one text as `without_formulas` writes it."""
-    return f"'{text}" if are_formulas(pa.array([text]))[0].as_py() else text
+    names = [f"'{name}" if are_formulas(pa.array([name]))[0].as_py() else name for name in rows.schema.names]
+    return pa.Table.from_arrays(columns, names), num_changed
 
 
 def as_meant(cells: pa.Array) -> pa.Array:
@@ -45,14 +41,15 @@ def as_meant(cells: pa.Array) -> pa.Array:
     return pc.if_else(pc.and_(pc.starts_with(cells, "'"), are_formulas(rest)), rest, cells)
 
 
-def formulas_notice(num_changed: int, path: object) -> str:
-    """Return a notice to the user on formulas in a file that was written."""
+def formulas_notice(num_changed: int, path: object) -> list[str]:
+    """Return a notice to the user on formulas in a file that was written, if there are any."""
     cells = (
         "1 cell begins like a formula and was"
         if num_changed == 1
         else f"{num_changed:,} cells begin like formulas and were"
     )
-    return f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it reads the file."
+    notice = f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it reads the file."
+    return [notice] if num_changed else []
 
 
 def for_sheets(column: pa.ChunkedArray) -> pa.ChunkedArray:

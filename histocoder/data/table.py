@@ -11,19 +11,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet
 
 from histocoder.data.dialect import Dialect, csv_batches, find_lines, opened, sniff
-from histocoder.data.sources import EXCEL, LABELLED, PARQUET, Arrays, Source, integers, open_source
+from histocoder.data.sources import PARQUET, Arrays, Source, integers, open_source
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
 _BLOCK_BYTES = 1 << 24
-_COMPRESSED = (".zip", ".bz2", ".xz", ".zst")
-_OTHER_KINDS = (".xls", ".xlsm", ".ods", ".rds", ".feather", ".arrow", ".json", ".jsonl")
-"""Suffixes of tables that other programs write, and this one does not."""
 
 
 @dataclass
@@ -223,32 +219,6 @@ def strings(array: Arrays, where: str = "A column") -> Arrays:
 def is_bytes(kind: pa.DataType) -> bool:
     """Return whether cells of a type are bytes, as which some programs write text to Parquet."""
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-
-
-def csv_writer(path: Path | pa.NativeFile, schema: pa.Schema, *, delimiter: str = ",") -> pa.csv.CSVWriter:
-    """Return a writer of CSV, with quotation marks where they are needed."""
-    options = pa.csv.WriteOptions(quoting_style="needed", delimiter=delimiter)
-    return pa.csv.CSVWriter(path, schema, write_options=options)
-
-
-def check_output(path: Path, *, excel: bool = False) -> None:
-    """Raise a UserError if `path` has a suffix that does not fit (`excel`: CSV), or is a folder, a device or a pipe."""
-    kind = path.suffix.lower()
-    if excel and kind in (*PARQUET, *EXCEL, *LABELLED):
-        raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
-    if kind in _COMPRESSED:
-        raise UserError(f"{path} would not be compressed; omit {path.suffix}.")
-    if kind in _OTHER_KINDS:
-        raise UserError(
-            f"{path} would not be a {path.suffix} file; choose a name that ends in .csv, .csv.gz, .tsv, .parquet, "
-            ".xlsx, .dta or .sav."
-        )
-    if kind == ".gz" and Path(path.stem).suffix.lower() not in (".csv", ".tsv"):
-        raise UserError(f"{path} would not be CSV; choose a name that ends in .csv.gz.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file in it to write to.")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is a device or a pipe; name a file to write to.")
 
 
 def is_parquet(path: Path) -> bool:

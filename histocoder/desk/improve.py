@@ -17,7 +17,7 @@ from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.data.checked import CHECKED_COL
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import normalize
-from histocoder.data.output import Output
+from histocoder.data.output import Form, write_table
 from histocoder.desk.store import Card, Store
 from histocoder.errors import UserError
 from histocoder.evaluation.review import next_step
@@ -86,7 +86,7 @@ class Improve:
         table = pa.Table.from_pylist(rows, pa.schema([(name, kinds.get(name, pa.string())) for name in names]))
         with TemporaryDirectory() as folder:
             path = Path(folder) / self._file.name
-            Output(path, raw=raw).write(path, table.schema, [table])
+            write_table(path, [table], Form(raw=raw))
             return path.read_bytes()
 
     @property

@@ -15,10 +15,9 @@ from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
 from histocoder.data.checked import CHECKED_COL
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import description_keys
-from histocoder.data.output import Output
+from histocoder.data.output import Form, check_output, write_table
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
-from histocoder.files import replacing
 from histocoder.log import log
 
 _CHUNK_ROWS = 200_000
@@ -71,16 +70,13 @@ def review(
     UserError
         Where a column is missing, or the output exists and `overwrite` is not set.
     """
-    form = Output(output, raw=raw)
-    form.check(budget)
+    check_output(output, num_rows=budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
     table = in_order_of_worth(predictions, columns, sheet=sheet)
     chosen = table.iloc[:budget]
     written = pa.Table.from_pandas(chosen, preserve_index=False)
-    with replacing(output) as temporary:
-        notices = form.write(temporary, written.schema, [written])
-    for notice in notices:
+    for notice in write_table(output, [written], Form(raw=raw)):
         log.info(notice)
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()

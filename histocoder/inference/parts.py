@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import time
@@ -16,7 +15,7 @@ import pyarrow.feather
 
 from histocoder import distributed
 from histocoder.config import PredictConfig
-from histocoder.data.output import Output
+from histocoder.data.output import Form, write_table
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError
 from histocoder.files import make_folder, remove_leftovers, replacing, write_text
@@ -37,12 +36,11 @@ def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> 
 
 
 def write_tables(
-    output: Output, temporary: Path, tables: Iterable[pa.Table], join: Join | None, *, say: Callable[[str], None]
+    output: Path, tables: Iterable[pa.Table], form: Form, join: Join | None, *, say: Callable[[str], None]
 ) -> None:
-    """Write tables, one below the other and with the columns of `join`, to the output's temporary file."""
-    rest = iter(tables) if join is None else (join.add(table, output.codes) for table in tables)
-    first = next(rest)
-    notices = output.write(temporary, first.schema, _groups(itertools.chain([first], rest)))
+    """Write tables, one below the other and with the columns of `join`."""
+    coded = tables if join is None else (join.add(table, form.codes) for table in tables)
+    notices = write_table(output, _groups(coded), form)
     for notice in (*notices, None if join is None else join.notice()):
         if notice:
             say(notice)
@@ -100,14 +98,14 @@ class Parts:
 
     def write(self, number: int, chunk: pa.Table) -> None:
         """Save a chunk and delete its batches."""
-        with self._kept_for_later(self._path(number)) as temporary:
+        with self._kept_for_later(), replacing(self._path(number)) as temporary:
             pa.feather.write_feather(chunk, str(temporary))
         self._path(number, _BATCHES).unlink(missing_ok=True)
 
     def batches(self, number: int, *, told: Callable[[float], object]) -> Batches:
         return Batches(self._path(number, _BATCHES), told=told)
 
-    def join(self, output: Output, num_chunks: int, join: Join | None, *, say: Callable[[str], None]) -> None:
+    def join(self, form: Form, num_chunks: int, join: Join | None, *, say: Callable[[str], None]) -> None:
         """Write one file of all chunks, in order, with the columns of `join`, and delete them."""
         files = [self._path(number) for number in range(num_chunks)]
         for file in files:
@@ -116,19 +114,18 @@ class Parts:
                     f"The chunk {file}, one of {num_chunks}, was coded but is missing now. The others are kept; run "
                     "the command again."
                 )
-        with self._kept_for_later(output.path) as temporary:
-            write_tables(output, temporary, map(pa.feather.read_table, files), join, say=say)
+        with self._kept_for_later():
+            write_tables(self.output, map(pa.feather.read_table, files), form, join, say=say)
         self.delete()
 
     def _path(self, number: int, suffix: str = _PART) -> Path:
         return self.folder / f"{number:06d}{suffix}"
 
     @contextmanager
-    def _kept_for_later(self, path: Path) -> Iterator[Path]:
-        """Replace a file; an error says that the chunks coded so far are kept."""
+    def _kept_for_later(self) -> Iterator[None]:
+        """Let an error say that the chunks coded so far are kept."""
         try:
-            with replacing(path) as temporary:
-                yield temporary
+            yield
         except UserError as error:
             if self._is_empty:
                 raise

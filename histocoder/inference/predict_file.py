@@ -15,10 +15,10 @@ from histocoder import distributed
 from histocoder.checkpoints.lock import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.data.output import Output
+from histocoder.data.output import Form, check_output
 from histocoder.data.table import TableFile, count_rows, is_bytes, is_parquet, open_table
 from histocoder.errors import Interrupted, UserError
-from histocoder.files import make_folder, replacing
+from histocoder.files import make_folder
 from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
 from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
@@ -65,19 +65,20 @@ def predict_file(
     say(f"Coding in mode {config.mode}.")
     if LANG_COL in table.header and config.language_col is None and config.language == "unk":
         say(f"{config.input}: languages are taken as unknown (unk); the column {LANG_COL!r} is not chosen for them.")
-    parts = Parts(form.path)
+    output = Path(config.output)
+    parts = Parts(output)
     chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
     settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
     if bar is None:
         hidden = True if distributed.rank() else None  # None: without a terminal
         bar = tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True)
-    with _writing(form.path):
+    with _writing(output):
         open_parts = partial(parts.open, config, settings, overwrite=overwrite, say=say)
         distributed.run_on_primary(open_parts, doing="checking the input")
         with parts.kept_if_any():
             num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
         distributed.run_on_primary(partial(parts.join, form, num_chunks, join, say=say), doing="writing the output")
-    say(f"Coded {config.input} into {form.path}.")
+    say(f"Coded {config.input} into {output}.")
 
 
 def predict_file_by(
@@ -92,12 +93,12 @@ def predict_file_by(
     """Write a file as `predict_file` does, from an engine that yields the input with the columns of its codes."""
     config = replace(config, mode=config.mode or coder.mode)
     table, form, _ = _open(coder, config, ChunkCoder(coder, config, known=None).names, join)
+    output = Path(config.output)
     say(f"Coding in mode {config.mode}.")
-    with _writing(form.path):
-        check_free(form.path, overwrite=overwrite, source=table.path)
-        with replacing(form.path) as temporary:
-            write_tables(form, temporary, engine(table), join, say=say)
-    say(f"Coded {config.input} into {form.path}.")
+    with _writing(output):
+        check_free(output, overwrite=overwrite, source=table.path)
+        write_tables(output, engine(table), form, join, say=say)
+    say(f"Coded {config.input} into {output}.")
 
 
 @contextmanager
@@ -108,9 +109,7 @@ def _writing(output: Path) -> Iterator[None]:
         yield
 
 
-def _open(
-    coder: Coder, config: PredictConfig, names: Sequence[str], join: Join | None
-) -> tuple[TableFile, Output, int]:
+def _open(coder: Coder, config: PredictConfig, names: Sequence[str], join: Join | None) -> tuple[TableFile, Form, int]:
     """Return the input, the form of the output, and the number of rows; raise a UserError if they do not fit."""
     table = open_table(Path(config.input), config.input_cols, sheet=config.sheet)
     if not is_parquet(Path(config.output)):
@@ -120,8 +119,7 @@ def _open(
     for name in join.columns(codes) if join is not None else ():
         if name in (*table.header, *new):
             raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")
-    form = Output(
-        Path(config.output),
+    form = Form(
         delimiter=table.dialect.delimiter if config.excel and table.dialect is not None else ",",
         excel=config.excel,
         raw=config.raw,
@@ -129,7 +127,7 @@ def _open(
         titles=coder.model.config.descriptions,
     )
     num_rows = count_rows(table)
-    form.check(num_rows)
+    check_output(Path(config.output), excel=config.excel, num_rows=num_rows)
     return table, form, num_rows
 
 

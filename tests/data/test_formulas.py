@@ -49,6 +49,7 @@ def test_the_loop_closes_over_formulas(tmp_path: Path, logged: list[str]):
     config = FinetuneConfig(**settings, corrections=(str(tmp_path / "review.csv"),), initial_checkpoint="m")
     prepare(config, tmp_path / "out")
     assert "1 rows have corrected codes, and 3 descriptions are added; all are training data." in logged
-    assert read(tmp_path / "out" / "data_train.csv")["occ1"].tolist().count("=farmer") == 1
+    train = tmp_path / "out" / "data_train.csv"
+    assert read(train)["occ1"].tolist().count("'=farmer") == 1
+    assert read_table(train, ["occ1"]).columns["occ1"].to_pylist().count("=farmer") == 1
     assert read(tmp_path / "out" / "rejected.csv")["occ1"].tolist() == ["=", "'=a"]
-    assert any(text.startswith("rejected.csv: 1 cell begins like a formula and was") for text in logged)

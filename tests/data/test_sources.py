@@ -20,7 +20,8 @@ from models import save_tiny_model
 
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
-from histocoder.data.output import Output
+from histocoder.data import output
+from histocoder.data.output import Form, check_output
 from histocoder.data.prepare import prepare
 from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
@@ -168,9 +169,8 @@ def test_labels_of_stata_are_read_and_codes_are_codes(tmp_path: Path):
     assert columns["h"].to_pylist() == ["2000", "53130", None] and "value labels: occ1, n" in file.notices[0]
     codes = pa.table({"hisco 1": ["02000", "-1", "99910", "99920", None], "code": ["02000", "A", "", "", ""]})
     titles = {"02000": "Boss", "99910": "Labourer", "99920": "Labourer"}
-    (notice,) = Output(tmp_path / "o.dta", codes=["hisco 1", "code"], titles=titles).write(
-        tmp_path / "o.dta", codes.schema, [codes]
-    )
+    form = Form(codes=dict.fromkeys(codes.column_names, ""), titles=titles)
+    (notice,) = output.write_table(tmp_path / "o.dta", [codes], form)
     assert "hisco 1 as hisco_1" in notice
     labels = ["Boss", -1, "Labourer (99910)", "Labourer (99920)"]
     assert pd.read_stata(tmp_path / "o.dta")["hisco_1"].tolist()[:4] == labels
@@ -255,7 +255,7 @@ def test_what_is_not_installed_is_named(model: Path, tmp_path: Path, monkeypatch
 
 def test_more_rows_than_excel_takes(tmp_path: Path):
     with pytest.raises(UserError, match=r"1,048,576 rows are more than Excel's 1,048,575; choose \.csv"):
-        Output(tmp_path / "t.xlsx").check(1_048_576)
+        check_output(tmp_path / "t.xlsx", num_rows=1_048_576)
 
 
 @pytest.mark.parametrize("suffix", [".xlsx", ".dta", ".sav"])
@@ -275,7 +275,7 @@ def test_what_sheets_can_not_hold_is_written_as_text_or_as_clocks_showed_it(tmp_
         }
     )
     path = tmp_path / f"out{suffix}"
-    Output(path, codes=["code"], titles={"7": "Seven"}).write(path, table.schema, [table])
+    output.write_table(path, [table], Form(codes={"code": "code"}, titles={"7": "Seven"}))
     found = read_table(path, table.column_names).columns
     assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
     assert found["code"].to_pylist() == ["7", "02110"]  # codes of several lengths have no zeros to be restored
@@ -323,5 +323,5 @@ def test_characters_in_the_notation_of_excel_are_read_as_characters(tmp_path: Pa
     texts = ["smith\r\nand farrier", "_x000D_"]
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == texts
     table = pa.table({"occ1": ["_x000D_", "a_b", "_x12"]})
-    Output(path).write(path, table.schema, [table])
+    output.write_table(path, [table])
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["_x000D_", "a_b", "_x12"]
