@@ -2,10 +2,19 @@
 
 import sys
 import warnings
+from typing import Any
 
 
 class UserError(ValueError):
-    """Mistake that the user can fix; ends the program with exit code 2 and this message, without a traceback."""
+    """Mistake that the user can fix; ends the program with exit code 2 and this message, without a traceback.
+
+    `settings` that would fix it are given by name: a new value, or a mapping of a wrong name of a column to the right
+    one.
+    """
+
+    def __init__(self, message: str, **settings: Any) -> None:
+        super().__init__(message)
+        self.settings = settings
 
 
 class DamagedError(UserError):

@@ -74,7 +74,7 @@ def _code_file(
     how = config_of(PredictConfig, config)
     options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
     if config.engine is not None:
-        predict_file_by(partial(_code_on_ray, config, how, folder), coder, how, **options)
+        predict_file_by(partial(_code_on_ray, config, folder), coder, how, **options)
         return
     model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
     predict_file(coder, how, model_id=model_id, known=known, **options)
@@ -91,7 +91,7 @@ def _check_engine(config: PredictFlags) -> None:
         )
 
 
-def _code_on_ray(flags: PredictFlags, config: PredictConfig, model: Path, table: TableFile) -> Iterator[pa.Table]:
+def _code_on_ray(flags: PredictFlags, model: Path, table: TableFile, config: PredictConfig) -> Iterator[pa.Table]:
     """Yield Parquet with its codes, an engine for `predict_file_by`; raise a UserError if Ray can't be used."""
     try:
         import ray.data

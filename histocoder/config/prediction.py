@@ -81,8 +81,14 @@ class FileOptions(Settings):
         )
 
     @property
+    def settings_of_columns(self) -> dict[str, str]:
+        """Columns of the input -> the settings that name them."""
+        named = {self.input_col: "input_col", self.language_col: "language_col"}
+        return {column: setting for column, setting in named.items() if column is not None}
+
+    @property
     def input_cols(self) -> list[str]:
-        return [c for c in (self.input_col, self.language_col) if c is not None]
+        return list(self.settings_of_columns)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,11 +134,11 @@ def read_corrections(
     for path in map(Path, config.corrections or ()):
         columns = [*config.target_cols[1:], *([config.language_col] if config.language_col else [])]
         needed = [config.input_col, CHECKED_COL, config.target_cols[0]]
-        header = open_table(path, needed, optional=columns, codes=config.target_cols).header
-        if lacking := [name for name in config.target_cols[1:] if name not in header]:
+        file = open_table(path, needed, optional=columns, codes=config.target_cols)
+        if lacking := [name for name in config.target_cols[1:] if not file.has(name)]:
             names = ", ".join(map(repr, lacking))
             log.info(f"{path} has no column {names}: the rows that it corrects get no such codes.")
-        has_language = config.language_col in header
+        has_language = config.language_col is not None and file.has(config.language_col)
         if config.language_col and not has_language:
             log.info(
                 f"{path} has no column {config.language_col!r}; its codes apply to descriptions in every language."

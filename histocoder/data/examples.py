@@ -66,7 +66,7 @@ class ExampleFiles:
 
     paths: tuple[Path, ...]
     target_cols: tuple[str, ...]
-    """Columns of codes, first code first. A file may have the first few of them only, and their names in capitals.
+    """Columns of codes, first code first. A file may have the first few of them only.
     If it has `code1`, `code2`, … instead, these are indices into `key`."""
     formatter: Formatter
     all_needed: bool = False
@@ -115,13 +115,14 @@ class ExampleFiles:
 
     def _open(self, path: Path) -> TableFile:
         codes = (*self.target_cols, *_INDEX_COLS)
-        return open_table(path, [self.input_col], optional=[self.language_col, *codes], sheet=self.sheet, codes=codes)
+        optional, columns = [self.language_col, *codes], {self.input_col: "input_col"}
+        return open_table(path, columns, optional=optional, sheet=self.sheet, codes=codes)
 
     def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
         file = self._open(path)
         code_columns, use_index = self._code_columns(file)
         targets, columns = list(code_columns), list(code_columns.values())
-        lang_cols = [self.language_col] if self.language is None and self.language_col in file.header else []
+        lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
         wanted = [self.input_col, *lang_cols, *columns]
         for notice in file.notices:
             say(notice)
@@ -150,14 +151,12 @@ class ExampleFiles:
 
     def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
         """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
-        indexed = [column for column in _INDEX_COLS if column in file.header]
+        indexed = [column for column in _INDEX_COLS if file.has(column)]
         first = self.target_cols[0]
-        folded = {name.casefold(): name for name in reversed(file.header)}
-        own_names = {t: t if t in file.header else folded.get(t.casefold(), t) for t in self.target_cols}
         if self.all_needed:
-            file.check([*own_names.values()])
-        if own_names[first] in file.header or _INDEX_COLS[0] not in indexed:
-            return {t: name for t, name in own_names.items() if t == first or name in file.header}, False
+            file.check(dict.fromkeys(self.target_cols, "target_cols"))
+        if file.has(first) or _INDEX_COLS[0] not in indexed:
+            return {t: t for t in self.target_cols if t == first or file.has(t)}, False
         if self.key is None:
             instead = "name the key file with --key" if self.rules.is_training else "codes themselves are needed"
             raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")

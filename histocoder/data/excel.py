@@ -3,10 +3,10 @@
 import itertools
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import openpyxl
 import pyarrow as pa
@@ -16,6 +16,7 @@ from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from openpyxl.cell.read_only import EMPTY_CELL
 from openpyxl.utils.escape import unescape
 
+from histocoder.data.header import FIRST_ROWS, below_titles, header_row, named, nearest
 from histocoder.data.sheets import MOST_DIGITS, are_formulas, for_sheets
 from histocoder.errors import UserError, shown
 
@@ -33,20 +34,20 @@ _ZEROS = re.compile(r"0+")
 _ESCAPED = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")  # a character in Excel's notation, such as _x000D_
 
 
-def read_workbook(path: Path, sheet: str | None) -> tuple[pa.Table, int, list[str]]:
-    """Read a sheet (by default the only one with content), whose first row with content is the header.
+def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, int, list[str]]:
+    """Read a sheet, by default the only one with content or with all `columns`; titles may precede its header.
 
     Returns the table, in which columns with one type of value keep it and others are text; Excel's number of the first
     row below the header; and notices to the user.
 
-    Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets have
-    content.
+    Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets could
+    be meant.
     """
     _check_archive(path)
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
-            return _read_sheet(path, _sheet(path, book, sheet))
+            return _read_sheet(path, _sheet(path, book, sheet, columns))
         finally:
             book.close()
     except UserError:
@@ -79,19 +80,50 @@ def _check_archive(path: Path) -> None:
         )
 
 
-def _sheet(path: Path, book: openpyxl.Workbook, name: str | None) -> Any:
+class _Sheet(NamedTuple):
+    """A sheet with content."""
+
+    title: str
+    cells: Any  # openpyxl's sheet
+    number: int  # row of the header
+    names: dict[int, str]  # names of columns, by their places
+    rows: Iterator[tuple[int, dict[int, Any]]]  # rows below the header, as `_rows` yields them
+    has_titles: bool  # whether there is something above the header
+
+
+def _sheet(path: Path, book: openpyxl.Workbook, name: str | None, columns: Collection[str]) -> _Sheet:
+    """Return the sheet of a name, else the only one with content, or else the only one with all columns."""
     sheets = {sheet.title: sheet for sheet in book.worksheets}
     names = ", ".join(map(shown, sheets))
     if name is not None:
-        if name not in sheets:
-            raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.")
-        return sheets[name]
-    filled = [sheet for sheet in sheets.values() if next(_rows(sheet), None) is not None]
+        if len(alike := named(name, sheets)) != 1:
+            near = nearest(name, sheets)
+            raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **({"sheet": near} if near else {}))
+        sheets = {alike[0]: sheets[alike[0]]}
+    filled = [found for title, cells in sheets.items() if (found := _below_titles(title, cells, columns)) is not None]
     if not filled:
         raise UserError(f"{path} is empty.")
-    if len(filled) > 1:
-        raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.")
-    return filled[0]
+
+    def num_found(sheet: _Sheet) -> int:
+        return sum(bool(named(column, sheet.names.values())) for column in columns)
+
+    best = [sheet for sheet in filled if num_found(sheet) == len(columns)]
+    if len(filled) == 1 or len(best) == 1:
+        return filled[0] if len(filled) == 1 else best[0]
+    likely = max(filled, key=lambda sheet: (num_found(sheet), len(sheet.names)))
+    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.", sheet=likely.title)
+
+
+def _below_titles(title: str, cells: Any, columns: Collection[str]) -> _Sheet | None:
+    """Find a sheet's header; return None if it is empty."""
+    rows = _rows(cells)
+    first = list(itertools.islice(rows, FIRST_ROWS))
+    if not first:
+        return None
+    at = header_row([[*map(_text, row.values())] for _, row in first], columns)
+    number, values = first[at]
+    names = {i: _text(value) for i, value in values.items()}
+    return _Sheet(title, cells, number, names, itertools.chain(first[at + 1 :], rows), has_titles=at > 0)
 
 
 def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, Any]]]:
@@ -115,29 +147,29 @@ def _value(cell: Any) -> Any:
     return value if value is None or isinstance(value, int | float | date) else str(value)
 
 
-def _read_sheet(path: Path, sheet: Any) -> tuple[pa.Table, int, list[str]]:
-    rows = _rows(sheet)
-    header_row, names = next(rows)
-    columns: dict[int, list[Any]] = {i: [] for i in names}
-    num_beside, passed = 0, header_row
-    for number, values in rows:
+def _read_sheet(path: Path, sheet: _Sheet) -> tuple[pa.Table, int, list[str]]:
+    columns: dict[int, list[Any]] = {i: [] for i in sheet.names}
+    num_beside, passed = 0, sheet.number
+    for number, values in sheet.rows:
         blank = [None] * (number - passed - 1)  # rows
         for i, column in columns.items():
             column.extend(blank)
             column.append(values.pop(i, None))
         num_beside += len(values)
         passed = number
+    notices = [below_titles(path, "row", sheet.number)] if sheet.has_titles else []
     beside = "1 cell is ignored, because its" if num_beside == 1 else f"{num_beside:,} cells are ignored, because their"
-    notices = [f"{path}: {beside} column has no name."] if num_beside else []
-    unlike = _unlike([str(name) for name in names.values()])
-    if renamed := [name for old, name in zip(names.values(), unlike, strict=True) if name != str(old)]:
+    notices += [f"{path}: {beside} column has no name."] if num_beside else []
+    names = [*sheet.names.values()]
+    unlike = _unlike(names)
+    if renamed := [new for name, new in zip(names, unlike, strict=True) if name != new]:
         notices.append(f"{path}: columns of the same name are numbered: {', '.join(map(shown, renamed))}.")
-    if num_unsaved := _num_unsaved(sheet):
+    if num_unsaved := _num_unsaved(sheet.cells):
         notices.append(
             f"{path}: formulas without a stored value ({num_unsaved:,}) are read as blank cells. Open the workbook in "
             "Excel or LibreOffice and save it there, which stores them."
         )
-    return pa.Table.from_arrays([_array(column) for column in columns.values()], unlike), header_row + 1, notices
+    return pa.Table.from_arrays([_array(column) for column in columns.values()], unlike), sheet.number + 1, notices
 
 
 def _num_unsaved(sheet: Any) -> int:

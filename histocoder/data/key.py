@@ -58,7 +58,7 @@ def read_key(path: str | Path, *, num_digits: int | None = 0) -> Key:
     path = Path(path)
     file = open_table(path, (), optional=(*_CODE_COLUMNS, *_INDEX_COLUMNS, *_DESC_COLUMNS))
     code_col, index_col, desc_col = (
-        next((name for name in names if name in file.header), None)
+        next((name for name in names if file.has(name)), None)
         for names in (_CODE_COLUMNS, _INDEX_COLUMNS, _DESC_COLUMNS)
     )
     if code_col is None or index_col is None:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from histocoder.data.header import plain
 from histocoder.data.sheets import for_sheets
 from histocoder.errors import UserError
 
@@ -42,13 +43,13 @@ def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[st
             f"{path} can't be read as a {path.suffix} file ({str(error).splitlines()[0][:120]}). Save it again, or as "
             "CSV."
         ) from error
-    labelled = []
+    labelled, own = [], set(map(plain, codes))
     for name in values.columns:
         match = _CODES.fullmatch(titles.get(name) or "")
         if match is not None:
             values[name] = values[name].map(lambda value, length=int(match[1] or 0): _code(value, length))
         elif value_labels.get(name) and (
-            name not in codes or all(map(_INTEGER.fullmatch, value_labels[name].values()))
+            plain(name) not in own or all(map(_INTEGER.fullmatch, value_labels[name].values()))
         ):
             labels = {_text(value): label for value, label in value_labels[name].items()}
             values[name] = values[name].map(lambda value, labels=labels: labels.get(_text(value), _text(value)))

@@ -13,15 +13,12 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from histocoder.data.sheets import formulas_notice, without_formulas
-from histocoder.data.sources import EXCEL, LABELLED, PARQUET
+from histocoder.data.sources import EXCEL, LABELLED, PARQUET, kind_of
 from histocoder.data.table import is_bytes, is_parquet, strings
 from histocoder.errors import UserError
 from histocoder.files import replacing
 
 MAX_ROWS = 1_048_575  # largest number of rows of an Excel sheet, below its header
-_COMPRESSED = (".zip", ".bz2", ".xz", ".zst")
-_OTHER_KINDS = (".xls", ".xlsm", ".ods", ".rds", ".feather", ".arrow", ".json", ".jsonl")
-"""Suffixes of tables that other programs write, and this one does not."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +35,9 @@ class Form:
 
 def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
     """Raise a UserError if a path can't be written to, or a table of so many rows not in the format of its suffix."""
-    kind = path.suffix.lower()
+    kind = kind_of(path, doing="written")
     if excel and kind in (*PARQUET, *EXCEL, *LABELLED):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
-    if kind in _COMPRESSED:
-        raise UserError(f"{path} would not be compressed; omit {path.suffix}.")
-    if kind in _OTHER_KINDS:
-        raise UserError(
-            f"{path} would not be a {path.suffix} file; choose a name that ends in .csv, .csv.gz, .tsv, .parquet, "
-            ".xlsx, .dta or .sav."
-        )
-    if kind == ".gz" and Path(path.stem).suffix.lower() not in (".csv", ".tsv"):
-        raise UserError(f"{path} would not be CSV; choose a name that ends in .csv.gz.")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it to write to.")
     if path.exists() and not path.is_file():

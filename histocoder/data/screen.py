@@ -98,9 +98,11 @@ class Screened:
         return len(keys)
 
 
-def columns_of(config: PrepareConfig) -> list[str]:
-    """Return the columns of the user's table that are read."""
-    return [config.input_col, *config.target_cols, *([config.language_col] if config.language_col else [])]
+def columns_of(config: PrepareConfig) -> dict[str, str]:
+    """Return the columns of the user's table that are read, and the settings that name them."""
+    targets = dict.fromkeys(config.target_cols, "target_cols")
+    langs = {config.language_col: "language_col"} if config.language_col else {}
+    return {config.input_col: "input_col", **targets, **langs}
 
 
 def screen(file: TableFile, config: PrepareConfig, checker: LabelChecker, path: Path) -> Screened:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from histocoder.data.dialect import Dialect, csv_batches, find_lines, opened, sniff
+from histocoder.data.dialect import CsvFile
+from histocoder.data.header import named, nearest
 from histocoder.data.sources import PARQUET, Arrays, Source, integers, open_source
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
-_BLOCK_BYTES = 1 << 24
 
 
 @dataclass
@@ -47,58 +47,69 @@ class TableFile:
     """A file whose header was read; see `open_table`."""
 
     path: Path
-    header: list[str]
-    dialect: Dialect | None  # dialect of a CSV file; None for others
-    source: Source | None = None  # source of the rows of other files
+    source: CsvFile | Source
+
+    @property
+    def header(self) -> list[str]:
+        return self.source.header
 
     @property
     def notices(self) -> list[str]:
         """Notices to the user on how the file is read."""
-        if self.dialect is None:
-            return [] if self.source is None else list(self.source.notices)
-        notices = []
-        if not self.dialect.is_utf8:
-            notices.append(
-                f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."
-            )
-        if self.dialect.is_utf8 and self.dialect.twice_encoded:
-            notices.append(
-                f"{self.path}, line {self.dialect.twice_encoded}: accented letters are written as 'Ã' and a sign: "
-                "UTF-8 was read as Windows-1252 once. Open the original as UTF-8, and save it again."
-            )
-        if self.dialect.escape:
-            notices.append(
-                f"{self.path}: quotation marks are escaped with backslashes, as R writes them, and are read as such."
-            )
-        return notices
+        return self.source.notices
+
+    @property
+    def csv(self) -> CsvFile | None:
+        """The form of a CSV file; None for others."""
+        return self.source if isinstance(self.source, CsvFile) else None
 
     @property
     def schema(self) -> pa.Schema:
         """Types of the columns; text for CSV."""
-        if self.source is not None:
-            return self.source.rows.schema
-        return pa.schema([(name, pa.string()) for name in self.header])
+        return self.source.schema
 
-    def check(self, columns: Sequence[str]) -> None:
-        """Raise a UserError if a column is missing, occurs twice, or can't be read as text."""
-        for column in columns:
-            if (times := self.header.count(column)) > 1:
-                raise UserError(f"{self.path} has {times} columns named {shown(column)}; rename all but one.")
-            if times == 0:
-                near = difflib.get_close_matches(column, self.header, n=1, cutoff=0.5)
-                hint = f" Did you mean {shown(near[0])}?" if near else ""
-                names = [name if name.isprintable() and len(name) <= 60 else shown(name) for name in self.header]
-                more = ", …" if len(names) > 50 else ""
-                raise UserError(f"{self.path} has no column {column!r}; it has: {', '.join(names[:50])}{more}.{hint}")
-        schema = self.schema
-        for column in columns:
-            if not _is_text(kind := schema.field(column).type):
+    def has(self, name: str) -> bool:
+        """Return whether a name means a column."""
+        return bool(named(name, self.header))
+
+    def column(self, name: str, setting: str = "") -> str:
+        """Return the column that a name means, whatever its case, its accents and blanks around it.
+
+        Raises a UserError if there is none, or several are like it; `setting` is the one whose value the name is.
+        """
+        found = named(name, self.header)
+        if len(found) == 1:
+            return found[0]
+        flag = f"--{setting.replace('_', '-')}"
+        if found and len(set(found)) == 1:
+            raise UserError(f"{self.path} has {len(found)} columns named {shown(name)}; rename all but one.")
+        if found:
+            several = ", ".join(map(shown, found))
+            raise UserError(f"{self.path} has several columns like {shown(name)} ({several}); write the one as it is.")
+        names = [
+            own if own.isprintable() and own == own.strip() and len(own) <= 60 else shown(own) for own in self.header
+        ]
+        more = ", …" if len(names) > 50 else ""
+        message = f"{self.path} has no column {name!r}; it has: {', '.join(names[:50])}{more}."
+        near = nearest(name, self.header)
+        if near is not None:
+            message += f" Did you mean {shown(near)}?"
+        if setting:
+            message += f" Name it with {flag}."
+        raise UserError(message, **({setting: {name: near}} if setting and near is not None else {}))
+
+    def check(self, columns: Collection[str]) -> None:
+        """Raise a UserError if a column is missing, occurs twice, or can't be read as text; see `open_table`."""
+        settings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
+        for name, setting in settings.items():
+            own = self.column(name, setting)
+            if not _is_text(kind := self.schema.field(self.header.index(own)).type):
                 raise UserError(
-                    f"{self.path}, column {column!r}: its cells are of the type {kind}, which can't be read as text. "
+                    f"{self.path}, column {own!r}: its cells are of the type {kind}, which can't be read as text. "
                     "Save them as columns with one value in each cell."
                 )
 
-    def read(self, columns: Sequence[str]) -> Table:
+    def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""
         parts = list(self.tables(columns))
         joined = {c: pa.concat_arrays([part.columns[c] for part in parts]) for c in columns}
@@ -109,13 +120,7 @@ class TableFile:
 
         Raises UserError if the file has no rows, a row of another length than its header, or can't be read as text.
         """
-        if self.dialect is not None:
-            batches = csv_batches(self.path, self.header, self.dialect)
-        elif is_parquet(self.path) and self.path.is_file():
-            batches = pa.parquet.ParquetFile(self.path).iter_batches(batch_size=chunk_rows, columns=columns)
-        else:
-            assert self.source is not None
-            batches = _batches(self.source, columns, chunk_rows)
+        batches = self.source.batches(columns=columns, rows=chunk_rows)
         pending: list[pa.RecordBatch] = []
         waiting, is_empty = 0, True
         for batch in batches:
@@ -130,58 +135,56 @@ class TableFile:
         if waiting:
             yield pa.Table.from_batches(pending).combine_chunks()
         if is_empty:
-            raise UserError(f"{self.path} has {'columns' if self.dialect is None else 'a header'} but no rows.")
+            raise UserError(f"{self.path} has {'columns' if self.csv is None else 'a header'} but no rows.")
 
-    def tables(self, columns: Sequence[str]) -> Iterator[Table]:
-        """Yield some columns in chunks, as text; raises UserError as `check` and `chunks` do."""
+    def tables(self, columns: Collection[str]) -> Iterator[Table]:
+        """Yield some columns in chunks, as text, under the names given; raises UserError as `check` and `chunks` do."""
         self.check(columns)
-        whole = _whole_numbers(self.source, columns) if self.source is not None else set()
+        own = {name: self.column(name) for name in columns}
+        whole = _whole_numbers(self.source, own.values())
         position = 0
-        for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=list(columns)):
-            keep = np.ones(len(chunk), dtype=bool)
-            if self.dialect is not None and len(self.header) > 1:
-                keep = ~np.logical_and.reduce([np.asarray(pc.equal(column, "")) for column in chunk.columns])
-            kept = chunk if keep.all() else chunk.filter(pa.array(keep))
-            texts = {c: _text(kept[c], f"{self.path}, column {c!r},", is_whole=c in whole) for c in columns}
-            yield Table(self, texts, position + np.flatnonzero(keep))
+        for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*own.values()]):
+            kept, rows = chunk, np.arange(position, position + len(chunk))
+            if self.source.may_have_blank_rows and chunk.num_columns > 1:
+                blank = (pc.equal(pc.fill_null(column.cast(pa.string()), ""), "") for column in chunk.columns)
+                if (keep := ~np.logical_and.reduce([*map(np.asarray, blank)])).all() is np.False_:
+                    kept, rows = chunk.filter(pa.array(keep)), rows[keep]
+            texts = {
+                c: _text(kept[name], f"{self.path}, column {c!r},", is_whole=name in whole) for c, name in own.items()
+            }
+            yield Table(self, texts, rows)
             position += len(chunk)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
-        if self.source is not None:
-            return positions + self.source.first_row
-        assert self.dialect is not None
-        return find_lines(self.path, self.dialect, positions)
+        return self.source.lines(positions)
 
 
 def open_table(
     path: str | Path,
-    columns: Sequence[str],
+    columns: Collection[str],
     *,
-    optional: Sequence[str] = (),
+    optional: Collection[str] = (),
     sheet: str | None = None,
-    codes: Sequence[str] = (),
+    codes: Collection[str] = (),
 ) -> TableFile:
     """Read the header of a file: CSV, Parquet, Excel, Stata, SPSS, or a folder of Parquet files.
 
-    CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon or tab, whichever finds
-    most of the required `columns` and the `optional` ones. A file that is UTF-8 but for some bytes is not taken as
-    cp1252. The string "nan" is a word. Blank lines are skipped. Columns in `codes` are read as values where these have
-    labels, as in Stata.
+    CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon, tab or bar, whichever
+    finds most of the required `columns` and the `optional` ones. A file that is UTF-8 but for some bytes is not taken
+    as cp1252. The string "nan" is a word. Blank lines are skipped. Names of columns match whatever their case, accents
+    and blanks around them; the header is the row that has all of the required ones. Columns in `codes` are read as
+    values where these have labels, as in Stata. If `columns` is a mapping, its values are the settings that name them,
+    such as "input_col", which errors mention.
 
     Raises UserError if the file or a column is missing, a column is not text, or the file is empty, damaged or not
     text.
     """
     path = Path(path)
-    known = (*columns, *optional)
     _check_readable(path)
-    source = open_source(path, sheet=sheet, codes=codes, known=known)
-    header, dialect = (source.rows.schema.names, None) if source is not None else sniff(path, known)
-    file = TableFile(path, header, dialect, source)
+    source = open_source(path, columns, sheet=sheet, codes=codes, optional=optional)
+    file = TableFile(path, source or CsvFile(path, columns, optional))
     file.check(columns)
-    if dialect is not None and dialect.has_odd_quotes:
-        for _ in csv_batches(path, header, dialect, warn=False):
-            pass  # an open quotation mark raises an error here, before any row is worked on
     return file
 
 
@@ -197,11 +200,8 @@ def fingerprint(path: str | Path) -> str:
 
 
 def count_rows(file: TableFile) -> int:
-    """Return the number of rows of a file; more for a CSV file with line breaks within its cells."""
-    if file.source is not None:
-        return file.source.rows.count_rows()
-    with opened(file.path) as content:
-        return max(sum(chunk.count(b"\n") for chunk in iter(lambda: content.read(_BLOCK_BYTES), b"")) - 1, 0)
+    """Return the number of rows of a file; raise a UserError where a CSV file is not well-formed."""
+    return file.source.count_rows()
 
 
 def strings(array: Arrays, where: str = "A column") -> Arrays:
@@ -240,15 +240,10 @@ def _check_readable(path: Path) -> None:
         raise UserError(f"{path} can't be read: permission denied.") from error
 
 
-def _batches(source: Source, columns: list[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in their order, reading few ahead."""
-    return source.rows.to_batches(columns=columns, batch_size=rows, batch_readahead=1, fragment_readahead=1)
-
-
-def _whole_numbers(source: Source, columns: Sequence[str]) -> set[str]:
+def _whole_numbers(source: CsvFile | Source, columns: Collection[str]) -> set[str]:
     """Return the float columns with integers of 64 bits only: integers with gaps are often saved so."""
-    whole = {c for c in columns if pa.types.is_floating(source.rows.schema.field(c).type)}
-    for batch in _batches(source, sorted(whole), CHUNK_ROWS) if whole else ():
+    whole = {c for c in columns if pa.types.is_floating(source.schema.field(c).type)}
+    for batch in source.batches(columns=sorted(whole), rows=CHUNK_ROWS) if whole else ():
         whole = {c for c in whole if integers(batch[c]) is not None}
     return whole
 

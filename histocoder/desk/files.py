@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from tqdm import tqdm
 
 from histocoder.config import SOURCE_COL, PredictConfig
+from histocoder.data.header import DESCRIPTIONS
 from histocoder.data.languages import chosen_language
 from histocoder.data.table import count_rows, open_table, strings
 from histocoder.desk.coding import CodingDesk
@@ -28,8 +29,6 @@ State = Literal["new", "queued", "running", "done", "failed", "cancelled"]
 _WAITING = ("queued", "running")
 _PREVIEW_ROWS = 8
 _CELL = 120  # maximum number of characters of a cell in the preview
-_DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "profession", "yrke", "beroep")
-"""Names of columns that are likely to hold descriptions."""
 
 
 class Options(BaseModel):
@@ -135,13 +134,12 @@ class Files:
         input_col, language_col = self._columns
         options = _options(record)
         with self._named(record):
-            wanted = [*filter(None, self._columns), *_DESCRIPTIONS, "lang"]
+            wanted = [*filter(None, self._columns), *DESCRIPTIONS, "lang"]
             table = open_table(self._path(record), (), optional=wanted, sheet=options.sheet if options else None)
             chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
         cells = [[_shown(cell or "") for cell in strings(column).to_pylist()] for column in chunk.columns]
-        names = {name.lower(): name for name in table.header}
-        likely = [names[name] for name in (input_col, *_DESCRIPTIONS) if name and name.lower() in names]
-        langs = [name for name in (language_col, "lang", "language") if name in table.header]
+        likely = [table.column(name) for name in (input_col, *DESCRIPTIONS) if name and table.has(name)]
+        langs = [table.column(name) for name in (language_col, "lang", "language") if name and table.has(name)]
         return Preview(
             columns=table.header,
             rows=[list(row) for row in zip(*cells, strict=True)],
@@ -160,7 +158,7 @@ class Files:
             config = self._config(record, options)
             chosen_language(config.language, self._coding.coder.model.config.languages)  # raises an error if not one
             table = open_table(path, config.input_cols, sheet=options.sheet)
-            options.excel |= table.dialect is not None and table.dialect.delimiter != "," and "tsv" not in path.name
+            options.excel |= table.csv is not None and table.csv.delimiter != "," and "tsv" not in path.name
             names = [*self._coding.coder.column_names(config.mode, k=config.k), SOURCE_COL]
             while any(f"{options.columns}{name}" in table.header for name in names):
                 options.columns += "pred_"

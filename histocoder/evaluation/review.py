@@ -90,9 +90,10 @@ def review(
 
 def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None = None) -> pd.DataFrame:
     """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
+    settings = {columns.input_col: "input_col", columns.language_col: "language_col"}
     file = open_table(
         predictions,
-        [c for c in (columns.input_col, columns.language_col) if c],
+        {name: setting for name, setting in settings.items() if name},
         optional=("conf", "pred_conf", "lang", "pred_lang"),
         sheet=sheet,
     )
@@ -100,11 +101,14 @@ def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None 
         log.info(notice)
     prefix = _prefix(file.header)
     predicted = _predicted_columns(file.header, prefix, columns.target_cols)
-    language_col = columns.language_col or _language_col(file.header, prefix, predicted, columns.run_language_col)
-    by = [columns.input_col, *([language_col] if language_col else [])]
-    if columns.input_col in (CHECKED_COL, "conf", "times", *predicted.values()):
+    input_col = file.column(columns.input_col)
+    language_col = _language_col(file.header, prefix, predicted, columns.run_language_col)
+    if columns.language_col:
+        language_col = file.column(columns.language_col)
+    by = [input_col, *([language_col] if language_col else [])]
+    if input_col in (CHECKED_COL, "conf", "times", *predicted.values()):
         raise UserError(
-            f"{predictions}: the file to correct gets a column {columns.input_col!r} of its own. Rename the column of "
+            f"{predictions}: the file to correct gets a column {input_col!r} of its own. Rename the column of "
             "descriptions."
         )
     needed = [*by, *predicted, f"{prefix}conf"]
@@ -124,7 +128,7 @@ def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None 
         passed += len(frame)
         frame = frame[frame["conf"].notna()].assign(times=1)
         parts.append(_distinct(frame, frame[by]))
-    names = {**predicted, columns.input_col: columns.run_input_col or columns.input_col}
+    names = {**predicted, input_col: columns.run_input_col or columns.input_col}
     if language_col:
         names[language_col] = columns.run_language_col or columns.language_col or "lang"
     table = pd.concat(parts, ignore_index=True)

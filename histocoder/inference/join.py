@@ -26,8 +26,7 @@ class Join:
     def __init__(self, path: Path, *, system: str, codes: Collection[str], sheet: str | None = None) -> None:
         names = (system, f"{system}_1", *_CODE_COLUMNS)
         file = open_table(path, (), optional=names, codes=names, sheet=sheet)
-        lower = {name.lower(): name for name in reversed(file.header)}
-        code_col = next((lower[name.lower()] for name in names if name.lower() in lower), file.header[0])
+        code_col = next((file.column(name) for name in names if file.has(name)), file.header[0])
         self._path, self._names = path, [name for name in file.header if name != code_col]
         if not self._names:
             raise UserError(f"--join {path} has no column other than that of the codes, {code_col!r}.")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -59,9 +60,9 @@ def predict_file(
         Progress bar that counts rows; by default one on rank 0's terminal, if there is one. Coding can be resumed after
         an `Interrupted` that its `update` raises.
     """
-    config = replace(config, mode=config.mode or coder.mode)  # since the parts record it
+    config, table = _open(coder, config)
     chunks = ChunkCoder(coder, config, known=known)
-    table, form, num_rows = _open(coder, config, chunks.names, join)
+    form, num_rows = _form(coder, config, table, chunks.names, join)
     say(f"Coding in mode {config.mode}.")
     if LANG_COL in table.header and config.language_col is None and config.language == "unk":
         say(f"{config.input}: languages are taken as unknown (unk); the column {LANG_COL!r} is not chosen for them.")
@@ -82,7 +83,7 @@ def predict_file(
 
 
 def predict_file_by(
-    engine: Callable[[TableFile], Iterator[pa.Table]],
+    engine: Callable[[TableFile, PredictConfig], Iterator[pa.Table]],
     coder: Coder,
     config: PredictConfig,
     *,
@@ -91,13 +92,13 @@ def predict_file_by(
     say: Callable[[str], None] = print,
 ) -> None:
     """Write a file as `predict_file` does, from an engine that yields the input with the columns of its codes."""
-    config = replace(config, mode=config.mode or coder.mode)
-    table, form, _ = _open(coder, config, ChunkCoder(coder, config, known=None).names, join)
+    config, table = _open(coder, config)
+    form, _ = _form(coder, config, table, ChunkCoder(coder, config, known=None).names, join)
     output = Path(config.output)
     say(f"Coding in mode {config.mode}.")
     with _writing(output):
         check_free(output, overwrite=overwrite, source=table.path)
-        write_tables(output, engine(table), form, join, say=say)
+        write_tables(output, engine(table, config), form, join, say=say)
     say(f"Coded {config.input} into {output}.")
 
 
@@ -109,9 +110,17 @@ def _writing(output: Path) -> Iterator[None]:
         yield
 
 
-def _open(coder: Coder, config: PredictConfig, names: Sequence[str], join: Join | None) -> tuple[TableFile, Form, int]:
-    """Return the input, the form of the output, and the number of rows; raise a UserError if they do not fit."""
-    table = open_table(Path(config.input), config.input_cols, sheet=config.sheet)
+def _open(coder: Coder, config: PredictConfig) -> tuple[PredictConfig, TableFile]:
+    """Open the input; return the settings with its mode and the names of its columns, which the parts record."""
+    table = open_table(Path(config.input), config.settings_of_columns, sheet=config.sheet)
+    own: dict[str, Any] = {setting: table.column(name) for name, setting in config.settings_of_columns.items()}
+    return replace(config, mode=config.mode or coder.mode, **own), table
+
+
+def _form(
+    coder: Coder, config: PredictConfig, table: TableFile, names: Sequence[str], join: Join | None
+) -> tuple[Form, int]:
+    """Return the form of the output, and the number of rows of the input; raise a UserError if they do not fit."""
     if not is_parquet(Path(config.output)):
         _check_text(table)
     new = config.output_names(names, taken=table.header)
@@ -120,7 +129,8 @@ def _open(coder: Coder, config: PredictConfig, names: Sequence[str], join: Join 
         if name in (*table.header, *new):
             raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")
     form = Form(
-        delimiter=table.dialect.delimiter if config.excel and table.dialect is not None else ",",
+        delimiter=table.csv.delimiter if table.csv else ",",
+        decimal=table.csv.decimal if table.csv and config.excel else ".",
         excel=config.excel,
         raw=config.raw,
         codes=codes,
@@ -128,7 +138,7 @@ def _open(coder: Coder, config: PredictConfig, names: Sequence[str], join: Join 
     )
     num_rows = count_rows(table)
     check_output(Path(config.output), excel=config.excel, num_rows=num_rows)
-    return table, form, num_rows
+    return form, num_rows
 
 
 def _check_folder(folder: Path) -> None:

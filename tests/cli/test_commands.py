@@ -382,7 +382,7 @@ def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path, logged
         review(tmp_path / "out.csv", tmp_path / "review.csv", budget=2)
     with pytest.raises(UserError, match="no column 'occ'"):
         review(tmp_path / "out.csv", tmp_path / "other.csv", budget=2, columns=Columns("occ"))
-    with pytest.raises(UserError, match=r"other\.csv\.zip would not be compressed"):
+    with pytest.raises(UserError, match=r"other\.csv\.zip: \.zip files can't be written"):
         review(tmp_path / "out.csv", tmp_path / "other.csv.zip", budget=2)
 
 

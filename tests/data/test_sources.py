@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import openpyxl
 import pandas as pd
 import pyarrow as pa
@@ -77,6 +78,7 @@ def test_numbers_of_excel_are_codes(tmp_path: Path):
         ["boss", 2000],
         ["farmer", 61110.0],
         ["baker", "77610"],
+        [None, None, "illegible"],
         [],
         ["cook", " 53130"],
     ]
@@ -88,6 +90,18 @@ def test_numbers_of_excel_are_codes(tmp_path: Path):
     parts = [read(tmp_path / "out" / name) for name in ("data_train.csv", "data_val.csv")]
     assert sorted(pd.concat(parts)["hisco_1"]) == ["02000", "53130", "61110", "77610"]
     assert read(tmp_path / "out" / "rejected.csv")["line"].tolist() == ["5"]
+
+
+def test_headers_are_found_below_titles_and_whatever_their_case(tmp_path: Path):
+    rows = [["Census of 1881"], [], ["Source:", "parish"], [" OCCUPATION", "Français", None, "Note"]]
+    path = workbook(tmp_path / "t.xlsx", ("Data", [*rows, ["farmer", "fermier", "x"], ["baker", None, None, "?"]]))
+    file = open_table(path, {"occupation": "input_col", "francais ": "target_cols"})
+    assert file.header == [" OCCUPATION", "Français", "Note"] and "the header is row 4" in file.notices[0]
+    table = file.read(["occupation", "francais "])
+    assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(np.arange(2)).tolist() == [5, 6]
+    with pytest.raises(UserError, match="no column 'occ1'; it has: ' OCCUPATION', Français, Note") as refused:
+        open_table(path, {"occ1": "input_col"})
+    assert refused.value.settings == {"input_col": {"occ1": " OCCUPATION"}}
 
 
 def test_lost_zeros_are_told_or_kept_by_their_format(tmp_path: Path):
@@ -124,6 +138,11 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
         open_table(path, ["occ1"], sheet="1900")
     with pytest.raises(UserError, match=r"--sheet is for Excel workbooks"):
         open_table(write_table(tmp_path / "t.csv"), ["occ1"], sheet="1900")
+    notes = workbook(tmp_path / "n.xlsx", ("Notes", [["Copied by", "J. S."]]), ("1881 ", rows))
+    assert len(read_table(notes, ["occ1"])) == 2  # of the sheet that has the column
+    with pytest.raises(UserError, match="several sheets") as refused:
+        open_table(notes, ["occ"])
+    assert refused.value.settings == {"sheet": "1881 "} and open_table(notes, ["occ1"], sheet="1881").header == rows[0]
     flags = ["--model", str(model), "--sheet", "1890"]
     main(["predict", *flags, "--input", str(path), "--output", str(tmp_path / "out.xlsx"), "--language-col", "lang",
           "--columns", "p_"])  # fmt: skip
@@ -304,9 +323,9 @@ def test_stray_cells_far_to_the_right_cost_nothing(tmp_path: Path):
     tracemalloc.stop()
     assert file.header == ["occ1", "h", "stray"] and "1 cell is ignored, because its column has no" in file.notices[0]
     table = file.read(["occ1", "stray"])
-    assert table.columns["stray"].to_pylist()[:3] == [None, "x", None] and table.lines(table.rows[-1:]).tolist() == [
-        2010
-    ]
+    assert table.columns["stray"].to_pylist()[:3] == [None, "x", None] and table.lines(
+        np.array([len(table) - 1])
+    ).tolist() == [2010]
 
 
 def test_formulas_without_stored_values_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -36,13 +36,16 @@ REFUSED = [
     (b"occ1,hisco_1", "no rows"),
     (b"occ1,hisco_1\n\n\n", "no code at all in the column 'hisco_1'"),
     (b"occ1\nfarmer\n", "no column 'hisco_1'; it has: occ1"),
-    (b"occ1|hisco_1\nfarmer|61110\n", r"no column 'occ1'; it has: occ1\|hisco_1"),
-    (b"OCC1,HISCO_1\nfarmer,61110\n", "no column 'occ1'"),
-    (b" occ1,hisco_1\nfarmer,61110\n", "Did you mean ' occ1'"),
+    (b"occ1&hisco_1\nfarmer&61110\n", "no column 'occ1'; it has: occ1&hisco_1"),
+    (b"OCC1,Occ1 ,HISCO_1\nfarmer,baker,61110\n", "several columns like 'occ1'"),
+    (b"occup,hisco_1\nfarmer,61110\n", r"Did you mean 'occup'\? Name it with --input-col\."),
     (b"occ1,hisco_1,hisco_1\nfarmer,61110,1\n", "2 columns named 'hisco_1'"),
     (b'"occ1,hisco_1\nfarmer,61110\n', r"it has: 'occ1,hisco_1\\nfarmer,61110\\n'"),
     (b'a\x1b[31mb,"x\ny"\n1,2\n', r"it has: 'a\\x1b\[31mb', 'x\\ny'"),
-    (b",".join(b"column%d" % i for i in range(5000)) + b"\n", r"it has: column0.*column49, …\.$"),
+    (
+        b",".join(b"column%d" % i for i in range(5000)) + b"\n",
+        r"it has: column0.*column49, …\. Name it with --input-col\.$",
+    ),
     (b"occ1,hisco_1\nfarmer\n", "line 2: 1 fields where the header has 2"),
     (b"occ1,hisco_1\nfarmer,61110,\n", "line 2: 3 fields"),
     (GOOD + b"miner, coal,71105\n", "line 4: 3 fields .*Quote a field"),
@@ -94,7 +97,8 @@ READ = [
     (GOOD + "dräng,71105\n".encode("cp1252"), ["farmer", "baker", "dräng"]),
     (GOOD + "👩‍🌾 \u2028x,71105\n".encode(), ["farmer", "baker", "👩‍🌾 \u2028x"]),
     (GOOD + b"x" * 100_000 + b",71105\n", ["farmer", "baker", "x" * 100_000]),
-    (b"occ1,hisco_1\nfarmer, 61110 \nbaker,'77610\n".replace(b"'", b""), ["farmer", "baker"]),
+    (b"occ1,hisco_1\nfarmer, 61110 \nbaker,77610\n", ["farmer", "baker"]),
+    (b"Census\n\n OCC1 |Hisco_1\nfarmer|61110\nbaker|77610\n", ["farmer", "baker"]),
 ]
 
 
@@ -114,8 +118,8 @@ def prepared(table: Path, **rules: bool) -> list[str]:
     out = table.parent / "out"
     config = PrepareConfig(str(table), ("hisco_1",), block_size=5, share_val=0.5, **rules)
     prepare(config, out)
-    parts = (pd.read_csv(out / f"data_{part}.csv", dtype=str, na_filter=False) for part in ("train", "val"))
-    kept = pd.concat(parts)["occ1"].tolist()
+    parts = (read_table(out / f"data_{part}.csv", ["occ1"]).columns["occ1"] for part in ("train", "val"))
+    kept = [text for part in parts for text in part.to_pylist()]
     return sorted(kept, key=read_table(table, ["occ1"]).columns["occ1"].to_pylist().index)
 
 

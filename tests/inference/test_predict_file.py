@@ -116,10 +116,29 @@ def test_excel_opens_what_is_written(model: Path, tmp_path: Path):
     assert (tmp_path / "out.csv").read_bytes().startswith(b'\xef\xbb\xbf"occ1";"lang";"hisco_1";"prob_1"')
     assert (tmp_path / "out.csv").read_bytes().count(b"\xef\xbb\xbf") == 1
     code(model, tmp_path / "in.csv", tmp_path / "plain.csv")
-    excel, plain = pd.read_csv(tmp_path / "out.csv", sep=";"), pd.read_csv(tmp_path / "plain.csv")
+    excel = pd.read_csv(tmp_path / "out.csv", sep=";", decimal=",")
+    plain = pd.read_csv(tmp_path / "plain.csv", sep=";")  # with points
     pd.testing.assert_frame_equal(excel, plain)
     with pytest.raises(UserError, match="--excel is for CSV"):
         code(model, tmp_path / "in.csv", tmp_path / "out.parquet", excel=True)
+
+
+def test_columns_are_found_and_errors_told_before_coding(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = ' Métier;LANG ;6" x\n' + "farmer;en;\n" * 30
+    (tmp_path / "in.csv").write_text(f"Census\n\n{rows}", encoding="cp1252")
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", input_col="metier", language_col="lang")
+    out = pd.read_csv(tmp_path / "out.csv", sep=";", dtype=str)
+    assert list(out.columns)[:3] == [" Métier", "LANG ", '6" x'] and out["hisco_1"].notna().all()
+    (tmp_path / "open.csv").write_text(rows + 'smith;en;"lost\nbaker;en;\n')  # an even number of marks
+    monkeypatch.setattr(Coder, "code", None)
+    with pytest.raises(UserError, match="line 32: a quotation mark is opened and not closed"):
+        code(model, tmp_path / "open.csv", tmp_path / "no.csv", input_col="metier", language_col="lang")
+    for name in ("x.pdf", "x.csv.zip"):
+        (tmp_path / name).write_text("occ1\nfarmer\n")
+        with pytest.raises(UserError, match="files can't be read"):
+            code(model, tmp_path / name, tmp_path / "no.csv")
+        with pytest.raises(UserError, match="files can't be written"):
+            code(model, tmp_path / "in.csv", tmp_path / f"no{name}", input_col="metier", language_col="lang")
 
 
 def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -433,9 +452,9 @@ def test_the_command_under_two_ranks_keeps_the_order(model: Path, tmp_path: Path
         ({"language": "en"}, "not both"),
         ({"k": 0}, "k is 0; it must be 1 or more"),
         ({"batch_size": 0}, "--batch-size is 0; it must be 1 or more"),
-        ({"output": "out.csv.zip"}, r"out\.csv\.zip would not be compressed; omit \.zip"),
-        ({"output": "out.parquet.ZST"}, r"would not be compressed; omit \.ZST"),
-        ({"output": "out.xls"}, r"out\.xls would not be a \.xls file; choose a name that ends in \.csv"),
+        ({"output": "out.csv.zip"}, r"out\.csv\.zip: \.zip files can't be written"),
+        ({"output": "out.parquet.ZST"}, r"\.ZST files can't be written"),
+        ({"output": "out.xls"}, r"out\.xls: \.xls files can't be written. Choose a name that ends in \.csv"),
         ({"output": "."}, "is a folder; name a file in it"),
         ({"output": os.devnull}, "is a device or a pipe"),
         ({"threshold": 2}, "threshold is 2; it must be 0 or more"),

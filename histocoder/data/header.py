@@ -1,0 +1,54 @@
+"""Headers of tables: the row that is one, and the column that a name means."""
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+
+FIRST_ROWS = 50  # number of first rows among which the header is
+DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "profession", "yrke", "beroep")
+"""Names of columns that are likely to hold descriptions."""
+
+
+def plain(name: str) -> str:
+    """Return a name without case, accents, blanks at its ends and repeated ones.
+
+    Examples
+    --------
+    >>> plain(" Métier  (Père) ")
+    'metier (pere)'
+    """
+    letters = unicodedata.normalize("NFKD", name.replace("\ufeff", ""))
+    return " ".join("".join(char for char in letters if not unicodedata.combining(char)).casefold().split())
+
+
+def named(name: str, header: Collection[str]) -> list[str]:
+    """Return the columns of a name; if there is none, those whose plain names are its own."""
+    return [own for own in header if own == name] or [own for own in header if plain(own) == plain(name)]
+
+
+def nearest(name: str, header: Collection[str]) -> str | None:
+    """Return the column whose name is most similar; for descriptions also one with a usual name."""
+    names = {plain(own): own for own in header}
+    if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
+        return names[close[0]]
+    usual = (own for word in DESCRIPTIONS for own in header if word in re.findall(r"[^\W_]+", plain(own)))
+    return next(usual, None) if name in DESCRIPTIONS else None
+
+
+def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
+    """Return the index of the header, which titles may precede: the fullest row that has all columns.
+
+    If there is none, it is the first row with three quarters as many cells as the fullest.
+    """
+    cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
+    wanted = set(map(plain, columns))
+    found = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
+    if found:
+        return max(found, key=lambda i: len(cells[i]))
+    return next(i for i, row in enumerate(cells) if 4 * len(row) >= 3 * max(map(len, cells)))
+
+
+def below_titles(path: object, unit: str, number: int) -> str:
+    """Return a notice that a header is not in the first row."""
+    return f"{path}: the header is {unit} {number}; what is above it is ignored."
