@@ -32,7 +32,9 @@ def run(config: EvaluateFlags) -> None:
     from histocoder.evaluation.report import write_report
 
     device = distributed.start(device=config.device)
-    open_table(config.data, {config.input_col: "input_col"}, sheet=config.sheet)  # raises a UserError if it can't be read
+    open_table(
+        config.data, {config.input_col: "input_col"}, sheet=config.sheet
+    )  # raises a UserError if it can't be read
     _check_report_folder(Path(config.output), overwrite=config.overwrite)
     if config.save_thresholds:
         _check_may_change(Path(config.model))

@@ -71,7 +71,9 @@ class FileOptions(Settings):
     )
     language_col: str | None = free(None, "column of each row's language, instead of --language", metavar="COL")
     columns: str = free("", "prefix of the names of the new columns (default: none)", metavar="PREFIX")
-    excel: bool = free(False, "write CSV that Excel opens directly: with a byte order mark, and the input's separator")
+    excel: bool = free(
+        False, "write CSV that Excel opens directly: with a byte order mark, and the input's decimal mark"
+    )
     raw: bool = free(False, RAW_HELP)
 
     def check(self) -> None:

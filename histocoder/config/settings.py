@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from histocoder.errors import UserError
+
+_Config = TypeVar("_Config", bound="Settings")
 
 
 def require(ok: bool, message: str) -> None:
@@ -118,6 +120,16 @@ class Settings:
     """Base of all groups of settings: checks the bounds of each field, then calls the `check` of each group."""
 
     GROUP: ClassVar[str] = ""  # title of the flags that a class declares
+
+    def corrected(self: _Config, error: UserError) -> _Config:
+        """Return the settings with those that would fix an error."""
+        new = dict(error.settings)
+        for name, value in new.items():
+            if isinstance(value, Mapping):
+                own = getattr(self, name)
+                right = tuple(value.get(column, column) for column in own) if isinstance(own, tuple) else None
+                new[name] = right or next(iter(value.values()))
+        return replace(self, **new)  # type: ignore[type-var]  # it is a dataclass
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):

@@ -1,6 +1,6 @@
 """The column `checked`, in which a person marks the rows that are right; of a file that has one, these count alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
@@ -15,7 +15,7 @@ _NO = {*"- – — ? 0 0.0 false n no nein nej nei nee non não nao όχι ei ni
 _NO |= {*"falsch faux falso onwaar falsk falskt usann ósatt".split(), "", *map(str.casefold, MISSING_MARKS)}
 
 
-def checked_tables(file: TableFile, columns: Sequence[str], say: Callable[[str], None]) -> Iterator[Table]:
+def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
     """Yield columns as `TableFile.tables` does; of a file with a column `checked`, the checked rows, and say how many.
 
     Raises UserError if no row is checked, or a mark is neither yes nor no.

@@ -265,13 +265,14 @@ class CsvFile:
             raise UserError(
                 f"{self.path} has a NUL byte in line {found[_NUL][0]}; it is damaged or not text. Save it as UTF-8 CSV."
             )
+        self.excel = head.startswith(codecs.BOM_UTF8)
         self._ends_with_quote = tail.rstrip().endswith(b'"')
         self._encoding = "cp1252" if num_bad else "utf-8-sig"
         self._escape = "\\" if _ESCAPED in found else None
         if num_bad:
             line, number, byte = found[_NOT_UTF8]
             # in cp1252 there are characters of UTF-8 by accident only, as "É»" in "«CAFÉ»"
-            if num_characters > num_bad or head.startswith(codecs.BOM_UTF8):
+            if num_characters > num_bad or self.excel:
                 raise UserError(
                     f"{self.path}, line {line}: the byte 0x{ord(byte) - 0xDC00:02X} (byte {number} of the file) is not "
                     "UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 again."

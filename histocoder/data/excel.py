@@ -94,7 +94,7 @@ class _Sheet(NamedTuple):
 def _sheet(path: Path, book: openpyxl.Workbook, name: str | None, columns: Collection[str]) -> _Sheet:
     """Return the sheet of a name, else the only one with content, or else the only one with all columns."""
     sheets = {sheet.title: sheet for sheet in book.worksheets}
-    names = ", ".join(map(shown, sheets))
+    names = ", ".join(shown(title.strip()) for title in sheets)
     if name is not None:
         if len(alike := named(name, sheets)) != 1:
             near = nearest(name, sheets)
@@ -111,7 +111,7 @@ def _sheet(path: Path, book: openpyxl.Workbook, name: str | None, columns: Colle
     if len(filled) == 1 or len(best) == 1:
         return filled[0] if len(filled) == 1 else best[0]
     likely = max(filled, key=lambda sheet: (num_found(sheet), len(sheet.names)))
-    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.", sheet=likely.title)
+    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.", sheet=likely.title.strip())
 
 
 def _below_titles(title: str, cells: Any, columns: Collection[str]) -> _Sheet | None:

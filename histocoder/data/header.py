@@ -28,11 +28,11 @@ def named(name: str, header: Collection[str]) -> list[str]:
 
 
 def nearest(name: str, header: Collection[str]) -> str | None:
-    """Return the column whose name is most similar; for descriptions also one with a usual name."""
-    names = {plain(own): own for own in header}
+    """Return the name of the most similar column, without blanks around it; for descriptions also a usual one."""
+    names = {plain(own): " ".join(own.split()) for own in header}
     if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
         return names[close[0]]
-    usual = (own for word in DESCRIPTIONS for own in header if word in re.findall(r"[^\W_]+", plain(own)))
+    usual = (own for word in DESCRIPTIONS for key, own in names.items() if word in re.findall(r"[^\W_]+", key))
     return next(usual, None) if name in DESCRIPTIONS else None
 
 

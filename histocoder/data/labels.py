@@ -306,9 +306,9 @@ class LabelChecker:
         if not self._has_codes:
             raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")
         if self._short.count and not self._allow_short and not self._rules.zero_pad:
-            raise UserError(self._describe_short())
+            raise UserError(self._describe_short(), zero_pad_codes=True)
         if self._bad.count and not self._rules.drop_bad:
-            raise UserError(self._describe_bad())
+            raise UserError(self._describe_bad(), drop_bad_labels=True)
         if self._marks:
             marks = ", ".join(f"{shown(mark)} ({count:,})" for mark, count in self._marks.most_common())
             cells = counted(self._marks.total(), "cell of codes is", "cells of codes are")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ import pyarrow.parquet
 
 from histocoder.data.sheets import formulas_notice, without_formulas
 from histocoder.data.sources import EXCEL, LABELLED, PARQUET, kind_of
-from histocoder.data.table import is_bytes, is_parquet, strings
+from histocoder.data.table import TableFile, is_bytes, is_parquet, strings
 from histocoder.errors import UserError
 from histocoder.files import replacing
 
@@ -31,6 +32,12 @@ class Form:
     raw: bool = False  # whether texts that a spreadsheet would run as formulas are written as they are
     codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> of their probabilities
     titles: Mapping[str, str] = field(default_factory=dict)  # of codes, their labels in Stata and SPSS
+
+    @classmethod
+    def like(cls, file: TableFile, **form: Any) -> "Form":
+        """Return the form of a table that was read."""
+        own = {} if file.csv is None else {name: getattr(file.csv, name) for name in ("delimiter", "decimal", "excel")}
+        return cls(**{**own, **form})
 
 
 def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:

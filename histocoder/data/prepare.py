@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from histocoder.data.table import TableFile, fingerprint, open_table
 from histocoder.errors import UserError, counted
 from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
 from histocoder.formatters import Formatter, Labels, build_formatter
-from histocoder.log import log
+from histocoder.log import log, quiet
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
 REJECTED_FILE, CONFLICTS_FILE, PREPARED_FILE = "rejected.csv", "conflicts.csv", "prepared.json"
@@ -82,7 +82,10 @@ def prepare(
                 "training and the validation data. --overwrite prepares them again."
             )
         return existing
-    _prepare(config, folder, record, known)
+    try:
+        _prepare(config, folder, record, known)
+    except UserError as error:
+        raise _all_problems(error, config, folder, known) from error
     _write_record(folder, record)
     if len({name[:1].lower() for name in config.target_cols}) > 1:
         log.info(
@@ -90,10 +93,35 @@ def prepare(
             "of different classifications, train a model for each."
         )
     if rejected := record["rows"]["rejected"]:
-        rows = counted(rejected, "row was dropped;", "rows were dropped;")
-        log.info(f"{rows} see {folder / REJECTED_FILE}.")
+        rows = counted(rejected, "row was", "rows were")
+        why = ", ".join(f"{count:,} {reason}" for reason, count in record["dropped"].items())
+        log.info(f"{rows} dropped ({why}); see {folder / REJECTED_FILE}.")
     log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
     return record
+
+
+def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: Key | None) -> UserError:
+    """Return an error that tells all problems of a table, with the settings by which it can be prepared, if any."""
+    problems, fixed, failed, num_guesses = [str(error)], config, True, 0
+    while error.settings and failed:
+        is_guess = any(isinstance(value, Mapping) for value in error.settings.values())
+        num_guesses += is_guess and num_guesses == len(problems) - 1
+        try:
+            fixed = fixed.corrected(error)
+            with temporary_folder(folder / "tried") as scratch, quiet():
+                _prepare(fixed, scratch, _record(fixed), known)
+            failed = False
+        except UserError as other:
+            error = UserError(str(other)) if str(other) in problems else other
+            problems += [] if str(other) in problems else [str(other)]
+    names = [one.name for one in settings_of(type(config))]
+    settings = {name: new for name in names if (new := getattr(fixed, name)) != getattr(config, name) and not failed}
+    if failed and num_guesses:
+        problems = problems[:num_guesses]  # what follows wrong guesses at columns says nothing
+    message = problems[0]
+    if len(problems) > 1:
+        message = "\n- ".join([f"{config.dataset} has {len(problems)} problems:", *problems])
+    return UserError(message, **settings)
 
 
 def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None) -> None:
@@ -123,7 +151,8 @@ def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known:
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
         key = _whole_key(key or Key.from_codes(found.codes), known, found.codes, corrections)
-        record["rows"] = {**_write_split(scratch, found, config, corrections), "rejected": found.num_dropped}
+        record["rows"] = {**_write_split(scratch, found, config, corrections), "rejected": found.reasons.total()}
+        record["dropped"] = found.reasons
         record["codes"] = len(key.codes)
         write_key(scratch / KEY_FILE, key)
         found.write_rejected(scratch / REJECTED_FILE)

@@ -1,6 +1,7 @@
 """One pass over a user's table, which writes the rows that can be used, and those that can't, to one file."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Screened:
     config: PrepareConfig
     path: Path  # file of all rows, with the reasons why they are dropped
     num_kept: int = 0
-    num_dropped: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # why rows are dropped
     codes: set[str] = field(default_factory=set)  # codes that occur in rows that are kept
     languages: set[str] = field(default_factory=set)  # and their languages
 
@@ -119,8 +120,8 @@ def screen(file: TableFile, config: PrepareConfig, checker: LabelChecker, path: 
         for chunk in checked_chunks(tables, checker, *columns, language=config.language, say=log.info):
             batch = _rows(chunk, config, schema)
             writer.write(batch)
-            found.num_kept += (num_kept := chunk.reasons.null_count)
-            found.num_dropped += len(batch) - num_kept
+            found.num_kept += chunk.reasons.null_count
+            found.reasons.update(map(_kind_of, chunk.reasons.drop_null().to_pylist()))
             found.languages.update(chunk.langs.filter(chunk.usable).unique().to_pylist())
             found.codes.update(*(batch[name].filter(chunk.usable).unique().to_pylist() for name in config.target_cols))
     if found.num_kept == 0:
@@ -129,6 +130,12 @@ def screen(file: TableFile, config: PrepareConfig, checker: LabelChecker, path: 
     if strange := own_languages(found.languages):
         log.info(strange)
     return found
+
+
+def _kind_of(reason: str) -> str:
+    """Return the kind of a reason, as a notice counts them."""
+    kinds = {"no description": "without a description", "no code": "without a code"}
+    return kinds.get(reason, "with codes that do not fit")
 
 
 def _strings(*names: str) -> pa.Schema:

@@ -86,9 +86,7 @@ class TableFile:
         if found:
             several = ", ".join(map(shown, found))
             raise UserError(f"{self.path} has several columns like {shown(name)} ({several}); write the one as it is.")
-        names = [
-            own if own.isprintable() and own == own.strip() and len(own) <= 60 else shown(own) for own in self.header
-        ]
+        names = [own if own.isprintable() and len(own) <= 60 else shown(own) for own in map(str.strip, self.header)]
         more = ", …" if len(names) > 50 else ""
         message = f"{self.path} has no column {name!r}; it has: {', '.join(names[:50])}{more}."
         near = nearest(name, self.header)

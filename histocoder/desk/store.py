@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from histocoder.data.checked import CHECKED_COL
 from histocoder.desk.trust import Trust, estimate, order_of_review
-from histocoder.evaluation.review import Columns, in_order_of_worth
+from histocoder.evaluation.review import Columns, in_order_of_worth, open_coded
 from histocoder.files import sha256
 
 Status = Literal["open", "settled", "unsure"]
@@ -132,7 +132,7 @@ class Store:
         digest = sha256(path)
         if found := self._rows("SELECT id FROM sources WHERE sha256 = ?", digest):
             return found[0]["id"]
-        cards = in_order_of_worth(path, columns)
+        cards = in_order_of_worth(open_coded(path, columns), columns)
         lang_col = cards.columns[1]
         langs = cards[lang_col].fillna("unk").astype(str) if lang_col != CHECKED_COL else itertools.repeat("unk")
         codes = cards[list(columns.target_cols)].to_numpy(dtype=object)

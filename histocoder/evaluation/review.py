@@ -1,8 +1,6 @@
 """Choose what a person should check first in a coded file."""
 
 import itertools
-import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,9 @@ from histocoder.data.checked import CHECKED_COL
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_table
-from histocoder.data.table import open_table
+from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, shown
+from histocoder.files import finetune_command, from_here
 from histocoder.log import log
 
 _CHUNK_ROWS = 200_000
@@ -73,10 +72,11 @@ def review(
     check_output(output, num_rows=budget)
     if output.exists() and not overwrite:
         raise UserError(f"{output} already exists, and may be filled in. Add --overwrite to replace it.")
-    table = in_order_of_worth(predictions, columns, sheet=sheet)
+    file = open_coded(predictions, columns, sheet=sheet)
+    table = in_order_of_worth(file, columns)
     chosen = table.iloc[:budget]
     written = pa.Table.from_pandas(chosen, preserve_index=False)
-    for notice in write_table(output, [written], Form(raw=raw)):
+    for notice in write_table(output, [written], Form.like(file, raw=raw)):
         log.info(notice)
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
@@ -88,15 +88,16 @@ def review(
     return chosen
 
 
-def in_order_of_worth(predictions: Path, columns: Columns, *, sheet: str | None = None) -> pd.DataFrame:
-    """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
+def open_coded(predictions: Path, columns: Columns, *, sheet: str | None = None) -> TableFile:
+    """Open the output of `histocoder predict`."""
     settings = {columns.input_col: "input_col", columns.language_col: "language_col"}
-    file = open_table(
-        predictions,
-        {name: setting for name, setting in settings.items() if name},
-        optional=("conf", "pred_conf", "lang", "pred_lang"),
-        sheet=sheet,
-    )
+    named = {name: setting for name, setting in settings.items() if name}
+    return open_table(predictions, named, optional=("conf", "pred_conf", "lang", "pred_lang"), sheet=sheet)
+
+
+def in_order_of_worth(file: TableFile, columns: Columns) -> pd.DataFrame:
+    """Return the distinct descriptions of a coded file in the order of `review`, with the columns that it writes."""
+    predictions = file.path
     for notice in file.notices:
         log.info(notice)
     prefix = _prefix(file.header)
@@ -208,13 +209,5 @@ def next_step(model: str, corrections: Path, run: Path) -> str:
         "--save-path": [run.with_name(f"{run.name}-{number}")],
         **({"--no-only-encoder": []} if settings.get("only_encoder") else {}),
     }
-    words = [word for flag, values in flags.items() for word in (flag, *(_from_here(value) for value in values))]
-    script = Path(__file__).parents[2] / "finetune.py"
-    program = [_from_here(script)] if script.is_file() else ["-m", "histocoder.cli.finetune"]
-    return "Then train on the corrections:\n" + shlex.join([_from_here(sys.executable), *program, *words])
-
-
-def _from_here(path: str | Path) -> str:
-    """Return an absolute path, or a relative one within the current folder."""
-    absolute = Path(path).absolute()
-    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)
+    words = [word for flag, values in flags.items() for word in (flag, *(from_here(value) for value in values))]
+    return f"Then train on the corrections:\n{finetune_command(words)}"

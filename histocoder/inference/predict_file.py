@@ -128,14 +128,9 @@ def _form(
     for name in join.columns(codes) if join is not None else ():
         if name in (*table.header, *new):
             raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")
-    form = Form(
-        delimiter=table.csv.delimiter if table.csv else ",",
-        decimal=table.csv.decimal if table.csv and config.excel else ".",
-        excel=config.excel,
-        raw=config.raw,
-        codes=codes,
-        titles=coder.model.config.descriptions,
-    )
+    titles = coder.model.config.descriptions
+    form = Form.like(table, excel=config.excel, raw=config.raw, codes=codes, titles=titles)
+    form = form if config.excel else replace(form, decimal=".")
     num_rows = count_rows(table)
     check_output(Path(config.output), excel=config.excel, num_rows=num_rows)
     return form, num_rows

@@ -99,9 +99,9 @@ def test_headers_are_found_below_titles_and_whatever_their_case(tmp_path: Path):
     assert file.header == [" OCCUPATION", "Français", "Note"] and "the header is row 4" in file.notices[0]
     table = file.read(["occupation", "francais "])
     assert table.columns["francais "].to_pylist() == ["fermier", None] and table.lines(np.arange(2)).tolist() == [5, 6]
-    with pytest.raises(UserError, match="no column 'occ1'; it has: ' OCCUPATION', Français, Note") as refused:
+    with pytest.raises(UserError, match="no column 'occ1'; it has: OCCUPATION, Français, Note") as refused:
         open_table(path, {"occ1": "input_col"})
-    assert refused.value.settings == {"input_col": {"occ1": " OCCUPATION"}}
+    assert refused.value.settings == {"input_col": {"occ1": "OCCUPATION"}}
 
 
 def test_lost_zeros_are_told_or_kept_by_their_format(tmp_path: Path):
@@ -142,7 +142,7 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
     assert len(read_table(notes, ["occ1"])) == 2  # of the sheet that has the column
     with pytest.raises(UserError, match="several sheets") as refused:
         open_table(notes, ["occ"])
-    assert refused.value.settings == {"sheet": "1881 "} and open_table(notes, ["occ1"], sheet="1881").header == rows[0]
+    assert refused.value.settings == {"sheet": "1881"} and open_table(notes, ["occ1"], sheet="1881").header == rows[0]
     flags = ["--model", str(model), "--sheet", "1890"]
     main(["predict", *flags, "--input", str(path), "--output", str(tmp_path / "out.xlsx"), "--language-col", "lang",
           "--columns", "p_"])  # fmt: skip

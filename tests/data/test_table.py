@@ -281,7 +281,13 @@ def test_readers_of_files_look_at_them_once_and_by_the_columns_they_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     looked_at: list[Path] = []
-    monkeypatch.setattr(table, "CsvFile", lambda path, *names: looked_at.append(path) or dialect.CsvFile(path, *names))
+
+    class Looked(dialect.CsvFile):
+        def __init__(self, path: Path, *names: object) -> None:
+            looked_at.append(path)
+            super().__init__(path, *names)
+
+    monkeypatch.setattr(table, "CsvFile", Looked)
 
     examples, key, coded = (tmp_path / name for name in ("examples.csv", "key.csv", "coded.csv"))
     examples.write_text(f"occ1;hisco_1;hisco_2;lang;{NOTE}\nfarmer;61110;77610;en;x\n")

@@ -40,7 +40,7 @@ REFUSED = [
     (b"OCC1,Occ1 ,HISCO_1\nfarmer,baker,61110\n", "several columns like 'occ1'"),
     (b"occup,hisco_1\nfarmer,61110\n", r"Did you mean 'occup'\? Name it with --input-col\."),
     (b"occ1,hisco_1,hisco_1\nfarmer,61110,1\n", "2 columns named 'hisco_1'"),
-    (b'"occ1,hisco_1\nfarmer,61110\n', r"it has: 'occ1,hisco_1\\nfarmer,61110\\n'"),
+    (b'"occ1,hisco_1\nfarmer,61110\n', r"it has: 'occ1,hisco_1\\nfarmer,61110'"),
     (b'a\x1b[31mb,"x\ny"\n1,2\n', r"it has: 'a\\x1b\[31mb', 'x\\ny'"),
     (
         b",".join(b"column%d" % i for i in range(5000)) + b"\n",
@@ -128,7 +128,7 @@ def refusal(work, *args: object) -> str:
     with pytest.raises(UserError) as caught:
         work(*args)
     message = str(caught.value)
-    assert "\n" not in message and len(message) < 3000
+    assert "\n" not in message.replace("\n- ", "") and len(message) < 3000
     return message
 
 
@@ -168,7 +168,7 @@ def test_any_bytes_are_prepared_or_refused(content: bytes, allow_short_codes: bo
                 table, allow_codes_shorter_than_block_size=allow_short_codes, drop_bad_labels=drop_bad_labels
             )
         except UserError as error:
-            assert "\n" not in str(error) and not (table.parent / "out" / "prepared.json").exists()
+            assert "\n" not in str(error).replace("\n- ", "") and not (table.parent / "out" / "prepared.json").exists()
 
 
 CELLS = st.text(st.sampled_from('ab ,;"\n\r\tæ\\#'), max_size=6)
