@@ -39,10 +39,11 @@ def begin(
     precision: str,
     num_classes: int,
     device: torch.device = CPU,
+    encoder_name: str = "tiny",
     **options: Any,
 ) -> Trainer:
     torch.manual_seed(0)
-    encoder, formatter = load_encoder("tiny", max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
+    encoder, formatter = load_encoder(encoder_name, max_len=MAX_LEN), build_formatter("hisco", num_blocks=1)
     config = ModelConfig(
         encoder=encoder.config.to_diff_dict(),
         formatter=formatter.to_config(),

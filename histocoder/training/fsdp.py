@@ -72,6 +72,9 @@ class Sharded:
         """Do nothing: gradients that ranks have not exchanged yet would not be sharded."""
         return nullcontext()
 
+    def reduce_sparse(self, model: MixerModel) -> None:
+        """Do nothing: models with sparse gradients are not sharded."""
+
     def own_parameters(self, model: MixerModel) -> list[Tensor]:
         return list(map(_local, model.parameters()))
 

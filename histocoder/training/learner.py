@@ -95,6 +95,7 @@ class Learner:
 
     def step(self) -> Tensor:
         """Take a step, which all ranks skip if gradients are not finite; return the norm of all gradients."""
+        self.strategy.reduce_sparse(self.model)
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from histocoder import distributed
 from histocoder.config import TrainConfig
 from histocoder.model.copies import KeptCopy, kept_copy
 from histocoder.ops import kernels
@@ -24,7 +23,7 @@ class AdamW(torch.optim.AdamW):
     which a step updates. Of a parameter with a sparse gradient, a step changes only the rows that have one, without
     weight decay, as `torch.optim.SparseAdam` does.
 
-    All parameters are on one device. Sparse gradients are averaged over ranks here, dense ones before.
+    All parameters are on one device. Gradients are averaged over ranks before.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class AdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clip and step; `grad_norm` is not finite if the step was skipped."""
         sparse = {p: p.grad for p in self._parameters if is_table(p) and p.grad is not None}
-        tables = {p: _coalesced(_mean_of_rows(gradient)) for p, gradient in sparse.items()}
+        tables = {p: _coalesced(gradient) for p, gradient in sparse.items()}
         for table in tables:
             table.grad = None  # from here on, all gradients are dense
         if kept_copy(self._parameters[-1]) is not None and kernels.supports(self._parameters[-1]):
@@ -151,16 +150,6 @@ def parameter_groups(named: Iterable[tuple[str, Tensor]], config: TrainConfig) -
 
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     return [{"params": [p for _, p in group], "lr": lr} for lr, group in itertools.groupby(trained, key=rate)]
-
-
-def _mean_of_rows(gradient: Tensor) -> Tensor:
-    """Average sparse gradients, each with its own rows, over all ranks."""
-    if distributed.world_size() == 1:
-        return gradient
-    gradient = gradient.coalesce()
-    rows = torch.cat(distributed.gather(gradient.indices()[0]))
-    values = torch.cat(distributed.gather(gradient.values() / distributed.world_size()))
-    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()
 
 
 def is_table(parameter: Tensor) -> bool:

@@ -57,7 +57,7 @@ class Replicated:
         if distributed.backend() is None:
             return model
         ids = [device.index] if device.type == "cuda" else None
-        # rows of tables are exchanged by the optimizer: DDP would send the whole table
+        # `reduce_sparse` exchanges rows of tables: DDP would send the whole table
         tables = [name for name, p in model.named_parameters() if is_table(p)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, tables)
         with warnings.catch_warnings():  # the argument's next name means another thing, and older torch lacks it
@@ -83,6 +83,13 @@ class Replicated:
         """Keep ranks from exchanging the gradients of forward and backward passes."""
         return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
+    def reduce_sparse(self, model: MixerModel) -> None:
+        """Average sparse gradients over ranks, before the loss scale is checked: all ranks see the same."""
+        if distributed.world_size() > 1:
+            for table in filter(is_table, model.parameters()):
+                if table.grad is not None:
+                    table.grad = _mean_of_rows(table.grad)
+
     def own_parameters(self, model: MixerModel) -> list[Tensor]:
         """Return this rank's parameters, or its shards of them."""
         return list(model.parameters())
@@ -106,3 +113,11 @@ class Replicated:
     def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
         """Load the optimizer's state dict, in the form of one process and whole on every rank."""
         optimizer.load_state_dict(state)
+
+
+def _mean_of_rows(gradient: Tensor) -> Tensor:
+    """Average sparse gradients, each with its own rows, over all ranks."""
+    gradient = gradient.coalesce()
+    rows = torch.cat(distributed.gather(gradient.indices()[0]))
+    values = torch.cat(distributed.gather(gradient.values() / distributed.world_size()))
+    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()

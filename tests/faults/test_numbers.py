@@ -119,3 +119,36 @@ def test_too_many_skipped_steps_end_the_run_at_its_last_good_checkpoint(table: P
     assert all(torch.equal(four[name], six[name]) for name in four)
     again = run(*finetune(table, out, *extra, "--batch-size", 8))
     assert "Resuming from step 6" in again.stdout and (out / "model.safetensors").exists()
+
+
+SCALED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import torch
+from trainers import begin, dataset
+from histocoder import distributed
+from histocoder.training.losses import mixed_loss
+from histocoder.training.optimizer import is_table
+
+distributed.start(device="cpu")
+folder = Path({folder!r}, str(distributed.rank()))
+data = dataset(folder, Path({folder!r}, "table.csv"), ("hisco_1",))
+trainer = begin(folder, data, precision="fp32", num_classes=8, encoder_name="ngram", batch_size=8)
+learner, model = trainer.learner, trainer.model
+learner.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # as in fp16, which is for GPUs
+for step, batch in zip(range(3), trainer.train_loader):
+    learner.backward(batch.weight * mixed_loss(learner.forward(batch), batch, model.config, 0.1))
+    if (step, distributed.rank()) == (1, 1):
+        next(filter(is_table, model.parameters())).grad._values()[0] = float("inf")
+    learner.step()
+torch.save([learner.scaler.get_scale(), *model.parameters()], folder / "end.pt")
+distributed.stop()
+"""
+
+
+def test_an_inf_of_one_rank_lowers_all_scales(table: Path):
+    two_ranks(["-c", SCALED.format(tests=str(Path(__file__).parents[1]), folder=str(table.parent))])
+    (scale, *weights), (other_scale, *other) = (torch.load(table.parent / rank / "end.pt") for rank in "01")
+    assert scale == other_scale == 2.0
+    assert all(map(torch.equal, weights, other)) and all(weight.isfinite().all() for weight in weights)
