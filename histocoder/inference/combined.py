@@ -17,9 +17,9 @@ from histocoder.model import Decoder, Prior
 class CombinedSearch:
     """Decodes by a product of experts (Hinton 2002): their log-probabilities are added up with weights.
 
-    An expert's vote is the probability of each code. The decoder alone decides whether a row has a code, and a further
-    one, since only the decoder knows the codes before it; its log-odds of no further code have two weights, a factor
-    "end" and a summand "few".
+    An expert's vote is the probability of each code. The decoder alone says how likely a row has no further code, since
+    only the decoder knows the codes before it; its log-odds have two weights, a factor "end" and a summand "few". A
+    code is given if it is more probable than none, and a further one only from the probability "further" on.
 
     Parameters
     ----------
@@ -96,18 +96,9 @@ class CombinedSearch:
     def votes_and_truth(self, true: Tensor) -> list[tuple[dict[str, Tensor], Tensor]]:
         """Return the votes on first codes and, if a row may have several, on whether it has, with what is true.
 
-        Parameters
-        ----------
-        true : Tensor of int, of shape (B, k)
-            The rows' codes by their indices in the key; -1 where there is none.
-
-        Returns
-        -------
-        list of tuples
-            votes : dict of str to Tensor of shape (B, K) or (B, 2)
-                Votes on candidates, -inf for those that repeat an earlier one; and on one code and on several.
-            is_true : Tensor of bool, of the same shape
-                Which of these are true; on several codes, only of rows whose first one is among the candidates.
+        `true` (B, k) are the rows' codes by their indices in the key, -1 where there is none. Votes are those on
+        candidates (B, K), -inf for those that repeat an earlier one, and those on one code and on several (B, 2), which
+        are true only of rows whose first one is among the candidates.
         """
         votes = {name: vote.masked_fill(self._taken, -torch.inf) for name, vote in self.votes()[0].items()}
         is_true = (self._candidates[:, :, None] == true[:, None]).any(-1)
@@ -121,21 +112,14 @@ class CombinedSearch:
         return [(votes, is_true), (on_end, torch.stack([is_one, ~is_one], dim=1) & has_true[:, None])]
 
     def decode(self, weights: Mapping[str, float]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the best set of codes by the experts' weights.
+        """Return the best set of codes by the experts' weights, and the candidates for the first code.
 
-        Returns
-        -------
-        codes, probabilities : Tensor of shape (B, num_blocks)
-            Indices in the key, -1 where there is none, and the probability of each code.
-        conf : Tensor of shape (B,)
-            Probability of the set of codes.
-        ranked, shares : Tensor of shape (B, K)
-            Candidates for the first code, best first, -1 after the last, and their probabilities.
+        Codes (B, num_blocks) are indices in the key, -1 where there is none; their probabilities and that of the set
+        (B,) follow, then candidates (B, K), best first, -1 after the last, and their probabilities.
         """
-        batch, num_candidates = self._candidates.shape
-        codes = torch.full((batch, self._num_blocks), -1, device=self._candidates.device)
+        codes = torch.full((len(self._candidates), self._num_blocks), -1, device=self._candidates.device)
         probabilities = torch.full(codes.shape, torch.nan, device=codes.device)
-        conf = torch.ones(batch, device=codes.device)
+        conf = torch.ones(len(codes), device=codes.device)
         ranked = of_ranked = codes  # until the first code is voted on
         for number in range(self._num_blocks):
             votes, log_odds = self.votes()
@@ -143,17 +127,16 @@ class CombinedSearch:
             shares = scores.masked_fill(self._taken, -torch.inf).softmax(-1)
             if number:
                 log_odds = weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
-            ended = log_odds.sigmoid()[:, None]
-            shares = torch.cat([shares * (1 - ended), ended], dim=1)
+            ended = log_odds.sigmoid()
+            shares = shares * (1 - ended[:, None])
             if number == 0:
-                of_ranked, order = shares[:, :-1].sort(1, descending=True)
+                of_ranked, order = shares.sort(1, descending=True)
                 ranked = self._candidates.gather(1, order).masked_fill(self._taken.gather(1, order), -1)
-            best = shares.max(1)
-            conf = torch.where(self._going_on, conf * best.values, conf)
-            goes_on = self._going_on & (best.indices < num_candidates)
-            place = best.indices.clamp(max=num_candidates - 1)
+            best, place = shares.max(1)
+            goes_on = self._going_on & (best >= ended.clamp(min=weights.get("further", 0.0) if number else 0.0))
+            conf = torch.where(self._going_on, conf * torch.where(goes_on, best, ended), conf)
             codes[goes_on, number] = self._candidates.gather(1, place[:, None])[goes_on, 0]
-            probabilities[goes_on, number] = best.values[goes_on]
+            probabilities[goes_on, number] = best[goes_on]
             self.choose(place, goes_on)
             if not bool(self._going_on.any()):
                 break

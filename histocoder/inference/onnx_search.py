@@ -164,13 +164,13 @@ def combined(
         of_codes = softmax(np.where(taken, np.finfo(scores.dtype).min, scores))
         if number:
             log_odds = weights.get("end", 1.0) * log_odds + weights.get("few", 0.0)
-        ended = 1 / (1 + np.exp(-log_odds))
-        ended = np.where(taken.all(1), 1.0, ended)[:, None]  # there is no code beyond the candidates
-        shares = np.hstack([of_codes * (1 - ended), ended])
-        best = shares.argmax(1)
-        conf[rows] *= shares.max(1)
-        on = np.flatnonzero(best < candidates.shape[1])
-        rows, best, of_best = rows[on], best[on, None], shares.max(1)[on]
+        ended = np.where(taken.all(1), 1.0, 1 / (1 + np.exp(-log_odds)))  # there is no code beyond the candidates
+        shares = of_codes * (1 - ended[:, None])
+        of_best = shares.max(1)
+        goes_on = of_best >= np.maximum(ended, weights.get("further", 0.0) if number else 0.0)
+        conf[rows] *= np.where(goes_on, of_best, ended)
+        on = np.flatnonzero(goes_on)
+        rows, best, of_best = rows[on], shares.argmax(1)[on, None], of_best[on]
         if not len(rows):
             break
         candidates, taken, of_others = candidates[on], taken[on], of_others[on]

@@ -20,6 +20,7 @@ from histocoder.data.languages import known_language
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
+from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
@@ -82,6 +83,23 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *
     return {name: float(weight) for name, weight in zip(names, raw.detach().square(), strict=True)}
 
 
+def least_probability(probs: np.ndarray, is_true: np.ndarray) -> float:
+    """Return the probability, a half or more, from which further codes are as often true as first codes are.
+
+    `probs` (n, num_blocks) are those of mode combined, NaN where there is no code; `is_true` is whether it is one of
+    the row's. The precision of further codes counts with the lower limit of Wilson's interval, a standard error wide;
+    if none reaches that of first codes, a further code has to be as probable as first codes are often true.
+    """
+    is_given = ~np.isnan(probs)
+    first, further = is_true[:, 0][is_given[:, 0]], is_given[:, 1:]
+    goal = (first.sum() + 0.5) / (len(first) + 1)
+    given = probs[:, 1:][further]
+    order = np.argsort(-given)
+    right, counts = is_true[:, 1:][further][order].cumsum(), np.arange(1, len(order) + 1)
+    lowest = (right + 0.5 - np.sqrt(right * (1 - right / counts) + 0.25)) / (counts + 1)
+    return float(max(0.5, min(given[order][lowest >= goal], default=goal)))
+
+
 def best_mode(right: dict[str, float], *, num_rows: int) -> str:
     """Return the mode with the largest share of rows right; "combined" unless another is better by more than chance.
 
@@ -129,14 +147,23 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
     modes = ("combined", "greedy", "flat")
     right = {mode: float(right_rows(coder, examples, mode=mode, progress=False).mean()) for mode in modes}
     best = best_mode(right, num_rows=len(examples))
-    model.config = replace(model.config, mode=best)
-    for folder in folders:
-        _save(trainer.run, folder, model)
     shares = ", ".join(f"{mode} {100 * share:.1f}" for mode, share in right.items())
-    return (
+    said = (
         f"accuracy on distinct validation descriptions, in %: {shares}. Default prediction mode: {best} (another "
         "replaces combined only if it is better by more than one standard error)."
     )
+    if coder.formatter.num_blocks > 1:
+        found = coder.predict(examples.texts, examples.langs, mode="combined", progress=False)
+        codes = found[list(code_columns(found))].to_numpy(dtype=object)
+        is_true = (codes[:, :, None] == examples.codes.to_numpy(dtype=object)[:, None]).any(2)
+        weights["further"] = least_probability(found.filter(regex="^prob_").to_numpy(dtype=float), is_true)
+        model.config = replace(model.config, experts=weights)
+        share = right_rows(coder, examples, mode="combined", progress=False).mean()
+        said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
+    model.config = replace(model.config, mode=best)
+    for folder in folders:
+        _save(trainer.run, folder, model)
+    return said
 
 
 def save_refitted(run: RunFolder, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:

@@ -65,6 +65,7 @@ def ngram_model() -> MixerModel:
         text_normalization="lower",
         flat_loss="softmax",
         mode="combined",
+        experts={"decoder": 0.2, "flat": 0.5, "linear": 0.3, "end": 1.0, "few": -1.0, "further": 0.4},
         decoder_prior=True,
         num_linear_features=len(known_ngrams()),
         thresholds={"en": 0.1},

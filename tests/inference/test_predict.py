@@ -184,7 +184,7 @@ def test_the_decoder_says_whether_there_is_a_second_code():
         model.linear_decoder.bias.copy_(shares.logit())
         model.decoder.head.bias[PAD] = math.log(model.config.vocab_size - 1) - 1  # no second code: 0.27
     weights = {"decoder": 0.1, "flat": 1.0}
-    for more, second in (({}, CODES[1]), ({"end": 1.0, "few": 2.0}, None)):
+    for more, second in (({}, CODES[1]), ({"end": 1.0, "few": 2.0}, None), ({"further": 0.9}, None)):
         model.config = replace(model.config, experts=weights | more)
         found = Coder(model, "cpu").predict("farmer and baker", mode="combined").iloc[0]
         assert (found["hisco_1"], found["hisco_2"]) == (CODES[0], second)

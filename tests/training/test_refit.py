@@ -20,7 +20,7 @@ from histocoder.data.tokens import lower_characters
 from histocoder.inference.coder import Coder
 from histocoder.model.linear_expert import NGRAM_WEIGHTS, linear_ngrams
 from histocoder.training import linear_expert
-from histocoder.training.experts import fit_weights, votes_on
+from histocoder.training.experts import fit_weights, least_probability, votes_on
 from histocoder.training.linear_expert import fit_linear_expert
 
 
@@ -161,3 +161,15 @@ def test_few_rows_leave_the_usual_weights_of_experts_nearly_as_they_are():
     many = fit_weights([votes], [is_true], num_train=9000)
     assert abs(few["linear"] - 0.45) < 0.1 and many["decoder"] > 10 * many["linear"]
     assert fit_weights([votes], [torch.zeros_like(is_true)], num_train=9)["linear"] == 0.45
+
+
+def test_further_codes_are_as_often_right_as_first():
+    further = np.linspace(1.0, 0.4, 400)
+    probs = np.stack([np.ones(400), further], axis=1)
+    is_true = np.arange(400)[:, None] < [320, 250]  # of first and of further codes, the most probable
+    least = least_probability(probs, is_true)
+    assert 0.8 < is_true[further >= least, 1].mean() < 0.85 and further[250] > least
+    assert least_probability(probs[::40], is_true[::40]) > least
+    assert least_probability(probs, np.ones_like(is_true)) == 0.5
+    probs[:, 1] = np.nan
+    assert least_probability(probs, is_true) == pytest.approx(0.8, abs=0.001)
