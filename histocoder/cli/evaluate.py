@@ -18,7 +18,7 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import TRAIN_FILE, VAL_FILE, held_out
 from histocoder.data.table import open_table
-from histocoder.errors import UserError
+from histocoder.errors import UserError, counted
 from histocoder.evaluation.evaluate import evaluate, times_seen
 from histocoder.evaluation.summary import summary
 from histocoder.inference.coder import Coder
@@ -99,7 +99,9 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
     rows = files.read(say=log.info)
     examples = rows.coded()
     if num_uncoded := len(rows) - len(examples):
-        log.info(f"{config.data}: {num_uncoded:,} rows without any code are left out.")
+        log.info(
+            f"{config.data}: {counted(num_uncoded, 'row without any code is', 'rows without any code are')} left out."
+        )
     return examples
 
 

@@ -28,7 +28,7 @@ from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out
 from histocoder.data.sources import Source
 from histocoder.data.table import TableFile, fingerprint, is_parquet
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Interrupted, UserError, counted
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
@@ -159,8 +159,8 @@ def _read_known(path: Path, coder: Coder, config: PredictFlags, say: Callable[[s
         )
     if number := known.num_contradictory:
         say(
-            f"{path}: {number:,} descriptions have several sets of codes. The most frequent set is used, or in a tie "
-            "the first in the file."
+            f"{path}: {counted(number, 'description has', 'descriptions have')} several sets of codes. The most "
+            "frequent set is used, or in a tie the first in the file."
         )
     return known
 

@@ -315,9 +315,10 @@ class LabelChecker:
             say(f"{path}: {cells} treated as missing: {marks}.")
         if self._rewritten:
             cell, code = next(iter(self._rewritten))
+            cells = counted(self._rewritten.total(), "cell", "cells")
             say(
-                f"{path}: extra characters in {self._rewritten.total():,} cells of codes are ignored; for example, "
-                f"{shown(cell)} is read as {shown(code)}."
+                f"{path}: extra characters in {cells} of codes are ignored; for example, {shown(cell)} is read as "
+                f"{shown(code)}."
             )
         if self._key is None and 0 < (number := self._decimals.total()) < self._num_integers:
             codes = counted(number, "code has", "codes have")

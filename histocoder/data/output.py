@@ -16,7 +16,7 @@ import pyarrow.parquet
 from histocoder.data.sheets import formulas_notice, without_formulas
 from histocoder.data.sources import EXCEL, LABELLED, PARQUET, kind_of
 from histocoder.data.table import TableFile, is_bytes, is_parquet, strings
-from histocoder.errors import UserError
+from histocoder.errors import UserError, counted
 from histocoder.files import replacing
 
 MAX_ROWS = 1_048_575  # largest number of rows of an Excel sheet, below its header
@@ -76,7 +76,11 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
             from histocoder.data.excel import write_workbook
 
             num_formulas, num_cut = write_workbook(temporary, _as_text(first).schema, tables, raw=form.raw)
-            notices = [f"{path}: {num_cut:,} cells are truncated to the length that Excel allows."] if num_cut else []
+            notices = (
+                [f"{path}: {counted(num_cut, 'cell is', 'cells are')} truncated to the length that Excel allows."]
+                if num_cut
+                else []
+            )
             return [*notices, *formulas_notice(num_formulas, path)]
         if kind in LABELLED:
             from histocoder.data.labelled import write_labelled

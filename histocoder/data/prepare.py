@@ -304,8 +304,10 @@ def _write_split(
             others = corrections.others(found.schema)
             train.write(others)
             num_train += len(others)
-            added = f"{len(others):,} descriptions are added"
-            log.info(f"{num_corrected:,} rows have corrected codes, and {added}; all are training data.")
+            added = f"{counted(len(others), 'description is', 'descriptions are')} added"
+            log.info(
+                f"{counted(num_corrected, 'row has', 'rows have')} corrected codes, and {added}; all are training data."
+            )
     if num_val == 0:
         raise UserError(
             "All validation data are corrected, which makes them training data. Set aside more with --share-val."
@@ -315,7 +317,7 @@ def _write_split(
     write_table(folder / HELD_OUT_FILE, [pa.Table.from_batches([corrections.held_out(found.schema)])])
     log.info(
         f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held out ({HELD_OUT_FILE}) to "
-        f"compare the new model with the old one; {num_passed:,} rows of these descriptions are left out of training."
+        f"compare the new model with the old one; training leaves out {counted(num_passed, 'row', 'rows')} of these."
     )
     return {"train": num_train, "val": num_val, "held_out": num_held_out}
 

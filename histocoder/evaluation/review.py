@@ -15,7 +15,7 @@ from histocoder.data.languages import language_code
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_table
 from histocoder.data.table import TableFile, open_table
-from histocoder.errors import UserError, shown
+from histocoder.errors import UserError, counted, shown
 from histocoder.files import finetune_command, from_here
 from histocoder.log import log
 
@@ -81,9 +81,9 @@ def review(
     rows, total = int(chosen["times"].sum()), int(table["times"].sum())
     wrong = (chosen["times"] * (1 - chosen["conf"])).sum()
     log.info(
-        f"Wrote {len(chosen):,} descriptions to {output}. They occur in {rows:,} of {total:,} rows, of which about "
-        f"{wrong:,.0f} are likely wrong. Correct the codes, and write x in the column {CHECKED_COL!r} of each row that "
-        "is now right."
+        f"Wrote {counted(len(chosen), 'description', 'descriptions')} to {output}. They occur in {rows:,} of {total:,} "
+        f"rows, of which about {wrong:,.0f} are likely wrong. Correct the codes, and write x in the column "
+        f"{CHECKED_COL!r} of each row that is now right."
     )
     return chosen
 

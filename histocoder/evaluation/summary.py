@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from histocoder.errors import counted
+
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
 _MIN_ROWS = 30  # minimum number of rows of a language that is named as best or worst
 _NUMBERS = {1: "one code", 2: "two codes", 3: "three codes", 4: "four codes", 5: "five codes", 0: "no code"}
@@ -62,8 +64,8 @@ def summary(metrics: Metrics) -> list[str]:
             lines.append("All occur in the training data; expect lower accuracy on new descriptions.")
         else:
             lines.append(
-                f"{unseen['n']:,} descriptions do not occur in the training data; of these, "
-                f"{percent(unseen['accuracy'])} are exactly right."
+                counted(unseen["n"], "description does", "descriptions do")
+                + f" not occur in the training data; of these, {percent(unseen['accuracy'])} are exactly right."
             )
     if "baselines" in metrics:
         lines += [*comparison(metrics), would_answer(metrics)]

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from histocoder.data.cells import MISSING_MARKS, bare, printed_hisco, whole_number
 from histocoder.data.table import open_table
-from histocoder.errors import UserError, shown
+from histocoder.errors import UserError, counted, shown
 
 _CODE_COLUMNS = ("system_code", "code")
 _NUM_EXAMPLES = 5
@@ -80,8 +80,8 @@ class Join:
         codes = ", ".join(code for code, _ in self._lacking.most_common(_NUM_EXAMPLES))
         more = ", …" if len(self._lacking) > _NUM_EXAMPLES else ""
         return (
-            f"--join {self._path} has no row for {len(self._lacking):,} codes ({codes}{more}), which occur in "
-            f"{self._lacking.total():,} cells; its columns are blank there."
+            f"--join {self._path} has no row for {counted(len(self._lacking), 'code', 'codes')} ({codes}{more}), in "
+            f"{counted(self._lacking.total(), 'cell', 'cells')}; its columns are blank there."
         )
 
 

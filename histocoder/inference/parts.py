@@ -17,7 +17,7 @@ from histocoder import distributed
 from histocoder.config import PredictConfig
 from histocoder.data.output import Form, write_table
 from histocoder.data.table import fingerprint
-from histocoder.errors import UserError
+from histocoder.errors import UserError, counted
 from histocoder.files import make_folder, remove_leftovers, replacing, write_text
 from histocoder.inference.join import Join
 from histocoder.inference.predictions import load_parts, save_parts
@@ -67,8 +67,8 @@ class Parts:
             names = [path.name for path in self.folder.glob("[0-9]*")]
             if names:
                 num_done = sum(not name.endswith(_BATCHES) for name in names)
-                more = ", and parts of others" if num_done < len(names) else ""
-                say(f"Resuming an interrupted run: {num_done} chunks are done{more}.")
+                done = counted(num_done, "chunk is", "chunks are") if num_done else "part of the first chunk is"
+                say(f"Resuming an interrupted run: {done} done.")
             return
         self.delete()
         make_folder(self.folder)

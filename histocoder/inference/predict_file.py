@@ -18,7 +18,7 @@ from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_output
 from histocoder.data.table import TableFile, count_rows, is_bytes, is_parquet, open_table
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Interrupted, UserError, counted
 from histocoder.files import make_folder
 from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
 from histocoder.inference.coder import Coder
@@ -164,7 +164,7 @@ def _code_chunks(
     notices.tell(may_repeat=coder.is_full)
     if coder.has_known:
         total = sum(map(int, distributed.gather_objects(str(coder.num_known))))
-        say(f"{total:,} of {rows_done:,} rows got the codes of hand-coded descriptions (--known).")
+        say(f"{total:,} of {counted(rows_done, 'row', 'rows')} got the codes of hand-coded descriptions (--known).")
     return num_chunks
 
 
@@ -180,8 +180,8 @@ def _code_chunk(coder: ChunkCoder, number: int, chunk: pa.Table, parts: Parts, *
     except (KeyboardInterrupt, Interrupted):
         batches.keep()
         raise Interrupted(
-            f"Interrupted: about {rows_done + round(batches.num_told):,} rows are coded, and kept next to "
-            f"{parts.output}. Run the same command again to resume.",
+            f"Interrupted after about {counted(rows_done + round(batches.num_told), 'row', 'rows')}, which are kept "
+            f"next to {parts.output}. Run the same command again to resume.",
             signal.SIGINT,
         ) from None
 

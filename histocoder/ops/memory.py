@@ -87,4 +87,6 @@ class RowsAtOnce:
                 + ("." if self._device.type == "cpu" else ", or compute on the CPU with --device cpu.")
             )
         self._limit = num_rows // 2
-        warn_user(Notice(f"Out of memory with {num_rows:,} descriptions at once; continuing with {self._limit:,}."))
+        warn_user(
+            Notice(f"Out of memory with {num_rows:,} descriptions at once; continuing with {self._limit:,} at once.")
+        )

@@ -128,7 +128,7 @@ def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Pa
     capsys.readouterr()
     predict(*flags, "--output", tmp_path / "out.csv", "--known", tmp_path / "known.csv")
     said = capsys.readouterr().out
-    assert "1 descriptions have several sets of codes. The most frequent set is used" in said
+    assert "1 description has several sets of codes. The most frequent set is used" in said
     out, plain = read(tmp_path / "out.csv"), read(tmp_path / "plain.csv")
     known = out["source"] == "known"
     assert f"{known.sum()} of 60 rows got the codes of hand-coded descriptions" in said
