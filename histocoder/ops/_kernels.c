@@ -22,7 +22,7 @@ static int omp_get_thread_num(void) { return 0; }
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 6; }
+int version(void) { return 7; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
 enum { LINE = 32 };       /* bf16 numbers in a line of the cache */
@@ -90,12 +90,13 @@ static float squares_of(const void *x, int64_t count, int wide) {
     return wide ? squares_in(x, count, 1) : squares_in(x, count, 0);
 }
 
-/* The sum of the squares of all gradients; the same for any number of threads. */
+/* The sum of the squares of all gradients, the same for any number of threads; -1 if there is no memory. */
 double sum_of_squares(const struct part *parts, int64_t num_parts) {
     double sum = 0;
     for (const struct part *part = parts; part < parts + num_parts; part++) {
         int64_t pieces = num_pieces(part->count);
         float *sums = malloc(pieces * sizeof *sums);
+        if (!sums) return -1;
 #pragma omp parallel for schedule(static) if (pieces > 1)
         for (int64_t k = 0; k < pieces; k++) {
             int64_t start = k * PIECE;
@@ -290,13 +291,14 @@ static void norm_row_backward(uint16_t *restrict of_x, uint16_t *restrict of_upd
     }
 }
 
-/* The gradients of `add_norm`. */
-void add_norm_backward(uint16_t *of_x, uint16_t *of_update, float *of_weight, float *of_bias, const uint16_t *grad,
-                       const uint16_t *sum, const struct moments *moments, const float *weight, int64_t rows,
-                       int64_t dim, uint64_t seed, double p) {
+/* The gradients of `add_norm`; returns 1 if there is no memory. */
+int add_norm_backward(uint16_t *of_x, uint16_t *of_update, float *of_weight, float *of_bias, const uint16_t *grad,
+                      const uint16_t *sum, const struct moments *moments, const float *weight, int64_t rows,
+                      int64_t dim, uint64_t seed, double p) {
     struct noise noise = noise_of(seed, p);
     int num_threads = rows * dim > PIECE ? omp_get_max_threads() : 1;
     float *sums = calloc(2 * dim * num_threads, sizeof *sums); /* each thread's of weight, and of bias */
+    if (!sums) return 1;
 #pragma omp parallel for schedule(static) num_threads(num_threads)
     for (int64_t row = 0; row < rows; row++) {
         int64_t i = row * dim;
@@ -312,6 +314,7 @@ void add_norm_backward(uint16_t *of_x, uint16_t *of_update, float *of_weight, fl
         }
     }
     free(sums);
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------------------- transposing */
@@ -635,13 +638,18 @@ static void attend_head(const struct attention *a, int64_t head, float *room, in
         attend(a, batch, head, room, 0);
 }
 
-/* `out` and `probabilities`; or `of_queries`, `of_keys` and `of_values`, from `out`'s gradient. */
-void attention(const struct attention *a, int backward) {
-#pragma omp parallel
+/* `out` and `probabilities`; or `of_queries`, `of_keys` and `of_values`, from `out`'s gradient. Returns 1 if there is no
+ * memory. */
+int attention(const struct attention *a, int backward) {
+    int failed = 0;
+#pragma omp parallel reduction(| : failed)
     {
         float *room = malloc(room_of(a) * sizeof *room);
+        failed = !room;
 #pragma omp for schedule(static)
-        for (int64_t head = 0; head < a->batch * a->heads; head++) attend_head(a, head, room, backward);
+        for (int64_t head = 0; head < a->batch * a->heads; head++)
+            if (room) attend_head(a, head, room, backward);
         free(room);
     }
+    return failed;
 }

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_VERSION = 6  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
+_VERSION = 7  # `version` of the _kernels.c that this module calls; libraries of other versions are not used
 _KINDS = {"AVX512": "_kernels_avx512", "AVX2": "_kernels_avx2", "": "_kernels"}
 """Library for each of torch's names of vector extensions, the best first; setup.py has the same."""
 _PART = np.dtype(
@@ -44,6 +44,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "add_norm": [*[c_void_p] * 7, c_int64, c_int64, c_float, c_uint64, c_double],
     "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double],
 }
+_RESULTS: dict[str, Any] = {"sum_of_squares": c_double, "attention": c_int, "add_norm_backward": c_int}
+"""What functions return that need memory for themselves: a sum, or 0; -1 or 1 if there is none."""
 
 
 class _Attention(ctypes.Structure):
@@ -85,8 +87,17 @@ def _load(name: str) -> ctypes.CDLL | None:
         return None
     for function_name, arguments in _ARGUMENTS.items():
         function = getattr(found, function_name)
-        function.argtypes, function.restype = arguments, c_double if function_name == "sum_of_squares" else None
+        function.argtypes, function.restype = arguments, _RESULTS.get(function_name)
+        if function.restype:
+            function.errcheck = _check_memory
     return found
+
+
+def _check_memory(result: float, function: Any, _arguments: Any) -> float:
+    """Raise a MemoryError if a function got no memory; see `_RESULTS`."""
+    if result == -1 or (result and function.restype is c_int):
+        raise MemoryError("The kernels' working memory could not be allocated.")
+    return result
 
 
 class Parts:

@@ -255,3 +255,11 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros():
     out = attention(sources, num_heads=2, mask=mask)
     out.sum().backward()
     assert torch.all(out[1] == 0) and torch.all(sources.grad[1] == 0) and torch.all(out[0] != 0)
+
+
+@built
+def test_kernels_without_memory_raise():
+    length = 1 << 23  # so that a head's scores exceed the addresses that a process has
+    heads = kernels.Attention([torch.zeros(1, length, 3)], 1, None, p=0.0, seed=0)
+    with pytest.raises(MemoryError, match="working memory"):
+        heads.forward(keep=False)
