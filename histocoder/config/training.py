@@ -84,7 +84,7 @@ class FitConfig(Settings):
         None, "stop after N validations in a row without improvement (default: off)", at_least=1
     )
     max_steps: int | None = free(None, "stop after N steps (default: by --num-epochs)", at_least=1)
-    batch_size: int = free(None, "rows per batch and process", at_least=1, is_short=True)
+    batch_size: int = free(None, "rows per batch and process", between=(1, 65_536), is_short=True)
     max_epoch_steps: int = fixed(
         None,
         "while an epoch has more than N steps, the batch doubles, up to four times --batch-size, and learning rates "
@@ -97,7 +97,9 @@ class FitConfig(Settings):
         at_least=1,
     )
     gradient_accumulation_steps: int = free(
-        1, "batches per step and process; the result is that of a batch N times as large, in less memory", at_least=1
+        1,
+        "batches per step and process; the result is that of a batch N times as large, in less memory",
+        between=(1, 65_536),
     )
     tokens_per_batch: int | None = free(
         None,

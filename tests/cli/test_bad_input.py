@@ -49,6 +49,7 @@ CASES = [
     ({"--language": "en", "--language-col": "lang"}, r"not both"),
     ({"--tokens-per-batch": "100"}, r"--tokens-per-batch is 100; set it to --max-len \(128\) or more"),
     ({"--batch-size": "0"}, r"--batch-size is 0"),
+    ({"--batch-size": "100000000"}, r"--batch-size is 100000000; it must lie between 1 and 65536"),
     ({"--learning-rate": "-1"}, r"--learning-rate"),
     ({"--seed": "99999999999999999999"}, r"--seed is 99999999999999999999; it must lie between 0 and"),
     ({"--num-workers": "5000"}, r"--num-workers is 5000, far more than the \d+ processors"),
