@@ -84,20 +84,20 @@ def fit_weights(votes: Sequence[dict[str, Tensor]], is_true: Sequence[Tensor], *
 
 
 def least_probability(probs: np.ndarray, is_true: np.ndarray) -> float:
-    """Return the probability, a half or more, from which further codes are as often true as first codes are.
+    """Return the probability, a half or more, from which further codes are as often true as first codes are, or 95 %.
 
     `probs` (n, num_blocks) are those of mode combined, NaN where there is no code; `is_true` is whether it is one of
-    the row's. The precision of further codes counts with the lower limit of Wilson's interval, a standard error wide;
-    if none reaches that of first codes, a further code has to be as probable as first codes are often true.
+    the row's. The share of true ones has to be a standard error higher, which takes some codes to show; if it never is,
+    a further code has to be as probable as first codes are often true.
     """
     is_given = ~np.isnan(probs)
-    first, further = is_true[:, 0][is_given[:, 0]], is_given[:, 1:]
-    goal = (first.sum() + 0.5) / (len(first) + 1)
-    given = probs[:, 1:][further]
-    order = np.argsort(-given)
-    right, counts = is_true[:, 1:][further][order].cumsum(), np.arange(1, len(order) + 1)
-    lowest = (right + 0.5 - np.sqrt(right * (1 - right / counts) + 0.25)) / (counts + 1)
-    return float(max(0.5, min(given[order][lowest >= goal], default=goal)))
+    goal = min(is_true[:, 0][is_given[:, 0]].mean(), 0.95)
+    further = probs[:, 1:][is_given[:, 1:]]
+    order = np.argsort(-further)
+    counts = np.arange(1, len(order) + 1)
+    shares = is_true[:, 1:][is_given[:, 1:]][order].cumsum() / counts
+    enough = shares >= goal + np.sqrt(goal * (1 - goal) / counts)
+    return float(max(0.5, min(further[order][enough], default=goal)))
 
 
 def best_mode(right: dict[str, float], *, num_rows: int) -> str:
