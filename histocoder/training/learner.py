@@ -125,6 +125,7 @@ class Learner:
     def restart(self, weights: dict[str, Tensor], *, share: float, total_steps: int) -> None:
         """Train from weights, whole on every rank, at a share of the peak learning rate that falls to 0."""
         self.strategy.load(self.model, weights)
+        self.optimizer.state.clear()  # moments of the gradients of other weights
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"]
         self.scheduler = LambdaLR(

@@ -22,7 +22,7 @@ from histocoder.training.frozen import use_encodings
 from histocoder.training.trainer import Trainer
 
 _MAX_ROWS = 100_000  # rows up to which the validation data improve the model
-_LEAST_STEPS, _MOST_STEPS = 50, 200  # bounds of the steps of two epochs; one epoch is always trained
+_LEAST_STEPS, _MOST_STEPS = 50, 200  # bounds of the steps of two epochs; one epoch is trained but for --max-steps
 _RATE = 0.3  # share of the peak learning rate at the start
 
 
@@ -69,6 +69,7 @@ def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tens
     sampler, loader = trainer.batches_of(data)
     epoch_steps = sampler.num_batches(0)
     total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
+    total_steps = min(total_steps, trainer.config.max_steps or total_steps)
     trainer.learner.restart(weights, share=_RATE, total_steps=total_steps)
     trainer.model.train()
     progress = Progress(total_steps, show=distributed.is_primary())

@@ -13,9 +13,10 @@ from conftest import run, write_table
 from jobs import two_ranks
 from models import CODES, tiny_model
 from safetensors.torch import load_file
-from trainers import dataset
+from trainers import begin, dataset
 
 from histocoder.data.examples import Examples
+from histocoder.data.samplers import Share
 from histocoder.data.tokens import lower_characters
 from histocoder.inference.coder import Coder
 from histocoder.model.linear_expert import NGRAM_WEIGHTS, linear_ngrams
@@ -39,6 +40,7 @@ def test_best_learns_from_the_validation_data_and_the_run_goes_on_from_the_model
     table, out = write_table(tmp_path / "table.csv"), tmp_path / "out"
     printed = run(*trained(table, out)).stdout
     assert "best/ is now trained on all 64 rows, including the 6 validation rows" in printed
+    assert "estimated time" not in printed  # of more than 20 steps, for --max-steps is 4
     assert config(out / "best")["fitted_to_validation"] and not config(out).get("fitted_to_validation")
     card = (out / "best" / "README.md").read_text(encoding="utf-8")
     assert card.count("it was trained on the validation data as well.\n\n## Model\n") == 1
@@ -96,6 +98,19 @@ def test_two_ranks_refit_as_one_does(tmp_path: Path):
     one, two = (load_file(tmp_path / name / "best" / "model.safetensors") for name in ("one", "two"))
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_restarted_learners_step_as_new_ones(table: Path, tmp_path: Path):
+    data = dataset(tmp_path / "cache", table, ("hisco_1",))
+    ours, new = (begin(tmp_path, data, precision="fp32", num_classes=8).learner for _ in range(2))
+    start = {name: weight.clone() for name, weight in ours.weights().items()}
+    batch = data[Share(rows=np.arange(8), epoch=0, num_rows=8, num_target_blocks=1, weight=1.0)]
+    for _ in range(3):
+        ours.train_step([batch])
+    for learner in (ours, new):
+        learner.restart(start, share=0.5, total_steps=9)
+        learner.train_step([batch])
+    assert all(torch.equal(weight, new.weights()[name]) for name, weight in ours.weights().items())
 
 
 def test_the_linear_expert_is_the_same_each_time(table: Path, tmp_path: Path):
