@@ -6,8 +6,10 @@ import unicodedata
 from collections.abc import Collection, Sequence
 
 FIRST_ROWS = 50  # number of first rows among which the header is
-DESCRIPTIONS = ("occ1", "occ", "occupation", "description", "title", "beruf", "profession", "yrke", "beroep")
-"""Names of columns that are likely to hold descriptions."""
+_DESCRIPTIONS = (
+    *("occ1", "occ", "occupation", "beruf", "profession", "metier", "yrke", "beroep", "erhverv", "stilling"),
+    *("mestiere", "oficio", "ocupacion", "profissao", "description", "title"),
+)
 
 
 def plain(name: str) -> str:
@@ -32,8 +34,13 @@ def nearest(name: str, header: Collection[str]) -> str | None:
     names = {plain(own): " ".join(own.split()) for own in header}
     if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
         return names[close[0]]
-    usual = (own for word in DESCRIPTIONS for key, own in names.items() if word in re.findall(r"[^\W_]+", key))
-    return next(usual, None) if name in DESCRIPTIONS else None
+    return descriptions_in(names.values()) if name in _DESCRIPTIONS else None
+
+
+def descriptions_in(header: Collection[str]) -> str | None:
+    """Return the column that is likely to hold descriptions, by its name; None if there is none."""
+    words = {own: re.findall(r"[^\W_]+", plain(own)) for own in header}
+    return next((own for usual in _DESCRIPTIONS for own in header if usual in words[own]), None)
 
 
 def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:

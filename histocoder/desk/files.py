@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from tqdm import tqdm
 
 from histocoder.config import SOURCE_COL, PredictConfig
-from histocoder.data.header import DESCRIPTIONS
+from histocoder.data.header import descriptions_in
 from histocoder.data.languages import chosen_language
 from histocoder.data.table import count_rows, open_table, strings
 from histocoder.desk.coding import CodingDesk
@@ -134,16 +134,16 @@ class Files:
         input_col, language_col = self._columns
         options = _options(record)
         with self._named(record):
-            wanted = [*filter(None, self._columns), *DESCRIPTIONS, "lang"]
+            wanted = [*filter(None, self._columns), "occ1", "lang"]
             table = open_table(self._path(record), (), optional=wanted, sheet=options.sheet if options else None)
             chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
         cells = [[_shown(cell or "") for cell in strings(column).to_pylist()] for column in chunk.columns]
-        likely = [table.column(name) for name in (input_col, *DESCRIPTIONS) if name and table.has(name)]
+        likely = table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header)
         langs = [table.column(name) for name in (language_col, "lang", "language") if name and table.has(name)]
         return Preview(
             columns=table.header,
             rows=[list(row) for row in zip(*cells, strict=True)],
-            input_col=likely[0] if likely else None,
+            input_col=likely,
             language_col=langs[0] if langs else None,
             notices=[self._as_sent(notice, record) for notice in table.notices],
         )

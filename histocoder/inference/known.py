@@ -12,8 +12,8 @@ import pandas as pd
 
 from histocoder.config import SOURCE_COL, PredictOptions
 from histocoder.config.prediction import names_of_alternatives
-from histocoder.data.examples import LANG_COL, ExampleFiles, Examples
-from histocoder.data.header import DESCRIPTIONS
+from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
+from histocoder.data.header import descriptions_in
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import known_language, language_code
 from histocoder.data.normalize import description_keys, normalize
@@ -163,8 +163,8 @@ def training_files(
     A column that is missing under the given name is read under that of prepared data, or a usual name of descriptions.
     """
     languages = (language_col or LANG_COL, LANG_COL)
-    file = open_table(path, (), optional=(input_col, *DESCRIPTIONS, *languages), sheet=sheet)
-    text_col = next((name for name in (input_col, *DESCRIPTIONS) if file.has(name)), input_col)
+    file = open_table(path, (), optional=(input_col, TEXT_COL, *languages), sheet=sheet)
+    text_col = next(filter(file.has, (input_col, TEXT_COL)), descriptions_in(file.header) or input_col)
     lang_col = next((name for name in languages if file.has(name)), None)
     files = ExampleFiles(
         (path,),

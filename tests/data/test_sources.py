@@ -152,7 +152,7 @@ def test_sheets_are_named_where_there_are_several(model: Path, tmp_path: Path, c
 
 
 def test_sheets_of_other_workbooks_have_their_flags(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    known = [["occ1", "lang", "hisco_1"], ["farmer", "en", "95410"]]
+    known = [["Beruf (alt)", "lang", "hisco_1"], ["farmer", "en", "95410"]]
     path = workbook(tmp_path / "t.xlsx", ("rows", known), ("classes", [["hisco", "class"], ["95410", "skilled"]]))
     (tmp_path / "in.csv").write_text("occ1\nfarmer\n")
     files = ["--input", str(tmp_path / "in.csv"), "--output", str(tmp_path / "out.csv"), "--language", "en"]
