@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from histocoder import __version__
 from histocoder.checkpoints.hub import local_folder
 from histocoder.config import PredictConfig
-from histocoder.data.languages import language_code
+from histocoder.data.languages import chosen_language, language_code
 from histocoder.data.table import strings
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder
@@ -142,6 +142,7 @@ class BlockCoder:
             if column not in header:
                 raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
         config.output_names(coder.column_names(config.mode, k=config.k), taken=header)
+        chosen_language(config.language, coder.model.config.languages)
         return cls(folder, config, device, precision)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:

@@ -3,6 +3,7 @@
 import re
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +22,7 @@ from histocoder.data.languages import NAMES, language_code
 from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
+from histocoder.inference.chunks import BlockCoder
 from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
 from histocoder.inference.reading import thresholds_of
 
@@ -82,9 +84,14 @@ def test_a_language_for_all_is_of_the_table_or_the_models(table: Path, tmp_path:
             with pytest.raises(SystemExit):
                 main([command[0], "--model", model, "--language", language, *command[1:]])
             said.append(capsys.readouterr().err)
-        with pytest.raises(UserError) as caught:
-            Coder.from_pretrained(model).predict("cook", language)
-        said.append(f"error: {caught.value}\n")
+        of_cluster = partial(BlockCoder.of, model, ["occ1"], device="cpu", precision="fp32")  # that is, Ray and Spark
+        for code in (
+            partial(Coder.from_pretrained(model).predict, "cook", language),
+            partial(of_cluster, language=language),
+        ):
+            with pytest.raises(UserError) as caught:
+                code()
+            said.append(f"error: {caught.value}\n")
         assert refused.returncode == 2 and len(set(said)) == 1 and "and unk where" in said[0]
         assert ("'Danisch' (did you mean Danish, da?)" in said[0]) == (language == "Danisch")
     main(["predict", "--model", model, "--language", "Plattdeutsch", "cook"])
