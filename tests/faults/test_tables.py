@@ -116,7 +116,7 @@ def table_of(content: bytes) -> Iterator[Path]:
 def prepared(table: Path, **rules: bool) -> list[str]:
     """The descriptions of the rows that preparing keeps, in their order."""
     out = table.parent / "out"
-    config = PrepareConfig(str(table), ("hisco_1",), block_size=5, share_val=0.5, **rules)
+    config = PrepareConfig(str(table), ("hisco_1",), share_val=0.5, **rules)
     prepare(config, out)
     parts = (read_table(out / f"data_{part}.csv", ["occ1"]).columns["occ1"] for part in ("train", "val"))
     kept = [text for part in parts for text in part.to_pylist()]
