@@ -45,7 +45,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "add_norm_backward": [*[c_void_p] * 8, c_int64, c_int64, c_uint64, c_double],
 }
 _RESULTS: dict[str, Any] = {"sum_of_squares": c_double, "attention": c_int, "add_norm_backward": c_int}
-"""What functions return that need memory for themselves: a sum, or 0; -1 or 1 if there is none."""
+"""Result of the functions that need working memory: a sum, or 0; -1 or 1 if there is none."""
 
 
 class _Attention(ctypes.Structure):
