@@ -147,8 +147,8 @@ class Labels:
     Examples
     --------
     >>> labels = Labels(["craft & trade", "farmer"])
-    >>> labels.to_block("farmer"), labels.from_block([6])
-    ([6], 'farmer')
+    >>> labels.from_block(labels.to_block("farmer"))
+    'farmer'
     """
 
     name = "general"

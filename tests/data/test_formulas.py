@@ -48,7 +48,7 @@ def test_the_loop_closes_over_formulas(tmp_path: Path, logged: list[str]):
     )
     config = FinetuneConfig(**settings, corrections=(str(tmp_path / "review.csv"),), initial_checkpoint="m")
     prepare(config, tmp_path / "out")
-    assert "1 rows have corrected codes, and 3 descriptions are added; all are training data." in logged
+    assert "1 row has corrected codes, and 3 descriptions are added; all are training data." in logged
     train = tmp_path / "out" / "data_train.csv"
     assert read(train)["occ1"].tolist().count("'=farmer") == 1
     assert read_table(train, ["occ1"]).columns["occ1"].to_pylist().count("=farmer") == 1

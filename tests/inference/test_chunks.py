@@ -39,7 +39,7 @@ def test_an_engine_writes_what_one_process_does(model: Path, tmp_path: Path):
     code(model, tmp_path / "in.parquet", tmp_path / "one.csv")
     settings = config(tmp_path / "in.parquet", tmp_path / "out.csv")
 
-    def engine(table):
+    def engine(table, _config):
         coder = block_coder(model, *table.header, **{**asdict(settings), "output": ""})
         for block in table.chunks(chunk_rows=70):
             yield from coder(block)

@@ -335,7 +335,7 @@ def test_an_interrupted_chunk_is_resumed(model: Path, tmp_path: Path, monkeypatc
         return next(calls) - 1
 
     num_batches = code_to(tmp_path / "whole.csv", 0)
-    with pytest.raises(Interrupted, match=r"about [1-9]\d* rows are coded, and kept"):
+    with pytest.raises(Interrupted, match=r"after about [1-9]\d* rows, which are kept"):
         code_to(tmp_path / "parts.csv", 4)
     assert code_to(tmp_path / "parts.csv", 0) == num_batches - 3
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

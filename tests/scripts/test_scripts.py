@@ -179,7 +179,8 @@ def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_classes_in_words_are_predicted(of_words: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(of_words)
-    assert pd.read_csv("out/key.csv")["system_code"].tolist() == sorted(CLASSES)
+    written = pd.read_csv("out/key.csv")["system_code"].str.removeprefix("'")  # of formulas
+    assert written.tolist() == sorted(CLASSES)
     coder = Coder.from_pretrained("out")
     assert coder.codes == tuple(sorted(CLASSES)) and coder.predict("cook", mode="full").columns.tolist() == [
         *coder.codes

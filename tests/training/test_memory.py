@@ -89,8 +89,8 @@ from histocoder.training.learner import Learner
 
 held = []
 
-def open_checkpoint(*args, opened=RunFolder.checkpoint):
-    checkpoint = opened(*args)
+def open_checkpoint(*args, opened=RunFolder.checkpoint, **options):
+    checkpoint = opened(*args, **options)
     held.extend(map(weakref.ref, (checkpoint, *checkpoint.learner.weights.values(), *checkpoint.ranks.values())))
     return checkpoint
 

@@ -65,7 +65,7 @@ def test_an_initial_checkpoint_may_be_a_hub_repo(tmp_path: Path, monkeypatch: py
     folder = save_tiny_model(tmp_path / "model")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only: str(folder))
     monkeypatch.setattr(hub, "hub_answers", lambda: True)
-    config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), initial_checkpoint="historians/model")
+    config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), initial_checkpoint="hf://historians/model")
     assert fill_in(config).initial_checkpoint == str(folder)
 
 
