@@ -40,7 +40,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
         yield temporary
     except OSError as error:
         raise UserError(f"Could not write {path}: {error.strerror or error}.") from error
