@@ -206,6 +206,7 @@ def test_a_signal_stops_a_run_of_one_step_an_epoch(tmp_path: Path):
 
 def test_a_signal_in_the_last_validation_counts(table: Path, tmp_path: Path):
     data = dataset(tmp_path / "cache", table, ("hisco_1",))
+    (tmp_path / "out").mkdir()
     trainer = begin(tmp_path / "out", data, precision="fp32", num_classes=8, max_steps=2)
 
     class Asks(Tracker):
