@@ -152,7 +152,7 @@ def coverage(folder: Path, held_out: pd.DataFrame, language: str, *, num_samples
     cards = coded.groupby("text").agg({"times": "sum", "conf": "first", "right": lambda right: right.mean() >= 0.5})
     cards = cards.assign(worth=cards["times"] * (1 - cards["conf"])).sort_values("worth", ascending=False)
     times, worth, right = (cards[name].to_numpy() for name in ("times", "worth", "right"))
-    for num_decided in (100, 200, 400):
+    for num_decided in (number for number in (100, 200, 400) if number < len(times)):
         found = []
         for seed in range(num_samples):
             order, draws = order_of_review(times, seed)
