@@ -109,14 +109,14 @@ def finetune(flags: tuple[str, ...], train: pd.DataFrame, test: pd.DataFrame, *,
         train.to_csv(folder / "train.csv", index=False)
         started = time.monotonic()
         command = ["finetune.py", "--dataset", folder / "train.csv", "--target-cols", CODE, "--language", language]
-        _run(*command, "--zero-pad-codes", "--seed", seed, "--no-report", "--save-path", folder / "out", *flags)
+        run(*command, "--zero-pad-codes", "--seed", seed, "--no-report", "--save-path", folder / "out", *flags)
         seconds = time.monotonic() - started
         coder, texts = Coder.from_pretrained(folder / "out" / "best"), test[TEXT].tolist()
         found = {mode: coder.predict(texts, language, mode=mode)[CODE].to_numpy() for mode in MODES}
         return {**found, "default": found[coder.model.config.mode]}, seconds
 
 
-def _run(*args: object) -> None:
+def run(*args: object) -> None:
     result = subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(f"{' '.join(map(str, args))}\n{result.stdout}\n{result.stderr}")

@@ -60,3 +60,9 @@ def test_accuracy_runs(tmp_path: Path, folder_of_data: Path, methods: str):
     run("benchmarks/accuracy.py", *sizes, *output, "--flags", "--max-steps", 1)
     table = run("benchmarks/accuracy.py", "--table", *output).stdout
     assert all(f"| {method} " in table for method in methods.split())
+
+
+def test_further_codes_runs(tmp_path: Path, folder_of_data: Path):
+    args = ("--shared", folder_of_data, "--shares", 50, "--sizes", "all", "--seeds", 0)
+    lines = run("benchmarks/further_codes.py", *args, "--flags", "--max-steps", 1).stdout.splitlines()
+    assert len(lines) == 2 and all('"exact_two"' in line for line in lines)
