@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from histocoder.checkpoints.model_files import (
 from histocoder.checkpoints.occcanine import save_published, with_all_positions
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import DamagedError, UserError
-from histocoder.files import sync
+from histocoder.files import replacing_folder
 from histocoder.model import MixerModel, Tokenizer
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
@@ -97,19 +96,16 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
     """Write a checkpoint to its path, and delete all but the newest `keep` checkpoints of its run."""
-    final, temporary = checkpoint.path, checkpoint.path.with_name(f".{checkpoint.path.name}.tmp")
+    final = checkpoint.path
     try:
-        _write_files(temporary, checkpoint)
-        _delete(final)  # only a damaged checkpoint is saved again
-        os.replace(temporary, final)
-        sync(final.parent)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(final) as folder:
+            _write_files(folder, checkpoint)
     except (OSError, SafetensorError, RuntimeError, UserError) as error:  # torch.save: a full disk is a RuntimeError
         raise UserError(
             f"Could not save the checkpoint {final} ({error}). Older checkpoints are intact. Make room, or fix "
             "the folder, and run the same command again."
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     for old in list_checkpoints(final.parents[1])[:-keep]:
         _delete(old)
 
@@ -117,7 +113,6 @@ def save_checkpoint(checkpoint: Checkpoint, *, keep: int) -> None:
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint's files into a folder, and last their manifest."""
     learner = checkpoint.learner
-    folder.mkdir(parents=True, exist_ok=True)
     save_model_files(folder, checkpoint.model_config, learner.weights, tokenizer=checkpoint.tokenizer)
     rest = {"optimizer": learner.optimizer, "scheduler": learner.scheduler, "scaler": learner.scaler}
     torch.save(rest, folder / OPTIMIZER_FILE)
@@ -125,8 +120,6 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     record = {"format_version": CHECKPOINT_VERSION, **asdict(checkpoint.state), "settings": checkpoint.settings}
     (folder / STATE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     save_manifest(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
-    for path in (*folder.rglob("*"), folder):
-        sync(path)
 
 
 def save_last_bin(
