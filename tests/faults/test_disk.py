@@ -131,7 +131,7 @@ def sums_of(out: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "first", "every"), [("tiny", 100, 30), pytest.param("ngram", 1, 3, marks=pytest.mark.slow)]
+    ("encoder", "first", "every"), [("tiny", 225, 35), pytest.param("ngram", 1, 7, marks=pytest.mark.slow)]
 )
 def test_a_run_killed_anywhere_ends_the_same(tmp_path: Path, encoder: str, first: int, every: int):
     def finetuning(name: str) -> list[str]:
