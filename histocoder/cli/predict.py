@@ -26,7 +26,6 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out
-from histocoder.data.sources import Source
 from histocoder.data.table import TableFile, fingerprint, is_parquet
 from histocoder.errors import Interrupted, UserError, counted
 from histocoder.files import is_same_file, sha256
@@ -111,8 +110,8 @@ def _code_on_ray(flags: PredictFlags, model: Path, table: TableFile, config: Pre
         ) from error
     try:
         ray.data.DataContext.get_current().execution_options.preserve_order = True
-        assert isinstance(table.source, Source) and isinstance(table.source.rows, FileSystemDataset)
-        dataset = ray.data.read_parquet([str(Path(file).resolve()) for file in table.source.rows.files])
+        assert isinstance(table.rows, FileSystemDataset)
+        dataset = ray.data.read_parquet([str(Path(file).resolve()) for file in table.rows.files])
         num_gpus = {"cpu": 0, "cuda": 1}.get(flags.device)
         options = {**asdict(config), "output": "", "precision": flags.precision, "num_gpus": num_gpus}
         yield from code(dataset, model, **options).iter_batches(batch_size=None, batch_format="pyarrow")

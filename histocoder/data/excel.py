@@ -17,28 +17,26 @@ from openpyxl.cell.read_only import EMPTY_CELL
 from openpyxl.utils.escape import unescape
 
 from histocoder.data.header import FIRST_ROWS, below_titles, header_row, named, nearest
-from histocoder.data.sheets import MOST_DIGITS, are_formulas, for_sheets
-from histocoder.errors import UserError, shown
+from histocoder.data.table import MOST_DIGITS
+from histocoder.errors import UserError, counted, shown
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
 _MAX_CHARACTERS = 32_767  # largest number of characters of a cell
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # first bytes of old workbooks, and of new ones with a password
 _MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
 """Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it is small."""
-_FIRST_YEAR = 1901
-"""First year whose dates Excel has right: it has none before 1900, and a 29 February then."""
+_FIRST_YEAR = 1901  # first year whose dates Excel has right: it has none before 1900, and a 29 February then
 _UNSAVED = re.compile(rb'<c (?![^>]*t="str")[^>]*>\s*<f(\s[^>]*)?(/>|>[^<]*</f>)\s*(<v\s*/>|<v>\s*</v>|</c>)')
 """A cell with a formula whose value is not stored; that of an empty text is."""
-_BLOCK_BYTES = 1 << 22
 _ZEROS = re.compile(r"0+")
 _ESCAPED = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")  # a character in Excel's notation, such as _x000D_
 
 
-def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, int, list[str]]:
+def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tuple[pa.Table, list[str], int]:
     """Read a sheet, by default the only one with content or with all `columns`; titles may precede its header.
 
-    Returns the table, in which columns with one type of value keep it and others are text; Excel's number of the first
-    row below the header; and notices to the user.
+    Returns the table, in which columns with one type of value keep it and others are text; notices to the user; and
+    Excel's number of the first row below the header.
 
     Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets could
     be meant.
@@ -50,10 +48,8 @@ def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tu
             return _read_sheet(path, _sheet(path, book, sheet, columns))
         finally:
             book.close()
-    except UserError:
+    except (UserError, MemoryError):
         raise
-    except MemoryError as error:
-        raise UserError(f"{path} does not fit into memory; save the sheet as CSV (UTF-8).") from error
     except Exception as error:  # openpyxl raises errors of all types if a file is damaged
         raise UserError(
             f"{path} can't be read as an Excel workbook; it is damaged, or of another kind. Save it again as .xlsx."
@@ -62,12 +58,11 @@ def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tu
 
 def _check_archive(path: Path) -> None:
     with path.open("rb") as file:
-        head = file.read(8)
-    if head == _OLE:
-        raise UserError(
-            f"{path} is protected by a password, or is an old .xls workbook. Open it in Excel and save it as .xlsx "
-            "without a password."
-        )
+        if file.read(8) == _OLE:
+            raise UserError(
+                f"{path} is protected by a password, or is an old .xls workbook. Open it in Excel and save it as .xlsx "
+                "without a password."
+            )
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
@@ -83,8 +78,8 @@ def _check_archive(path: Path) -> None:
 class _Sheet(NamedTuple):
     """A sheet with content."""
 
-    title: str
     cells: Any  # openpyxl's sheet
+    title: str
     number: int  # row of the header
     names: dict[int, str]  # names of columns, by their places
     rows: Iterator[tuple[int, dict[int, Any]]]  # rows below the header, as `_rows` yields them
@@ -100,39 +95,34 @@ def _sheet(path: Path, book: openpyxl.Workbook, name: str | None, columns: Colle
             near = nearest(name, sheets)
             raise UserError(f"{path} has no sheet {shown(name)}; it has: {names}.", **({"sheet": near} if near else {}))
         sheets = {alike[0]: sheets[alike[0]]}
-    filled = [found for title, cells in sheets.items() if (found := _below_titles(title, cells, columns)) is not None]
+    filled = [found for cells in sheets.values() if (found := _below_titles(cells, columns)) is not None]
     if not filled:
         raise UserError(f"{path} is empty.")
-
-    def num_found(sheet: _Sheet) -> int:
-        return sum(bool(named(column, sheet.names.values())) for column in columns)
-
-    best = [sheet for sheet in filled if num_found(sheet) == len(columns)]
-    if len(filled) == 1 or len(best) == 1:
-        return filled[0] if len(filled) == 1 else best[0]
-    likely = max(filled, key=lambda sheet: (num_found(sheet), len(sheet.names)))
-    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.", sheet=likely.title.strip())
+    num_found = [sum(bool(named(column, sheet.names.values())) for column in columns) for sheet in filled]
+    best = max(range(len(filled)), key=lambda i: (num_found[i], len(filled[i].names)))
+    if len(filled) == 1 or (columns and num_found.count(len(columns)) == 1):
+        return filled[best]
+    raise UserError(f"{path} has several sheets ({names}). Name one with --sheet.", sheet=filled[best].title.strip())
 
 
-def _below_titles(title: str, cells: Any, columns: Collection[str]) -> _Sheet | None:
+def _below_titles(cells: Any, columns: Collection[str]) -> _Sheet | None:
     """Find a sheet's header; return None if it is empty."""
     rows = _rows(cells)
-    first = list(itertools.islice(rows, FIRST_ROWS))
-    if not first:
+    if not (first := list(itertools.islice(rows, FIRST_ROWS))):
         return None
     at = header_row([[*map(_text, row.values())] for _, row in first], columns)
     number, values = first[at]
     names = {i: _text(value) for i, value in values.items()}
-    return _Sheet(title, cells, number, names, itertools.chain(first[at + 1 :], rows), has_titles=at > 0)
+    return _Sheet(cells, cells.title, number, names, itertools.chain(first[at + 1 :], rows), has_titles=at > 0)
 
 
-def _rows(sheet: Any) -> Iterator[tuple[int, dict[int, Any]]]:
+def _rows(cells: Any) -> Iterator[tuple[int, dict[int, Any]]]:
     """Yield the number of each row with content, and its values by their columns."""
-    sheet.reset_dimensions()  # some programs write them wrongly
-    for number, cells in enumerate(sheet.iter_rows(max_row=MAX_ROWS + 1), start=1):
-        values = ((i, _value(cell)) for i, cell in enumerate(cells) if cell is not EMPTY_CELL)
-        if row := {i: value for i, value in values if value is not None}:
-            yield number, row
+    cells.reset_dimensions()  # some programs write them wrongly
+    for number, row in enumerate(cells.iter_rows(max_row=MAX_ROWS + 1), start=1):
+        values = ((i, _value(cell)) for i, cell in enumerate(row) if cell is not EMPTY_CELL)
+        if filled := {i: value for i, value in values if value is not None}:
+            yield number, filled
 
 
 def _value(cell: Any) -> Any:
@@ -147,7 +137,7 @@ def _value(cell: Any) -> Any:
     return value if value is None or isinstance(value, int | float | date) else str(value)
 
 
-def _read_sheet(path: Path, sheet: _Sheet) -> tuple[pa.Table, int, list[str]]:
+def _read_sheet(path: Path, sheet: _Sheet) -> tuple[pa.Table, list[str], int]:
     columns: dict[int, list[Any]] = {i: [] for i in sheet.names}
     num_beside, passed = 0, sheet.number
     for number, values in sheet.rows:
@@ -157,42 +147,19 @@ def _read_sheet(path: Path, sheet: _Sheet) -> tuple[pa.Table, int, list[str]]:
             column.append(values.pop(i, None))
         num_beside += len(values)
         passed = number
+    with sheet.cells._get_source() as source:
+        num_unsaved = sum(1 for _ in _UNSAVED.finditer(source.read()))
     notices = [below_titles(path, "row", sheet.number)] if sheet.has_titles else []
-    beside = "1 cell is ignored, because its" if num_beside == 1 else f"{num_beside:,} cells are ignored, because their"
-    notices += [f"{path}: {beside} column has no name."] if num_beside else []
-    names = [*sheet.names.values()]
-    unlike = _unlike(names)
-    if renamed := [new for name, new in zip(names, unlike, strict=True) if name != new]:
-        notices.append(f"{path}: columns of the same name are numbered: {', '.join(map(shown, renamed))}.")
-    if num_unsaved := _num_unsaved(sheet.cells):
+    if num_beside:
+        cells = counted(num_beside, "cell is", "cells are")
+        notices.append(f"{path}: {cells} ignored, beside the columns that have names.")
+    if num_unsaved:
         notices.append(
             f"{path}: formulas without a stored value ({num_unsaved:,}) are read as blank cells. Open the workbook in "
             "Excel or LibreOffice and save it there, which stores them."
         )
-    return pa.Table.from_arrays([_array(column) for column in columns.values()], unlike), sheet.number + 1, notices
-
-
-def _num_unsaved(sheet: Any) -> int:
-    """Return the number of formulas without a stored value, as programs other than spreadsheets write them."""
-    count, rest, is_over = 0, b"", False
-    with sheet._get_source() as source:
-        while not is_over:
-            block = source.read(_BLOCK_BYTES)
-            is_over = not block
-            rest += block
-            end = len(rest) if is_over else max(rest.rfind(b"<c "), 0)
-            count += sum(1 for _ in _UNSAVED.finditer(rest, 0, end))
-            rest = rest[end:]
-    return count
-
-
-def _unlike(names: list[str]) -> list[str]:
-    """Return unique names: a second `a` is `a.1`, as in pandas."""
-    found: list[str] = []
-    for name in names:
-        numbered = (f"{name}.{number}" for number in itertools.count(1))
-        found.append(name if name not in found else next(new for new in numbered if new not in (*found, *names)))
-    return found
+    arrays = [_array(column) for column in columns.values()]
+    return pa.Table.from_arrays(arrays, [*sheet.names.values()]), notices, sheet.number + 1
 
 
 def _array(values: list[Any]) -> pa.Array:
@@ -213,50 +180,38 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def write_workbook(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], *, raw: bool) -> tuple[int, int]:
-    """Write tables, one below the other, as a sheet.
+def write_workbook(path: Path, names: list[str], tables: Iterable[pa.Table]) -> int:
+    """Write tables, one below the other, as a sheet; return the number of cells that were cut, or lost characters.
 
-    Text is formatted as text, so that codes keep their zeros when people edit them. Text that begins like a formula is
-    marked as if it were typed with an apostrophe, unless `raw`. Returns the numbers of cells with that mark, and of
-    cells that were cut, or lost characters, since Excel can't hold them.
+    Text is formatted as text, so that codes keep their zeros when people edit them, and formulas are never run.
     """
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("data")
     sheet.freeze_panes = "A2"
-    plain: Any = WriteOnlyCell(sheet)
-    marked: Any = WriteOnlyCell(sheet)
-    plain.number_format = marked.number_format = "@"
-    marked.quotePrefix = True
-    num_formulas = num_cut = 0
+    model: Any = WriteOnlyCell(sheet)
+    model.number_format = "@"
+    num_cut = 0
 
-    def cell_of(text: str, *, is_formula: bool) -> Any:
-        """Return a cell of text."""
-        nonlocal num_formulas, num_cut
-        fit = ILLEGAL_CHARACTERS_RE.sub("", text)[:_MAX_CHARACTERS]
-        num_cut += fit != text
-        num_formulas += is_formula
+    def cell_of(value: Any) -> Any:
+        """Return a cell of text, or another value, which is None for NaN."""
+        nonlocal num_cut
+        if not isinstance(value, str):
+            return None if value != value else value  # noqa: PLR0124
+        fit = ILLEGAL_CHARACTERS_RE.sub("", value)[:_MAX_CHARACTERS]
+        num_cut += fit != value
         cell: Any = WriteOnlyCell(sheet, _ESCAPED.sub("_x005F_", fit))
-        cell._style = (marked if is_formula else plain)._style
-        cell.data_type = "s"  # whatever it begins with
+        cell._style, cell.data_type = model._style, "s"  # whatever it begins with
         return cell
 
     def column_of(values: pa.ChunkedArray) -> list[Any]:
-        """Return the cells of a column."""
-        values = for_sheets(values)
         has_years = pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)
         if has_years and (pc.min(pc.year(values)).as_py() or _FIRST_YEAR) < _FIRST_YEAR:
             values = pc.replace_substring_regex(values.cast(pa.string()), r" 00:00:00(\.0+)?$", "")
-        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-            return [None if value != value else value for value in values.to_pylist()]  # noqa: PLR0124  # NaN
-        marks = are_formulas(values).to_pylist()
-        return [
-            None if text is None else cell_of(text, is_formula=mark and not raw)
-            for text, mark in zip(values.to_pylist(), marks, strict=True)
-        ]
+        return values.to_pylist()
 
-    sheet.append(column_of(pa.chunked_array([pa.array(schema.names, pa.string())])))
+    sheet.append([*map(cell_of, names)])
     for table in tables:
         for row in zip(*map(column_of, table.columns), strict=True):
-            sheet.append(row)
+            sheet.append([*map(cell_of, row)])
     book.save(path)
-    return num_formulas, num_cut
+    return num_cut

@@ -13,13 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.sheets import formulas_notice, without_formulas
-from histocoder.data.sources import EXCEL, LABELLED, PARQUET, kind_of
-from histocoder.data.table import TableFile, is_bytes, is_parquet, strings
+from histocoder.data.formulas import without_formulas
+from histocoder.data.table import EXCEL, LABELLED, MOST_DIGITS, PARQUET, TableFile, is_bytes, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import replacing
-
-MAX_ROWS = 1_048_575  # largest number of rows of an Excel sheet, below its header
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,8 @@ class Form:
     delimiter: str = ","  # that of CSV
     decimal: str = "."  # decimal mark of CSV
     excel: bool = False  # whether CSV has a byte order mark, by which Excel recognises UTF-8
-    raw: bool = False  # whether texts that a spreadsheet would run as formulas are written as they are
-    codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> of their probabilities
+    raw: bool = False  # whether CSV has texts that a spreadsheet would run as formulas as they are
+    codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> names without --columns
     titles: Mapping[str, str] = field(default_factory=dict)  # of codes, their labels in Stata and SPSS
 
     @classmethod
@@ -49,54 +46,56 @@ def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
         raise UserError(f"{path} is a folder; name a file in it to write to.")
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a device or a pipe; name a file to write to.")
-    if kind in EXCEL and num_rows > MAX_ROWS:
-        raise UserError(f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or .parquet.")
-    if kind in LABELLED:
-        from histocoder.data.labelled import check_labelled
+    if kind in EXCEL:
+        from histocoder.data.excel import MAX_ROWS
 
-        check_labelled(path)
+        if num_rows > MAX_ROWS:
+            raise UserError(f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or .parquet.")
+    if kind == ".sav":
+        from histocoder.data.stata_spss import pyreadstat
+
+        pyreadstat(path)
 
 
 def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> list[str]:
     """Write tables, at least one, one below the other, whole or not at all; return notices to the user.
 
-    In CSV and Excel, texts that a spreadsheet would run as formulas get an apostrophe, unless `form.raw`.
+    In CSV, texts that a spreadsheet would run as formulas get an apostrophe, unless `form.raw`; in workbooks text is
+    never run.
     """
     kind, rest = path.suffix.lower(), iter(tables)
     first = next(rest)
     tables = itertools.chain([first], rest)
-    with replacing(path) as temporary:
-        if is_parquet(path):
-            with pa.parquet.ParquetWriter(temporary, first.schema) as parquet:
-                for table in tables:
-                    parquet.write_table(table)
+    with replacing(path) as temporary, ExitStack() as stack:
+        if kind in PARQUET:
+            parquet = stack.enter_context(pa.parquet.ParquetWriter(temporary, first.schema))
+            for table in tables:
+                parquet.write_table(table)
             return []
-        tables = map(_as_text, tables)
+        tables = (_storable(table, in_doubles=kind in EXCEL) for table in tables)
+        if kind in LABELLED:
+            from histocoder.data.stata_spss import write_labelled
+
+            whole = _storable(pa.concat_tables(tables), in_doubles=True)
+            return write_labelled(path, temporary, whole, codes=form.codes, titles=form.titles)
         if kind in EXCEL:
             from histocoder.data.excel import write_workbook
 
-            num_formulas, num_cut = write_workbook(temporary, _as_text(first).schema, tables, raw=form.raw)
-            notices = (
-                [f"{path}: {counted(num_cut, 'cell is', 'cells are')} truncated to the length that Excel allows."]
-                if num_cut
-                else []
-            )
-            return [*notices, *formulas_notice(num_formulas, path)]
-        if kind in LABELLED:
-            from histocoder.data.labelled import write_labelled
-
-            return write_labelled(path, temporary, pa.concat_tables(tables), codes=form.codes, titles=form.titles)
+            num_cut = write_workbook(temporary, first.column_names, tables)
+            cells = counted(num_cut, "cell is", "cells are")
+            return [f"{path}: {cells} truncated to the length that Excel allows."] if num_cut else []
         if ".tsv" in path.suffixes[-2:]:
             form = replace(form, delimiter="\t")
-        with ExitStack() as stack:
-            file = stack.enter_context(temporary.open("wb"))
-            if kind == ".gz":
-                file = stack.enter_context(pa.CompressedOutputStream(file, "gzip"))
-            file.write(codecs.BOM_UTF8 if form.excel else b"")
-            writer = stack.enter_context(CsvWriter(file, _as_text(first).schema, form))
-            for table in tables:
-                writer.write(table)
-        return formulas_notice(writer.num_formulas, path)
+        file = stack.enter_context(temporary.open("wb"))
+        if kind == ".gz":
+            file = stack.enter_context(pa.CompressedOutputStream(file, "gzip"))
+        file.write(codecs.BOM_UTF8 if form.excel else b"")
+        writer = stack.enter_context(CsvWriter(file, _storable(first, in_doubles=False).schema, form))
+        for table in tables:
+            writer.write(table)
+    cells = counted(writer.num_formulas, "cell begins like a formula and was", "cells begin like formulas and were")
+    mark = f"{path}: {cells} written with a leading apostrophe, which histocoder removes when it reads the file."
+    return [mark] if writer.num_formulas else []
 
 
 class CsvWriter:
@@ -117,21 +116,30 @@ class CsvWriter:
         self._writer.write_table(self._written(pa.table(rows)))
 
     def _written(self, table: pa.Table) -> pa.Table:
-        if self._form.decimal != ".":
-            for i, one in enumerate(table.schema):
-                if pa.types.is_floating(one.type):
-                    texts = pc.replace_substring(table[i].cast(pa.string()), ".", self._form.decimal)
-                    table = table.set_column(i, one.name, texts)
-        if self._form.raw:
-            return table
-        table, number = without_formulas(table)
-        self.num_formulas += number
+        for i, one in enumerate(table.schema):
+            if self._form.decimal != "." and pa.types.is_floating(one.type):
+                texts = pc.replace_substring(table[i].cast(pa.string()), ".", self._form.decimal)
+                table = table.set_column(i, one.name, texts)
+        if not self._form.raw:
+            table, number = without_formulas(table)
+            self.num_formulas += number
         return table
 
 
-def _as_text(table: pa.Table) -> pa.Table:
-    """Return a table with text in place of bytes."""
-    for i, name in enumerate(table.column_names):
-        if is_bytes(table[i].type):
-            table = table.set_column(i, name, strings(table[i], f"The column {name!r}"))
+def _storable(table: pa.Table, *, in_doubles: bool) -> pa.Table:
+    """Return a table with text in place of bytes.
+
+    For formats whose numbers are doubles, integers that these can't tell apart become text too, and times with a zone
+    what clocks showed there.
+    """
+    for i, one in enumerate(table.schema):
+        column, kind = table[i], one.type
+        if is_bytes(kind):
+            column = strings(column, f"The column {one.name!r}")
+        elif in_doubles and pa.types.is_timestamp(kind) and kind.tz is not None:
+            column = pc.local_timestamp(column)
+        elif in_doubles and pa.types.is_integer(kind):
+            ends = [end.as_py() or 0 for end in pc.min_max(column).values()]
+            column = column.cast(pa.string()) if max(map(abs, ends)) > MOST_DIGITS else column
+        table = table.set_column(i, one.name, column)
     return table

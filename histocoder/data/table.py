@@ -7,19 +7,29 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet
+import pyarrow.dataset
 
-from histocoder.data.dialect import CsvFile
+from histocoder.data.csv_file import CsvFile
 from histocoder.data.header import named, nearest
-from histocoder.data.sources import PARQUET, Arrays, Source, integers, open_source
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
+MOST_DIGITS = 2**53  # largest integer up to which doubles tell all integers apart
+PARQUET, EXCEL, LABELLED = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
+_TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
+_INSTEAD = {
+    ".xls": "Open it in Excel and save it as .xlsx.",
+    ".ods": "Save it as .xlsx.",
+    ".rds": "In R, write it with write.csv(…, row.names = FALSE) or arrow::write_parquet().",
+    ".zip": "Unpack it first.",
+}
+_Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
 
 @dataclass
@@ -47,26 +57,23 @@ class TableFile:
     """A file whose header was read; see `open_table`."""
 
     path: Path
-    source: CsvFile | Source
-
-    @property
-    def header(self) -> list[str]:
-        return self.source.header
-
-    @property
-    def notices(self) -> list[str]:
-        """Notices to the user on how the file is read."""
-        return self.source.notices
-
-    @property
-    def csv(self) -> CsvFile | None:
-        """The form of a CSV file; None for others."""
-        return self.source if isinstance(self.source, CsvFile) else None
+    rows: CsvFile | pa.Table | pa.dataset.Dataset
+    notices: list[str]  # notices to the user on how the file is read
+    first_row: int = 1  # number of the first row in messages, if it is not CSV
 
     @property
     def schema(self) -> pa.Schema:
         """Types of the columns; text for CSV."""
-        return self.source.schema
+        return self.rows.schema
+
+    @property
+    def header(self) -> list[str]:
+        return self.schema.names
+
+    @property
+    def csv(self) -> CsvFile | None:
+        """The form of a CSV file; None for others."""
+        return self.rows if isinstance(self.rows, CsvFile) else None
 
     def has(self, name: str) -> bool:
         """Return whether a name means a column."""
@@ -80,20 +87,16 @@ class TableFile:
         found = named(name, self.header)
         if len(found) == 1:
             return found[0]
-        flag = f"--{setting.replace('_', '-')}"
         if found and len(set(found)) == 1:
             raise UserError(f"{self.path} has {len(found)} columns named {shown(name)}; rename all but one.")
         if found:
             several = ", ".join(map(shown, found))
             raise UserError(f"{self.path} has several columns like {shown(name)} ({several}); write the one as it is.")
         names = [own if own.isprintable() and len(own) <= 60 else shown(own) for own in map(str.strip, self.header)]
-        more = ", …" if len(names) > 50 else ""
-        message = f"{self.path} has no column {name!r}; it has: {', '.join(names[:50])}{more}."
+        message = f"{self.path} has no column {name!r}; it has: {', '.join(names[:50])}{', …' if names[50:] else ''}."
         near = nearest(name, self.header)
-        if near is not None:
-            message += f" Did you mean {shown(near)}?"
-        if setting:
-            message += f" Name it with {flag}."
+        message += f" Did you mean {shown(near)}?" if near is not None else ""
+        message += f" Name it with --{setting.replace('_', '-')}." if setting else ""
         raise UserError(message, **({setting: {name: near}} if setting and near is not None else {}))
 
     def check(self, columns: Collection[str]) -> None:
@@ -101,11 +104,14 @@ class TableFile:
         settings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
         for name, setting in settings.items():
             own = self.column(name, setting)
-            if not _is_text(kind := self.schema.field(self.header.index(own)).type):
+            kind = self.schema.field(self.header.index(own)).type
+            try:
+                strings(pa.nulls(0, kind))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UserError) as error:
                 raise UserError(
-                    f"{self.path}, column {own!r}: its cells are of the type {kind}, which can't be read as text. "
-                    "Save them as columns with one value in each cell."
-                )
+                    f"{self.path}, column {own!r}: its cells are of the type {kind}, which can't be read as text. Save "
+                    "them as columns with one value in each cell."
+                ) from error
 
     def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""
@@ -118,44 +124,45 @@ class TableFile:
 
         Raises UserError if the file has no rows, a row of another length than its header, or can't be read as text.
         """
-        batches = self.source.batches(columns=columns, rows=chunk_rows)
-        pending: list[pa.RecordBatch] = []
-        waiting, is_empty = 0, True
+        batches: Iterator[pa.RecordBatch]
+        if isinstance(self.rows, CsvFile):
+            batches = self.rows.batches()
+        elif isinstance(self.rows, pa.Table):
+            batches = iter(self.rows.to_batches(max_chunksize=chunk_rows))
+        else:  # read few ahead
+            how = {"batch_size": chunk_rows, "batch_readahead": 1, "fragment_readahead": 1}
+            batches = self.rows.to_batches(columns=columns, **how)
+        rest = None
         for batch in batches:
-            pending.append(batch)
-            is_empty &= len(batch) == 0
-            waiting += len(batch)
-            while waiting >= chunk_rows:
-                table = pa.Table.from_batches(pending)
-                yield table.slice(0, chunk_rows).combine_chunks()
-                pending = table.slice(chunk_rows).to_batches()
-                waiting -= chunk_rows
-        if waiting:
-            yield pa.Table.from_batches(pending).combine_chunks()
-        if is_empty:
-            raise UserError(f"{self.path} has {'columns' if self.csv is None else 'a header'} but no rows.")
+            table = pa.Table.from_batches([batch])
+            rest = table if rest is None else pa.concat_tables([rest, table])
+            while len(rest) > chunk_rows:  # the last chunk is kept, since it may be the only one
+                yield rest.slice(0, chunk_rows).combine_chunks()
+                rest = rest.slice(chunk_rows)
+        if rest is None or not len(rest):
+            raise UserError(f"{self.path} has {'a header' if self.csv else 'columns'} but no rows.")
+        yield rest.combine_chunks()
 
     def tables(self, columns: Collection[str]) -> Iterator[Table]:
         """Yield some columns in chunks, as text, under the names given; raises UserError as `check` and `chunks` do."""
         self.check(columns)
         own = {name: self.column(name) for name in columns}
-        whole = _whole_numbers(self.source, own.values())
         position = 0
         for chunk in self.chunks(chunk_rows=CHUNK_ROWS, columns=[*own.values()]):
-            kept, rows = chunk, np.arange(position, position + len(chunk))
-            if self.source.may_have_blank_rows and chunk.num_columns > 1:
-                blank = (pc.equal(pc.fill_null(column.cast(pa.string()), ""), "") for column in chunk.columns)
-                if (keep := ~np.logical_and.reduce([*map(np.asarray, blank)])).all() is np.False_:
-                    kept, rows = chunk.filter(pa.array(keep)), rows[keep]
-            texts = {
-                c: _text(kept[name], f"{self.path}, column {c!r},", is_whole=name in whole) for c, name in own.items()
-            }
-            yield Table(self, texts, rows)
+            rows, kept = np.arange(position, position + len(chunk)), chunk
             position += len(chunk)
+            if chunk.num_columns == len(self.header) > 1 and (blank := _blank_rows(chunk)).any():
+                rows, kept = rows[~blank], chunk.filter(pa.array(~blank))
+            texts = {c: strings(kept[name], f"{self.path}, column {c!r},").combine_chunks() for c, name in own.items()}
+            yield Table(self, {c: _without_blanks(text) for c, text in texts.items()}, rows)
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
-        return self.source.lines(positions)
+        return self.csv.lines(positions) if self.csv else positions + self.first_row
+
+    def count_rows(self) -> int:
+        """Return the number of rows; raise a UserError where a CSV file is not well-formed."""
+        return len(self.rows) if isinstance(self.rows, pa.Table) else self.rows.count_rows()
 
 
 def open_table(
@@ -168,22 +175,64 @@ def open_table(
 ) -> TableFile:
     """Read the header of a file: CSV, Parquet, Excel, Stata, SPSS, or a folder of Parquet files.
 
-    CSV is UTF-8, with or without a byte order mark, else cp1252; separated by comma, semicolon, tab or bar, whichever
-    finds most of the required `columns` and the `optional` ones. A file that is UTF-8 but for some bytes is not taken
-    as cp1252. The string "nan" is a word. Blank lines are skipped. Names of columns match whatever their case, accents
-    and blanks around them; the header is the row that has all of the required ones. Columns in `codes` are read as
-    values where these have labels, as in Stata. If `columns` is a mapping, its values are the settings that name them,
-    such as "input_col", which errors mention.
+    `columns` are those that are needed, and may be a mapping to the settings that name them, which errors mention; by
+    these and `optional` ones the separator, the header and the sheet of a workbook are chosen. Names match whatever
+    their case, accents and blanks around them. Columns in `codes` are read as values where these have labels, as in
+    Stata. The string "nan" is a word. Blank rows are skipped.
 
     Raises UserError if the file or a column is missing, a column is not text, or the file is empty, damaged or not
     text.
     """
     path = Path(path)
     _check_readable(path)
-    source = open_source(path, columns, sheet=sheet, codes=codes, optional=optional)
-    file = TableFile(path, source or CsvFile(path, columns, optional))
+    kind = ".parquet" if path.is_dir() else kind_of(path)
+    if sheet is not None and kind not in EXCEL:
+        raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
+    file = TableFile(path, *_opened(path, kind, columns, optional=optional, sheet=sheet, codes=codes))
     file.check(columns)
     return file
+
+
+def _opened(
+    path: Path,
+    kind: str,
+    columns: Collection[str],
+    *,
+    optional: Collection[str],
+    sheet: str | None,
+    codes: Collection[str],
+) -> tuple[Any, list[str], int]:
+    """Return rows, notices, and the number of the first row; see `TableFile` and `open_table`."""
+    if kind in PARQUET:
+        return _parquet(path), [], 1
+    if kind in EXCEL:
+        from histocoder.data.excel import read_workbook
+
+        return read_workbook(path, sheet, columns)
+    if kind in LABELLED:
+        from histocoder.data.stata_spss import read_labelled
+
+        return *read_labelled(path, codes), 1
+    rows = CsvFile(path, columns, optional)
+    return rows, rows.notices, 0
+
+
+def kind_of(path: Path, *, doing: str = "read") -> str:
+    """Return the suffix of a table's name in lower case, without .gz; raise a UserError if there are no such tables."""
+    kind = path.suffix.lower()
+    kinds = {"", *_TEXT, *PARQUET, *EXCEL, *LABELLED} - ({".xlsm"} if doing == "written" else set())  # it has no macros
+    if kind == ".gz":
+        kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
+    if kind in kinds:
+        return kind
+    instead = _INSTEAD.get(kind, "Save the table as .csv, .parquet, .xlsx, .dta or .sav.")
+    if doing == "written":
+        instead = "Choose a name that ends in .csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav."
+    raise UserError(f"{path}: {path.suffix} files can't be {doing}. {instead}")
+
+
+def is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in PARQUET
 
 
 def fingerprint(path: str | Path) -> str:
@@ -197,17 +246,19 @@ def fingerprint(path: str | Path) -> str:
     return sha256(path)
 
 
-def count_rows(file: TableFile) -> int:
-    """Return the number of rows of a file; raise a UserError where a CSV file is not well-formed."""
-    return file.source.count_rows()
+def strings(array: _Cells, where: str = "A column") -> _Cells:
+    """Return cells as text: whole numbers without decimals, null where they are null or NaN.
 
-
-def strings(array: Arrays, where: str = "A column") -> Arrays:
-    """Return cells as text, null where they are null or NaN; raise a UserError for bytes that are not UTF-8."""
+    Raises UserError for bytes that are not UTF-8.
+    """
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array), None, array)  # so pandas and others write missing values
+        doubles = array.cast(pa.float64())
+        is_whole = pc.and_(pc.equal(pc.round(doubles), doubles), pc.less(pc.abs(doubles), 2.0**63))
+        integers = pc.if_else(is_whole, doubles, 0.0).cast(pa.int64())  # which are not written as 1e+11
+        return pc.if_else(is_whole, integers.cast(pa.string()), array.cast(pa.string()))
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid as error:
@@ -217,10 +268,6 @@ def strings(array: Arrays, where: str = "A column") -> Arrays:
 def is_bytes(kind: pa.DataType) -> bool:
     """Return whether cells of a type are bytes, as which some programs write text to Parquet."""
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-
-
-def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in PARQUET
 
 
 def _check_readable(path: Path) -> None:
@@ -238,28 +285,27 @@ def _check_readable(path: Path) -> None:
         raise UserError(f"{path} can't be read: permission denied.") from error
 
 
-def _whole_numbers(source: CsvFile | Source, columns: Collection[str]) -> set[str]:
-    """Return the float columns with integers of 64 bits only: integers with gaps are often saved so."""
-    whole = {c for c in columns if pa.types.is_floating(source.schema.field(c).type)}
-    for batch in source.batches(columns=sorted(whole), rows=CHUNK_ROWS) if whole else ():
-        whole = {c for c in whole if integers(batch[c]) is not None}
-    return whole
-
-
-def _text(column: pa.ChunkedArray, where: str, *, is_whole: bool) -> pa.Array:
-    """Return one array of strings, null where blank."""
-    array = column.combine_chunks()
-    array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
-    whole = integers(array) if is_whole else None
-    array = strings(array if whole is None else whole, where)
-    blank = pc.equal(pc.utf8_trim_whitespace(array), "")
-    return pc.if_else(blank, pa.scalar(None, pa.string()), array)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Return whether cells of a type can be read as text."""
+def _parquet(path: Path) -> pa.dataset.Dataset:
+    """Open a file, or all files of a folder, in which folders such as year=1880 are a column."""
     try:
-        strings(pa.nulls(0, kind))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False
-    return True
+        if path.is_file():
+            return pa.dataset.dataset(path, format="parquet")
+        files = sorted(str(file) for file in path.rglob("*") if is_parquet(file))
+        rows = pa.dataset.dataset(
+            files, format="parquet", partitioning=pa.dataset.partitioning(flavor="hive"), partition_base_dir=str(path)
+        )
+        schemas = [rows.schema, *(fragment.physical_schema for fragment in rows.get_fragments())]
+        return rows.replace_schema(pa.unify_schemas(schemas, promote_options="permissive"))
+    except (pa.ArrowTypeError, pa.ArrowInvalid, OSError) as error:
+        what = "is not a Parquet file" if path.is_file() else "holds Parquet files that do not fit together"
+        raise UserError(f"{path} {what}: {str(error).splitlines()[0]}") from error
+
+
+def _blank_rows(chunk: pa.Table) -> np.ndarray:
+    blank = [pc.equal(c.fill_null(""), "") if pa.types.is_string(c.type) else c.is_null() for c in chunk.columns]
+    return np.logical_and.reduce([*map(np.asarray, blank)])
+
+
+def _without_blanks(texts: pa.Array) -> pa.Array:
+    """Return texts with null in place of blank ones."""
+    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)

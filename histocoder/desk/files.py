@@ -17,7 +17,7 @@ from tqdm import tqdm
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.header import descriptions_in
 from histocoder.data.languages import chosen_language
-from histocoder.data.table import count_rows, open_table, strings
+from histocoder.data.table import open_table, strings
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
 from histocoder.errors import Interrupted, UserError
@@ -165,7 +165,7 @@ class Files:
         with self._changed:
             self._cancelled.discard(file)
             self._store.put_file(
-                file, state="queued", options=options.model_dump_json(), num_rows=count_rows(table), message=""
+                file, state="queued", options=options.model_dump_json(), num_rows=table.count_rows(), message=""
             )
             self._changed.notify_all()
         return self.get(file)

@@ -17,7 +17,7 @@ from histocoder.checkpoints.lock import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_output
-from histocoder.data.table import TableFile, count_rows, is_bytes, is_parquet, open_table
+from histocoder.data.table import TableFile, is_bytes, is_parquet, open_table
 from histocoder.errors import Interrupted, UserError, counted
 from histocoder.files import make_folder
 from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
@@ -131,7 +131,7 @@ def _form(
     titles = coder.model.config.descriptions
     form = Form.like(table, excel=config.excel, raw=config.raw, codes=codes, titles=titles)
     form = form if config.excel else replace(form, decimal=".")
-    num_rows = count_rows(table)
+    num_rows = table.count_rows()
     check_output(Path(config.output), excel=config.excel, num_rows=num_rows)
     return form, num_rows
 

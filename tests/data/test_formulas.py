@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from models import save_tiny_model
 
 from histocoder.config import FinetuneConfig
+from histocoder.data.formulas import as_meant, without_formulas
 from histocoder.data.prepare import prepare
-from histocoder.data.sheets import as_meant, without_formulas
 from histocoder.evaluation.review import review
 
 RUN = ["=1+1", "+a", "-daughter", "@SUM(A1)", "\t=x", "\r=x", "'=1", "-1+2"]

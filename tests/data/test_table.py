@@ -10,12 +10,11 @@ import pytest
 from archives import read_table
 
 from histocoder.config import PredictConfig
-from histocoder.data import dialect, table
-from histocoder.data.dialect import RowsInCellWarning
+from histocoder.data import csv_file, table
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
-from histocoder.data.table import count_rows, fingerprint, open_table
-from histocoder.errors import UserError
+from histocoder.data.table import fingerprint, open_table
+from histocoder.errors import Notice, UserError
 from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
 from histocoder.inference.chunks import pairs_of
@@ -74,7 +73,7 @@ def test_damaged_utf8_is_told_from_cp1252_wherever_blocks_end(tmp_path: Path, mo
     path = tmp_path / "t.csv"
     rows = "occ1,h\nvæver og købmand,1\n€,2\n«CAFÉ»,3\n"  # É» is a character of UTF-8, too
     for num_bytes in range(1, 60):
-        monkeypatch.setattr(dialect, "_CHECK_BYTES", num_bytes)
+        monkeypatch.setattr(csv_file, "_CHECK_BYTES", num_bytes)
         path.write_bytes(rows.encode("cp1252"))
         assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver og købmand", "€", "«CAFÉ»"]
         path.write_bytes(rows.encode() + b"sm\xf8r,4\n" + rows.encode())
@@ -105,8 +104,8 @@ STRAY = {
     "opened in the last column, and not closed": ('a,en,"Smith\nb,en,x\nc,en,y\n', UserError),
     "opened in another column, and not closed": ('a,"en,x\nb,en,y\nc,en,z\n', UserError),
     "the same behind a closed one": ('a,en,"x"\nb,en,"Smith', None),  # nothing is lost
-    "opened twice in one column": ('a,"en,x\nb,en,y\nc,"en,z\n', RowsInCellWarning),
-    "ditto marks": ('a,",x\nb,",y\n', RowsInCellWarning),
+    "opened twice in one column": ('a,"en,x\nb,en,y\nc,"en,z\n', Notice),
+    "ditto marks": ('a,",x\nb,",y\n', Notice),
     "text of two lines": ('a,en,"x\ny, z"\nb,en,"one\ntwo"\n', None),
     "at the end, closed": ('a,en,"x\ny"\n\n', None),
 }
@@ -123,7 +122,7 @@ def test_quotation_marks_too_few_or_too_many(
             read_table(path, ["occ1"])
         return
     read_table(path, ["occ1"])
-    found = [str(one.message) for one in recwarn if issubclass(one.category, RowsInCellWarning)]
+    found = [str(one.message) for one in recwarn if issubclass(one.category, Notice)]
     assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
@@ -137,15 +136,15 @@ def test_a_mark_of_inches_is_no_open_quotation_mark(tmp_path: Path):
 def test_open_quotation_marks_are_found_before_rows_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ):
-    monkeypatch.setattr(dialect, "_BLOCK_BYTES", num_bytes)
+    monkeypatch.setattr(csv_file, "_BLOCK_BYTES", num_bytes)
     (tmp_path / "t.csv").write_text("occ1,note\n" + "a,x\n" * 29 + 'a,6" x\nb,"y\n' + "c,z\n" * 60)
     with pytest.raises(UserError, match=r"line 32: a quotation mark is opened and not closed\. Close it"):
-        count_rows(open_table(tmp_path / "t.csv", ["occ1"]))
+        open_table(tmp_path / "t.csv", ["occ1"]).count_rows()
 
 
 def test_ditto_marks_in_a_single_column_are_told(tmp_path: Path):
     (tmp_path / "t.csv").write_text('occ1\nfarmer\n"\nbaker\n"\nsmith\n')
-    with pytest.warns(RowsInCellWarning, match="line 3: one cell holds 2 line breaks"):
+    with pytest.warns(Notice, match="line 3: one cell holds 2 line breaks"):
         read_table(tmp_path / "t.csv", ["occ1"])
 
 
@@ -282,7 +281,7 @@ def test_readers_of_files_look_at_them_once_and_by_the_columns_they_know(
 ):
     looked_at: list[Path] = []
 
-    class Looked(dialect.CsvFile):
+    class Looked(csv_file.CsvFile):
         def __init__(self, path: Path, *names: object) -> None:
             looked_at.append(path)
             super().__init__(path, *names)
