@@ -77,22 +77,16 @@ class CsvFile:
 
     def batches(self, *, warn: bool = True) -> Iterator[pa.RecordBatch]:
         """Yield all columns as text, formulas without their apostrophe; raise a UserError where the form is broken."""
-        ragged: list[pa.csv.InvalidRow] = []
         names, passed, last = [str(i) for i in range(len(self.header))], 0, ""
         encoding = "cp1252" if self._encoding == "cp1252" else "utf8"
         read = {"block_size": _BLOCK_BYTES, "skip_rows": self._num_skipped, "column_names": names, "encoding": encoding}
         parse = {"delimiter": self.delimiter, "escape_char": self._escape or False, "newlines_in_values": True}
         unchanged = {"column_types": dict.fromkeys(names, pa.string()), "strings_can_be_null": False, "null_values": []}
-
-        def keep(row: pa.csv.InvalidRow) -> str:
-            ragged.append(row)
-            return "error"
-
         try:
             for batch in pa.csv.open_csv(
                 self.path,
                 pa.csv.ReadOptions(use_threads=False, **read),
-                pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=keep, **parse),
+                pa.csv.ParseOptions(ignore_empty_lines=False, **parse),
                 pa.csv.ConvertOptions(**unchanged),
             ):
                 if warn and (found := self._rows_in_cell(batch, passed)):
@@ -102,11 +96,13 @@ class CsvFile:
                 last = batch.columns[-1][-1].as_py() if len(batch) else last
                 yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], self.header)
         except pa.ArrowInvalid as error:
-            raise UserError(f"{self.path}{self._broken(ragged, str(error))}") from error
+            if "Empty CSV" in str(error) or "Could not skip" in str(error):
+                raise UserError(f"{self.path} has a header but no rows.") from error
+            raise self._first_fault(str(error)) from error
         except UnicodeDecodeError as error:
             raise self._no_text() from error
         if re.search(_BREAK, last) and not self._ends_with_quote:
-            raise UserError(f"{self.path}{self._broken([], 'straddling')}")
+            raise self._first_fault("a quotation mark is not closed")
 
     def count_rows(self) -> int:
         """Return the number of rows; raise a UserError where the form is broken."""
@@ -147,36 +143,29 @@ class CsvFile:
             raise UserError(f"{self.path} is empty.")
         return [row for row, _ in found], [end for _, end in found]
 
-    def _broken(self, ragged: list[pa.csv.InvalidRow], error: str) -> str:
-        """Return what is wrong and where, by Arrow's error and the first row of another length."""
-        if "Empty CSV" in error or "Could not skip" in error:
-            return " has a header but no rows."
-        is_open = "straddling" in error  # a row is longer than a block, or the last one is not closed
-        if is_open:
-            line = self._last_line()
-        elif ragged:
-            text = ragged[0].text
-            line = self.lines(np.array([ragged[0].number - 1 - self._num_skipped]))[0]
-            is_open = text.count('"') % 2 == 1 and f'{self.delimiter}"' in self.delimiter + text
-        else:
-            return f" is not a well-formed CSV file: {error}."
-        if is_open:
-            return f", line {line}: a quotation mark is opened and not closed. Close it, or remove it."
-        return (
-            f", line {line}: {ragged[0].actual_columns} fields where the header has {len(self.header)} "
-            f"({shown(text)}). Quote a field that contains the separator, or fix the row."
-        )
-
-    def _last_line(self) -> int:
-        """Return the line of the last row, or of the first one that is longer than a block."""
-        start = passed = 0
+    def _first_fault(self, error: str) -> UserError:
+        """Return what is wrong with the first row of another length than the header, or the last; else the error."""
+        begin = passed = 0
+        row: list[str] = []
         with self._reader() as reader:
             try:
-                for _ in reader:
-                    start, passed = passed, reader.line_num
-            except csv.Error:
-                start = passed
-        return self._num_skipped + start + 1
+                for row in reader:
+                    begin, passed = passed, reader.line_num
+                    if len(row) not in (0, len(self.header)):
+                        break
+                is_last = next(reader, None) is None
+                is_open = is_last and re.search(_BREAK, "".join(row)) is not None and not self._ends_with_quote
+            except csv.Error:  # the row is longer than a block
+                begin, is_open = passed, True
+        where = f"{self.path}, line {self._num_skipped + begin + 1}"
+        if is_open:
+            return UserError(f"{where}: a quotation mark is opened and not closed. Close it, or remove it.")
+        if len(row) in (0, len(self.header)):
+            return UserError(f"{self.path} is not a well-formed CSV file: {error}.")
+        return UserError(
+            f"{where}: {len(row)} fields where the header has {len(self.header)} ({shown(self.delimiter.join(row))}). "
+            "Quote a field that contains the separator, or fix the row."
+        )
 
     def _rows_in_cell(self, batch: pa.RecordBatch, passed: int) -> str | None:
         """Return a notice on the first cell whose line breaks end as many separators as a row has.

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -188,33 +188,21 @@ def open_table(
     kind = ".parquet" if path.is_dir() else kind_of(path)
     if sheet is not None and kind not in EXCEL:
         raise UserError(f"--sheet is for Excel workbooks; {path} is not one. Omit it.")
-    file = TableFile(path, *_opened(path, kind, columns, optional=optional, sheet=sheet, codes=codes))
-    file.check(columns)
-    return file
-
-
-def _opened(
-    path: Path,
-    kind: str,
-    columns: Collection[str],
-    *,
-    optional: Collection[str],
-    sheet: str | None,
-    codes: Collection[str],
-) -> tuple[Any, list[str], int]:
-    """Return rows, notices, and the number of the first row; see `TableFile` and `open_table`."""
     if kind in PARQUET:
-        return _parquet(path), [], 1
-    if kind in EXCEL:
+        file = TableFile(path, _parquet(path), [])
+    elif kind in EXCEL:
         from histocoder.data.excel import read_workbook
 
-        return read_workbook(path, sheet, columns)
-    if kind in LABELLED:
+        file = TableFile(path, *read_workbook(path, sheet, columns))
+    elif kind in LABELLED:
         from histocoder.data.stata_spss import read_labelled
 
-        return *read_labelled(path, codes), 1
-    rows = CsvFile(path, columns, optional)
-    return rows, rows.notices, 0
+        file = TableFile(path, *read_labelled(path, codes))
+    else:
+        rows = CsvFile(path, columns, optional)
+        file = TableFile(path, rows, rows.notices)
+    file.check(columns)
+    return file
 
 
 def kind_of(path: Path, *, doing: str = "read") -> str:
