@@ -14,11 +14,8 @@ OTHERS = {
 
 
 def test_what_is_promised_has_its_tests():
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")))
-    there = {
-        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
-    }
-    assert len(named) > 40 and named <= there
+    named = re.findall(r"`(tests/[^`]+)`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
+    assert len(named) > 10 and all((ROOT / path).exists() for path in named)
 
 
 def test_the_tables_of_flags_are_those_of_the_programs():
