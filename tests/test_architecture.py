@@ -69,7 +69,7 @@ def test_torch_distributed_is_imported_in_one_part():
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_docstrings_begin_with_a_verb_or_a_noun_phrase(path: Path):
+def test_docstrings_begin_with_verb_or_noun(path: Path):
     strings = (
         node.value.value
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

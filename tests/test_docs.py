@@ -18,13 +18,13 @@ def test_what_is_promised_has_its_tests():
     assert len(named) > 10 and all((ROOT / path).exists() for path in named)
 
 
-def test_the_tables_of_flags_are_those_of_the_programs():
+def test_flag_tables_are_those_of_programs():
     page = PAGE.read_text(encoding="utf-8")
     assert with_tables(page) == page, "run make docs"
     assert page.count("| `--") > 80 and with_tables(page.replace("| `--seed N` |", "| `--sed N` |")) == page
 
 
-def test_what_takes_long_is_run_by_the_target_that_is_named():
+def test_slow_tests_run_by_the_named_target():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     commands = dict(re.findall(r"^(test\S*):.*\n\t(.*pytest.*)", makefile, flags=re.MULTILINE))
     assert commands["test"] == f"{commands['test-all']} -m 'not slow'" and commands["test-all"].endswith("$(PYTEST)")
@@ -38,7 +38,7 @@ def test_srun_ends_all_processes_with_the_first():
     assert len(commands) == 2 and all(command.startswith("--kill-on-bad-exit=1 ") for command in commands)
 
 
-def test_flags_that_pages_name_are_those_of_the_programs():
+def test_flags_named_in_pages_exist():
     flags = set(
         re.findall(r"`(--[\w-]+)", "".join(re.findall(r"^\| `--.*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)))
     )

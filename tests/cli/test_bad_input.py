@@ -181,7 +181,7 @@ def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
     ],
     ids=str,
 )
-def test_a_mistake_leaves_an_earlier_run_as_it_is(
+def test_a_mistake_leaves_an_earlier_run_unchanged(
     folder: Path, finished: Path, mistake: dict[str, str], message: str, monkeypatch, capsys
 ):
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -194,9 +194,7 @@ def test_a_mistake_leaves_an_earlier_run_as_it_is(
 
 @pytest.mark.parametrize("name", ["README.md", "key.csv", "report/mine.txt", "best/mine.txt", "logs.csv"])
 @pytest.mark.parametrize("flags", [{}, {"--overwrite": ""}, {"--resume": "never"}, {"--prepare-only": ""}], ids=str)
-def test_a_folder_with_files_that_are_no_runs_is_left_as_it_is(
-    folder: Path, name: str, flags: dict[str, str], monkeypatch, capsys
-):
+def test_a_folder_of_foreign_files_is_untouched(folder: Path, name: str, flags: dict[str, str], monkeypatch, capsys):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("mine")
     before = files_of(folder)

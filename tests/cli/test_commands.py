@@ -86,9 +86,7 @@ def test_chunks_of_other_thresholds_are_another_models(model: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["predict", "finetune.py"])
-def test_output_that_nobody_reads_any_more_ends_it_in_a_sentence(
-    program: str, model: Path, table: Path, tmp_path: Path
-):
+def test_a_closed_pipe_ends_predict_cleanly(program: str, model: Path, table: Path, tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
     predict = ["-m", "histocoder", "predict", "--model", str(model), "a"]
@@ -249,7 +247,7 @@ def test_evaluate_with_one_language_says_the_rest(model: Path, tmp_path: Path, c
 
 
 @pytest.mark.slow
-def test_evaluate_reads_descriptions_of_both_files_by_one_name(model: Path, tmp_path: Path):
+def test_evaluate_reads_both_files_by_one_name(model: Path, tmp_path: Path):
     data, own, prepared, none = (tmp_path / f"{name}.csv" for name in ("data", "own", "prepared", "none"))
     data.write_text("job,lang,hisco_1\nfarmer,en,61110\n")
     own.write_text("job,occ1,hisco_1\nfarmer,x,61110\nfarmer,x,61110\n")
@@ -277,9 +275,7 @@ def test_evaluate_takes_training_data_of_its_own_run_only(model: Path, tmp_path:
     assert seen == {"best": True, "checkpoints/step-0000010": True, "copy": False}
 
 
-def test_evaluate_refuses_columns_of_codes_that_are_not_there(
-    general: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_evaluate_refuses_missing_code_columns(general: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = tmp_path / "t.csv"
     data.write_text("occ1,lang,hisco_1,Hisco_2\nfarmer,en,61110,71105\n")
     with pytest.raises(SystemExit) as ended:
@@ -441,7 +437,7 @@ def test_review_names_languages_as_the_run_does(
 
 
 @pytest.mark.parametrize("name", ["times", "checked", "hisco_1"])
-def test_review_refuses_descriptions_in_a_column_of_its_own(tmp_path: Path, name: str):
+def test_review_refuses_its_own_columns_as_descriptions(tmp_path: Path, name: str):
     (tmp_path / "out.csv").write_text(f"{name},pred_hisco_1,pred_prob_1,pred_conf\nsmed,83110,0.9,0.9\n")
     columns = Columns(name, target_cols=("hisco_1",))
     with pytest.raises(UserError, match="Rename the column of descriptions"):

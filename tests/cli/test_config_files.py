@@ -75,7 +75,7 @@ def test_mistakes_are_named(tmp_path: Path, text: str, message: str):
     assert message in str(error.value)
 
 
-def test_a_blank_value_leaves_a_flag_without_a_default_as_it_is(tmp_path: Path):
+def test_a_blank_value_keeps_the_default(tmp_path: Path):
     text = "language_col:\nmax_steps: null\ntraining:\n"
     assert parsed(tmp_path / "run.yaml", text) == parsed(tmp_path / "run.yaml", "{}")
 

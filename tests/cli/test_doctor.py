@@ -78,12 +78,12 @@ def test_what_is_scarce_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "--num-workers 0" in found[0].meaning and "6.2 GB" in found[1].meaning and "2.2 GB" in found[2].meaning
 
 
-def test_a_folder_that_can_not_be_written_to_is_a_problem(tmp_path: Path):
+def test_a_read_only_folder_is_a_problem(tmp_path: Path):
     (tmp_path / "file").touch()
     assert doctor._disk(tmp_path / "file" / "out").mark == PROBLEM
 
 
-def test_a_driver_whose_gpus_torch_does_not_find_is_noted(monkeypatch: pytest.MonkeyPatch):
+def test_gpus_that_torch_cannot_find_are_noted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
     assert "this torch is built without CUDA" in doctor._devices().meaning
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -41,7 +41,7 @@ def test_baselines_by_hand():
     assert compared(examples(*TRAIN), exact=True)["exact_match"]["answered"] == 0
 
 
-def test_one_code_a_row_is_scikit_learns_own_classifier():
+def test_single_codes_equal_scikit_learns_classifier():
     rng = np.random.default_rng(0)
     rows = [(f"{'farmer baker smith'.split()[i]} {rng.integers(50)}", "abc"[i]) for i in rng.integers(3, size=60)]
     train, asked = examples(*rows[:40]), examples(*rows[40:])

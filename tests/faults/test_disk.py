@@ -163,7 +163,7 @@ def test_preparing_killed_at_any_point_starts_over(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["kill:os.replace", "kill:os.fsync", "cut:torch.save"])
-def test_a_run_killed_at_any_point_of_its_saves_ends_as_if_nothing_had_been(alone: Path, tmp_path: Path, call: str):
+def test_a_run_killed_while_saving_ends_the_same(alone: Path, tmp_path: Path, call: str):
     for number in range(1, 100):
         out = tmp_path / str(number) / "out"
         out.parent.mkdir()
@@ -178,7 +178,7 @@ def test_a_run_killed_at_any_point_of_its_saves_ends_as_if_nothing_had_been(alon
 
 
 @pytest.mark.slow
-def test_what_a_killed_save_has_left_is_gone_after_the_next_start(alone: Path, tmp_path: Path):
+def test_the_next_start_removes_a_killed_save(alone: Path, tmp_path: Path):
     args = training(tmp_path / "out", batch_size=8)
     assert run(*faulty(args, "cut:torch.save:2"), check=False).returncode == -signal.SIGKILL
     assert leftovers(tmp_path / "out")
@@ -317,7 +317,7 @@ def test_a_full_disk_ends_all_ranks_and_keeps_the_last_checkpoint(together: Path
 
 
 @pytest.mark.parametrize("kind", ["ENOSPC", pytest.param("EROFS", marks=pytest.mark.slow)])
-def test_a_folder_that_can_no_longer_be_written_to(tmp_path: Path, kind: str):
+def test_a_folder_that_became_read_only(tmp_path: Path, kind: str):
     out = tmp_path / "out"
     run(*training(out, batch_size=8, steps=5))
     for number in range(1, 12):
@@ -331,7 +331,7 @@ def test_a_folder_that_can_no_longer_be_written_to(tmp_path: Path, kind: str):
     assert number > 3
 
 
-def test_a_folder_that_is_removed_ends_the_run_in_a_sentence(tmp_path: Path):
+def test_a_removed_folder_ends_the_run(tmp_path: Path):
     args = training(tmp_path / "out", steps=10**6)
     with ranks(args, args) as started:
         wait_for_step(started[0], 3)
@@ -357,7 +357,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_warned_of(table: Path, tmp_p
 
 
 @pytest.mark.parametrize("number", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4))])
-def test_predicting_that_is_killed_goes_on_and_gives_the_same_file(tmp_path: Path, number: int):
+def test_a_killed_prediction_resumes_identically(tmp_path: Path, number: int):
     model = save_tiny_model(tmp_path / "model")
     table = write_table(tmp_path / "table.csv", copies=4)
     code = (

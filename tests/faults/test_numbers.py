@@ -93,7 +93,7 @@ def test_validation_losses_that_are_not_finite_end_runs(table: Path, tmp_path: P
     assert (out / "best" / "model.safetensors").exists()
 
 
-def test_a_loss_that_is_nan_on_one_rank_makes_all_ranks_skip(table: Path, tmp_path: Path):
+def test_a_nan_loss_makes_all_ranks_skip(table: Path, tmp_path: Path):
     extra = ("--max-steps", 8, "--eval-interval", 4)
     run("tests/faulty.py", "nan:0:3-4", "--", *finetune(table, tmp_path / "one", *extra, "--batch-size", 8))
     two_ranks(faulty(finetune(table, tmp_path / "two", *extra, "--batch-size", 4), "nan:1:3-4"))

@@ -126,7 +126,7 @@ def test_a_service_that_hangs(table: Path, tmp_path: Path, call: str, why: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
-def test_wandb_itself_where_its_server_can_not_be_reached(table: Path, tmp_path: Path, how: str):
+def test_wandb_with_an_unreachable_server(table: Path, tmp_path: Path, how: str):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -181,7 +181,7 @@ CELLS = st.text(st.sampled_from('ab ,;"\n\r\tæ\\#'), max_size=6)
     st.sampled_from(["utf-8", "utf-8-sig", "cp1252"]),
 )
 @settings(max_examples=300)
-def test_what_is_well_formed_is_read_as_it_was_written(rows, delimiter: str, form: tuple[str, int], encoding: str):
+def test_well_formed_tables_are_read_exactly(rows, delimiter: str, form: tuple[str, int], encoding: str):
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=delimiter, lineterminator=form[0], quoting=form[1])
     writer.writerows([("occ1", "lang", "hisco_1"), *rows])

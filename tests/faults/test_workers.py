@@ -56,7 +56,7 @@ def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, 
     assert not is_alive(int(found[1]))
 
 
-def test_a_worker_that_is_stopped_behind_its_message_is_named(table: Path, tmp_path: Path):
+def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
     """Its batch is announced, but lies in its memory: whoever fetches it from there would wait forever."""
     files = ExampleFiles(
         (table,), ("hisco_1",), build_formatter("hisco", num_blocks=1), language="en", rules=PREPARED_RULES

@@ -78,7 +78,7 @@ def test_training_is_what_it_is_on_a_cpu(
 
 
 @pytest.mark.parametrize(("device", "precision"), on_devices("fp32", gpu_only=("bf16", "fp16")))
-def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, table: Path, device: str, precision: str):
+def test_resume_is_bit_identical_on_the_gpu(tmp_path: Path, table: Path, device: str, precision: str):
     flags = ("--deterministic", "--dropout", 0.1, "--precision", precision, "--device", device, "--save-interval", 6)
     steps = (*flags, "--batch-size", 16, "--max-steps", 12, "--eval-interval", 6)
     run(*finetune(table, tmp_path / "whole", *steps))
@@ -118,7 +118,7 @@ class Casts(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("device", "precision"), on_devices("fp32", "bf16", gpu_only=("fp16",)))
-def test_a_step_neither_waits_for_the_gpu_nor_casts_weights(tmp_path: Path, table: Path, device: str, precision: str):
+def test_a_step_neither_syncs_nor_casts_weights(tmp_path: Path, table: Path, device: str, precision: str):
     data = dataset(tmp_path, table, ("hisco_1",))
     trainer = begin(tmp_path, data, precision=precision, num_classes=8, device=torch.device(device, 0))
     batch = next(iter(trainer.train_loader))

@@ -121,7 +121,7 @@ def interrupted(args: tuple[object, ...], *, at_step: int, signum: int, launcher
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path, signum: int):
+def test_an_interrupted_run_resumes_identically(tmp_path: Path, signum: int):
     table = write_table(tmp_path / "t.csv", copies=2)
     extra = ("--batch-size", 8, "--max-steps", 40, "--eval-interval", 10, "--save-interval", 7, "--dropout", 0.1)
     run(*finetune(table, tmp_path / "whole", *extra))
@@ -248,7 +248,7 @@ def test_going_on_from_an_older_checkpoint_drops_the_newer(table: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_what_was_best_elsewhere_is_not_what_is_best_here(table: Path, tmp_path: Path):
+def test_a_new_run_forgets_an_earlier_best(table: Path, tmp_path: Path):
     extra = ("--batch-size", 8, "--save-interval", 2, "--eval-interval", 2, "--max-steps", 4)
     first = tmp_path / "first"
     run(*finetune(table, first, *extra))
@@ -365,7 +365,7 @@ def test_train_mixer_reads_indices_with_a_key(tmp_path: Path):
     assert len(weights(tmp_path / "codes")["linear_decoder.bias"]) == len(key)
 
 
-def test_a_key_that_is_read_from_the_runs_folder_stays_as_it_is(tmp_path: Path):
+def test_a_key_in_the_runs_folder_is_kept(tmp_path: Path):
     train, val = mixer_files(tmp_path)
     out = tmp_path / "out"
     files = ("--train-data", train, "--val-data", val, "--save-dir", out)
@@ -443,7 +443,7 @@ def test_last_bin_in_the_references_form(table: Path, tmp_path: Path):
     assert other.returncode == 2 and "do not fit this model (" in other.stderr and len(other.stderr) < 600
 
 
-def test_last_bin_is_refused_for_a_decoder_with_a_prior(table: Path, tmp_path: Path):
+def test_last_bin_refuses_a_decoder_with_prior(table: Path, tmp_path: Path):
     first, again, steps = tmp_path / "first", tmp_path / "again", ("--batch-size", 8, "--max-steps", 2)
     run(*finetune(table, first, *steps))
     for out, extra in ((first, ()), (again, ("--initial-checkpoint", first))):
@@ -471,7 +471,7 @@ def test_the_encoder_of_a_published_file(table: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_wandb_offline_keeps_its_run_and_what_nobody_asked_for_is_not_imported(table: Path, tmp_path: Path):
+def test_wandb_offline_keeps_its_run(table: Path, tmp_path: Path):
     extra = ("--batch-size", 8, "--max-steps", 2, "--log-wandb", "--run-name", "a name")
     run(*finetune(table, tmp_path / "out", *extra), fresh=True)
     run_id = (tmp_path / "out" / "wandb_run_id").read_text().strip()
@@ -499,7 +499,7 @@ def test_prepare_only_prepares_and_stops(table: Path, tmp_path: Path):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_a_folder_of_ones_own_with_other_files_is_prepared_and_trained_in(table: Path, tmp_path: Path):
+def test_trains_in_a_folder_with_other_files(table: Path, tmp_path: Path):
     args = finetune(table, tmp_path, "--batch-size", 8, "--max-steps", 1)
     run(*args, "--prepare-only")
     (tmp_path / "README.md").write_text("mine")
@@ -511,7 +511,7 @@ def test_a_folder_of_ones_own_with_other_files_is_prepared_and_trained_in(table:
     assert (tmp_path / "notes.md").read_text() == "mine" and table.exists()
 
 
-def test_a_cache_is_built_once_for_all_ranks_and_runs(table: Path, tmp_path: Path):
+def test_a_cache_is_built_once(table: Path, tmp_path: Path):
     extra = ("--batch-size", 4, "--max-steps", 12, "--cache-dir", tmp_path / "cache")  # two epochs
     said = "".join(one.stdout for one in two_ranks(finetune(table, tmp_path / "one", *extra)))
     assert said.count("Tokenised data_train.csv") == said.count("Tokenised data_val.csv") == 1
@@ -521,7 +521,7 @@ def test_a_cache_is_built_once_for_all_ranks_and_runs(table: Path, tmp_path: Pat
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_a_runs_own_cache_keeps_nothing_of_other_settings(table: Path, tmp_path: Path):
+def test_a_cache_drops_other_settings(table: Path, tmp_path: Path):
     for max_len in (32, 64):
         run(
             *finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1, "--max-len", max_len, "--overwrite")

@@ -46,7 +46,7 @@ def test_a_setting_is_one_field(tmp_path: Path):
     assert fixed_names - {one.name for one in settings_of(FinetuneConfig) if one.options.resume} == {"label_smoothing"}
 
 
-def test_a_field_that_does_not_say_what_resuming_must_agree_on_is_refused():
+def test_fields_must_declare_what_resuming_compares():
     @dataclass(frozen=True)
     class Careless(FinetuneConfig):
         label_smoothing: float = 0.1
@@ -57,7 +57,7 @@ def test_a_field_that_does_not_say_what_resuming_must_agree_on_is_refused():
         free(1, "a misspelt option", atleast=1)
 
 
-def test_names_that_help_and_checks_repeat_are_those_of_the_package():
+def test_repeated_names_are_those_of_the_package():
     help_of = {one.name: one.help for one in settings_of(FinetuneConfig)}
     assert f"from scratch: {', '.join(PRESETS)} (default" in help_of["encoder"]
     assert NUM_CODES["hisco"] == MAX_CODES
@@ -121,7 +121,7 @@ def test_flags_override_the_recipe_of_args_yaml(tmp_path: Path):
     assert again("--seed", 1) == replace(first, seed=1)
 
 
-def test_rates_are_scaled_by_the_rows_of_a_step():
+def test_rates_scale_with_rows_of_a_step():
     config = FinetuneConfig("t.csv", ("h",), batch_size=32, gradient_accumulation_steps=2, scale_lr=True)
     assert config.step_size(4) == 256
     assert replace(config, scale_lr=False, tokens_per_batch=4_096).step_size(4) == 32_768

@@ -50,7 +50,7 @@ run_script(main)
 
 
 @pytest.mark.slow
-def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path):
+def test_a_lock_names_its_holder(tmp_path: Path):
     command = [sys.executable, "-c", HOLDING, str(tmp_path / ".lock")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=ENVIRONMENT) as holder:
