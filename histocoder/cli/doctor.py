@@ -31,7 +31,7 @@ OK, NOTE, PROBLEM = "ok", "note", "problem"
 """Marks of findings: with a note something works less well, or not at all, that training can do without."""
 _ALL_REDUCE_SECONDS = 120.0
 """Seconds in which the processes must start, connect and add up."""
-_PACKAGES = (
+PACKAGES = (
     *("transformers", "pandas", "pyarrow", "matplotlib", "safetensors", "scikit-learn", "text-unidecode", "tqdm"),
     *("PyYAML", "Jinja2"),
 )
@@ -57,25 +57,25 @@ class Finding(NamedTuple):
 
 def run(config: DoctorFlags) -> None:
     """Examine the machine; exit code 1 where something is missing."""
-    if not print_findings(_examine(Path(config.folder)), log.info):
+    if not print_findings(examine(Path(config.folder)), log.info):
         raise SystemExit(1)
 
 
-def _examine(folder: Path) -> Iterator[Finding]:
+def examine(folder: Path) -> Iterator[Finding]:
     """Examine everything, the slowest last; `folder` is where runs are to be saved."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    yield _versions()
-    yield from _packages()
-    yield _devices()
-    yield _precision(device)
-    yield _compiler(device)
-    yield _kernels()
-    yield _memory()
-    yield _shared_memory()
-    yield _disk(folder)
-    yield _hub()
-    yield _nccl()
-    yield _all_reduce(_ALL_REDUCE_SECONDS)
+    yield versions()
+    yield from packages()
+    yield devices()
+    yield precision(device)
+    yield compiler(device)
+    yield compiled_kernels()
+    yield memory()
+    yield shared_memory()
+    yield disk(folder)
+    yield hub()
+    yield nccl()
+    yield all_reduce(_ALL_REDUCE_SECONDS)
 
 
 def print_findings(findings: Iterable[Finding], say: Callable[[str], None]) -> bool:
@@ -93,14 +93,16 @@ def print_findings(findings: Iterable[Finding], say: Callable[[str], None]) -> b
     return not problems
 
 
-def _versions() -> Finding:
+def versions() -> Finding:
+    """Report the versions of histocoder, Python and torch."""
     own = f"histocoder {_version_of('histocoder') or '(not installed)'}, Python {platform.python_version()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     return Finding(OK, "versions", f"{own}, torch {torch.__version__} ({cuda})")
 
 
-def _packages() -> Iterator[Finding]:
-    versions = {name: _version_of(name) for name in _PACKAGES}
+def packages() -> Iterator[Finding]:
+    """Report required packages, and optional ones that are missing."""
+    versions = {name: _version_of(name) for name in PACKAGES}
     yield Finding(OK, "packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
     if missing := [name for name, version in versions.items() if version is None]:
         yield Finding(PROBLEM, "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
@@ -116,7 +118,8 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _devices() -> Finding:
+def devices() -> Finding:
+    """Report GPUs, or why there are none."""
     count = torch.cuda.device_count()
     if count:
         gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
@@ -136,14 +139,16 @@ def _devices() -> Finding:
     return Finding(NOTE, "devices", name, why)
 
 
-def _precision(device: torch.device) -> Finding:
+def precision(device: torch.device) -> Finding:
+    """Report whether the device computes in bf16."""
     if has_bf16(device):
         return Finding(OK, "precision", "bf16 is supported in hardware; --precision auto uses it")
     amp = "--use-amp uses fp16 instead, which is faster." if device.type == "cuda" else "Training in bf16 is faster."
     return Finding(NOTE, "precision", "no bf16 in hardware; --precision auto uses fp32", amp)
 
 
-def _compiler(device: torch.device) -> Finding:
+def compiler(device: torch.device) -> Finding:
+    """Report whether torch.compile works."""
     try:
         check_compiler(device)
     except UserError as error:
@@ -151,14 +156,16 @@ def _compiler(device: torch.device) -> Finding:
     return Finding(OK, "compiler", "--compile is supported")
 
 
-def _kernels() -> Finding:
+def compiled_kernels() -> Finding:
+    """Report whether the C kernels were compiled."""
     if kernels.library() is None:
         what = "Training on a CPU is slower without. Install a C compiler with OpenMP (gcc), then reinstall histocoder."
         return Finding(NOTE, "kernels", "not compiled when histocoder was installed, or out of date", what)
     return Finding(OK, "kernels", "compiled; training on a CPU uses them")
 
 
-def _memory() -> Finding:
+def memory() -> Finding:
+    """Report the memory of this machine."""
     size = total_bytes()
     if math.isinf(size):
         return Finding(NOTE, "memory", "unknown here")
@@ -168,7 +175,8 @@ def _memory() -> Finding:
     return _space("memory", _gb(size), meaning, is_enough=size >= 2 * _TRAINING_BYTES)
 
 
-def _shared_memory() -> Finding:
+def shared_memory() -> Finding:
+    """Report the room for batches of loader workers."""
     if not Path("/dev/shm").is_dir():
         return Finding(OK, "shared memory", "no /dev/shm: loader workers use files")
     size = shutil.disk_usage("/dev/shm").free
@@ -179,7 +187,8 @@ def _shared_memory() -> Finding:
     return _space("shared memory", f"{_gb(size)} free in /dev/shm", meaning, is_enough=size >= _SHARED_MEMORY_BYTES)
 
 
-def _disk(folder: Path) -> Finding:
+def disk(folder: Path) -> Finding:
+    """Report the free space for runs in `folder`."""
     there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     try:
         make_folder(there)
@@ -194,7 +203,8 @@ def _space(what: str, found: str, meaning: str, *, is_enough: bool) -> Finding:
     return Finding(OK, what, found) if is_enough else Finding(NOTE, what, found, meaning)
 
 
-def _hub() -> Finding:
+def hub() -> Finding:
+    """Report whether the Hugging Face hub answers."""
     if hub_answers():
         return Finding(OK, "hub", "the Hugging Face hub can be reached")
     offline = "is not used, since HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "can't be reached"
@@ -202,7 +212,8 @@ def _hub() -> Finding:
     return Finding(NOTE, "hub", f"the Hugging Face hub {offline}", what)
 
 
-def _nccl() -> Finding:
+def nccl() -> Finding:
+    """Report the version of NCCL."""
     if not torch.cuda.is_available():
         return Finding(OK, "NCCL", "not needed without GPUs; processes communicate over gloo")
     if not torch.distributed.is_nccl_available():
@@ -211,7 +222,7 @@ def _nccl() -> Finding:
     return Finding(OK, "NCCL", ".".join(map(str, torch.cuda.nccl.version())))
 
 
-def _all_reduce(patience: float) -> Finding:
+def all_reduce(patience: float) -> Finding:
     """Add up numbers over several processes, as training adds up gradients."""
     if (gpus := torch.cuda.device_count()) > 1:
         device, processes, how = "cuda", gpus, "one per GPU, NCCL"
@@ -260,7 +271,7 @@ def _run_processes(count: int, device: str, patience: float) -> tuple[str | None
     return None, json.loads(said[0][0])
 
 
-def _add_up(device_kind: str) -> None:
+def add_up(device_kind: str) -> None:
     """Run as one of the processes: print how long the second all-reduce took, or exit with 1 if the sum is wrong."""
     device = distributed.start(device=device_kind)
     mine = torch.full((_NUMBERS,), float(distributed.rank() + 1), device=device)
@@ -281,4 +292,4 @@ def _gb(num_bytes: float) -> str:
 
 
 if __name__ == "__main__":
-    _add_up(sys.argv[1])
+    add_up(sys.argv[1])
