@@ -5,6 +5,7 @@ import re
 MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})
 """Marks of missing values: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A; Stata and SAS
 a dot. Lower case "na" and "none" are left out, since people write them as words."""
+MOST_DIGITS = 2**53  # largest integer up to which doubles tell all integers apart
 _KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")

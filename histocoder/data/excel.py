@@ -16,8 +16,8 @@ from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from openpyxl.cell.read_only import EMPTY_CELL
 from openpyxl.utils.escape import unescape
 
+from histocoder.data.cells import MOST_DIGITS
 from histocoder.data.header import FIRST_ROWS, below_titles, header_row, named, nearest
-from histocoder.data.table import MOST_DIGITS
 from histocoder.errors import UserError, counted, shown
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header

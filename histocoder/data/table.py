@@ -20,7 +20,6 @@ from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
-MOST_DIGITS = 2**53  # largest integer up to which doubles tell all integers apart
 PARQUET, EXCEL, LABELLED = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
 _TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
 _INSTEAD = {
