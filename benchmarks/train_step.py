@@ -14,17 +14,14 @@ Usage: python benchmarks/train_step.py [--batch-size N] [--against reference tra
 from __future__ import annotations
 
 import argparse
-import cProfile
 import itertools
 import json
 import multiprocessing
 import os
-import pstats
 import random
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -51,7 +48,6 @@ from histocoder.formatters import build_formatter
 from histocoder.log import log
 from histocoder.model import MixerModel, MixerOutput, load_encoder
 from histocoder.model.devices import device_name
-from histocoder.model.layers import has_mkldnn_linear
 from histocoder.ops import kernels
 from histocoder.ops.memory import peak_gpu_memory
 from histocoder.training.losses import mixed_loss
@@ -140,25 +136,11 @@ class Ours:
         """Measure matrix products in the precision of training; see `gflops`."""
         return gflops(self.trainer.device, self.trainer.model.dtype, count)
 
-    def where_time_goes(self, count: int) -> dict[str, int] | None:
-        """Return milliseconds per step by kind of work; in bf16 only, whose products Python's profiler sees."""
-        if self.trainer.model.dtype != torch.bfloat16:
-            return None
-        with cProfile.Profile() as profile:
-            self.steps(count)
-        of_function: Counter[str] = Counter()
-        for (file, _, function), (_, _, seconds, _, _) in pstats.Stats(profile).stats.items():
-            module = f"{Path(file).stem}." if file != "~" else ""
-            of_function[f"{module}{function}"] += 1e3 * seconds / count
-        parts = {part: sum(ms for name, ms in of_function.items() if name in _PARTS[part]) for part in _PARTS}
-        parts["the rest"] = of_function.total() - sum(parts.values())
-        return {part: round(ms) for part, ms in parts.items()}
-
     def flops_per_row(self, count: int) -> float:
         """Count the operations of matrix products, forward and backward, by repeating the last steps."""
         attention = _CountedAttention
         attention.flops, kernels.Attention = 0, attention
-        with FlopCounterMode(display=False, custom_mapping=_PRODUCTS) as counter:
+        with FlopCounterMode(display=False) as counter:
             for batch in self.taken[-count:]:
                 self.trainer.learner.train_step([batch])
         kernels.Attention = attention.__base__
@@ -181,26 +163,6 @@ class _CountedAttention(kernels.Attention):
     def _flops_of_product(self) -> int:
         call = self._call
         return 2 * call.batch * call.heads * call.num_queries * call.num_keys * call.dim
-
-
-def _flops_of_linear(x: torch.Size, weight: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
-    return 2 * weight[1] * out_shape.numel()
-
-
-_PARTS = {
-    "products": {
-        f"<built-in method {name}>" for name in ("torch.mm", "torch.addmm", "torch._ops.mkldnn._linear_pointwise")
-    },
-    "optimizer": {"kernels.adamw", "kernels.sum_of_squares"},
-    "attention": {"kernels.forward", "kernels.backward"},
-    "transposing": {"kernels.transpose"},
-    "norms": {"kernels.add_norm", "kernels.add_norm_backward"},
-    "GELU": {"<built-in function gelu>"},
-}
-"""Profiler names of the functions in each kind of work of a step on a CPU."""
-
-_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _flops_of_linear} if has_mkldnn_linear() else {}
-"""Formulas for products that torch doesn't count."""
 
 
 class PlainModel(nn.Module):
@@ -397,7 +359,6 @@ def main() -> None:
             products += sides["ours"].ask("gflops", 10)
         flops = sides["ours"].ask("flops_per_row", args.rounds * args.steps)
         memory = {side: sides[side].ask("peak_gpu_memory", 0) for side in counts}
-        parts = sides["ours"].ask("where_time_goes", args.steps)
     median = {side: statistics.median(values) for side, values in rates.items()}
     result = {
         "benchmark": "train_step",
@@ -408,7 +369,6 @@ def main() -> None:
         "gflop_per_row": round(flops / 1e9, 2),
         "gpu_memory_gb": {side: round(gb, 2) for side, found in memory.items() for gb in found.values()},
         "kernels": kernels.library() is not None,
-        "ms_of_a_step": parts,
         "peak_gflops": round(max(products)),
         "share_of_peak": round(median["ours"] * flops / 1e9 / max(products), 3),
         "median_gflops": round(statistics.median(products)),

@@ -161,7 +161,7 @@ def compiled_kernels() -> Finding:
     if kernels.library() is None:
         what = "Training on a CPU is slower without. Install a C compiler with OpenMP (gcc), then reinstall histocoder."
         return Finding(NOTE, "kernels", "not compiled when histocoder was installed, or out of date", what)
-    return Finding(OK, "kernels", "compiled; training on a CPU uses them")
+    return Finding(OK, "kernels", "compiled; training and prediction on a CPU use them")
 
 
 def memory() -> Finding:

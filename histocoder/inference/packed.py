@@ -1,11 +1,20 @@
 """Linear layers for inference, with weights packed once for a CPU's matrix units."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.model.decoder import DecoderLayer
-from histocoder.model.layers import has_mkldnn_linear
+
+
+@cache
+def has_mkldnn_linear() -> bool:
+    """Return whether torch and the CPU have the operators for linear layers in bf16 that `torch.compile` uses."""
+    operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+    known = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
+    return known and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class PackedLinear:

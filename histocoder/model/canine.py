@@ -16,16 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.errors import UserError
-from histocoder.model.copies import in_precision
 from histocoder.model.layers import (
     TransformerLayer,
     add_norm,
     additive,
-    affine,
     attention,
     attention_mask,
-    branch,
-    dropout,
     layer_norm,
     linear,
     without_weights,
@@ -140,14 +136,14 @@ class Canine(nn.Module):
         rate, length = self.config.downsampling_rate, input_ids.shape[1]
         num_chars, num_encoded = (length - rate, length - rate - 2) if trimmed else (length, length)
 
-        chars = dropout(self.char_embeddings(input_ids[:, :num_chars]).to(dtype), p)
+        chars = F.dropout(self.char_embeddings(input_ids[:, :num_chars]).to(dtype), p)
         mask = input_ids.ne(0)
         molecule_mask = mask.unflatten(1, (-1, rate)).any(-1)  # of L / rate, CLS included
         molecule_mask, mask = (attention_mask(m[:, None, None], chars) for m in (molecule_mask, mask))
         chars = self.initial_char_encoder(chars, self._within_blocks(mask[..., :num_chars], dtype))
         molecules = self.encoder(self.chars_to_molecules(chars, drop_last=not trimmed), molecule_mask)
         pooled = torch.tanh(linear(molecules[:, 0], self.pooler.dense))
-        encoded = dropout(self.projection(chars, molecules[:, 1:], num_encoded), p)
+        encoded = F.dropout(self.projection(chars, molecules[:, 1:], num_encoded), p)
         return self.final_char_encoder(encoded, mask[..., :num_encoded]), pooled
 
     def _within_blocks(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -215,24 +211,22 @@ class CanineLayer(TransformerLayer):
         self.intermediate = _Dense(dim, wide)
         self.output = _Update(wide, config)
 
-    @property
-    def projections(self) -> list[nn.Linear]:
-        """The projections to queries, keys and values, which read the same input."""
-        projections: Any = self.attention["self"]
-        return list(projections.values())
-
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Compute the layer over `x` (B, L, dim), with a `mask` (B, 1, 1 or L, L) as `attention` takes it."""
         config = self.config
         hidden_p, attention_p = config.hidden_dropout_prob, config.attention_probs_dropout_prob
         if not self.training:
             hidden_p = attention_p = 0.0
+        projections: Any = self.attention["self"]
         output: Any = self.attention["output"]
-        *sources, x = branch(x, *self.projections)
-        mixed = attention(*sources, num_heads=config.num_attention_heads, mask=mask, dropout_p=attention_p)
+        mixed = attention(
+            *(linear(x, one) for one in projections.values()),
+            num_heads=config.num_attention_heads,
+            mask=mask,
+            dropout_p=attention_p,
+        )
         x = add_norm(x, linear(mixed, output.dense), output.LayerNorm, hidden_p)
-        wide, x = branch(x, self.intermediate.dense)
-        update = linear(config.activation(wide), self.output.dense)
+        update = linear(config.activation(linear(x, self.intermediate.dense)), self.output.dense)
         return add_norm(x, update, self.output.LayerNorm, hidden_p)
 
 
@@ -261,7 +255,7 @@ class _Convolution(nn.Module):
 
     def weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the weight (dim, inputs * dim, taps) and the bias (dim,)."""
-        return in_precision(self.conv.weight, dtype), in_precision(self.conv.bias, dtype)  # type: ignore[arg-type]
+        return self.conv.weight.to(dtype), self.conv.bias.to(dtype)  # type: ignore[union-attr]
 
 
 class _CharsToMolecules(_Convolution):
@@ -269,7 +263,7 @@ class _CharsToMolecules(_Convolution):
         """Return CLS and one molecule for every `rate` characters of `chars` (B, L, dim)."""
         weight, bias = self.weights(chars.dtype)
         windows = chars.unflatten(1, (-1, weight.shape[2])).flatten(2)  # (B, L / rate, rate * dim)
-        molecules = self.config.activation(affine(windows, weight.permute(0, 2, 1).flatten(1), bias))
+        molecules = self.config.activation(F.linear(windows, weight.permute(0, 2, 1).flatten(1), bias))
         molecules = molecules[:, :-1] if drop_last else molecules
         return layer_norm(torch.cat([chars[:, :1], molecules], dim=1), self.LayerNorm)
 
@@ -283,9 +277,9 @@ class _MoleculesToChars(_Convolution):
         before, length, rate = (taps - 1) // 2, chars.shape[1], self.config.downsampling_rate
         padded = F.pad(chars, (0, 0, before, taps - 1 - before))
         windows = torch.cat([padded[:, k : k + length] for k in range(taps)], dim=-1)  # (B, L, taps * dim)
-        out = affine(windows, of_chars.permute(0, 2, 1).flatten(1), bias)
+        out = F.linear(windows, of_chars.permute(0, 2, 1).flatten(1), bias)
         # contiguous, or torch copies the weight for each row of the batch when no gradients are needed
-        by_tap = affine(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
+        by_tap = F.linear(molecules.contiguous(), of_molecules.permute(2, 0, 1).flatten(0, 1))
         by_tap = by_tap.unflatten(-1, (taps, dim))  # (B, M, taps, dim)
         missing = length // rate - molecules.shape[1]  # the last molecule stands in for one that was dropped
         by_tap = torch.cat([by_tap, by_tap[:, -1:].expand(-1, missing, -1, -1)], dim=1) if missing else by_tap

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocoder.config import MAX_TARGET_LEN
-from histocoder.model.copies import in_precision
-from histocoder.model.layers import TransformerLayer, add_norm, affine, attention, branch, branch_of, dropout, linear
+from histocoder.model.layers import TransformerLayer, add_norm, attention, linear
 from histocoder.model.prior import Prior
 
 
@@ -40,13 +39,13 @@ class Attention(nn.Module):
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
         weight, bias = self._projections(x.dtype)[1]
-        keys, values = affine(x, weight, bias).chunk(2, dim=-1)
+        keys, values = F.linear(x, weight, bias).chunk(2, dim=-1)
         return self.heads(keys), self.heads(values)
 
     def _projections(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Return weight and bias of the projection to queries, and of that to keys and values."""
         dim = self.in_proj_weight.shape[1]
-        both = (in_precision(x, dtype).split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
+        both = (x.to(dtype).split((dim, 2 * dim)) for x in (self.in_proj_weight, self.in_proj_bias))
         return list(zip(*both, strict=True))
 
     def mix(self, queries: Tensor, keys: Tensor, values: Tensor, **mask: Tensor | bool | None) -> Tensor:
@@ -54,16 +53,14 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(queries, keys, values, **mask)  # type: ignore[arg-type]
         return mixed.transpose(1, 2).flatten(2)
 
-    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the attention of `x` (B, L, dim) to `source` (B, S, dim), or to itself; and `x`, as `branch` does."""
+    def forward(self, x: Tensor, source: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return the attention of `x` (B, L, dim) to `source` (B, S, dim), or to itself, of shape (B, L, dim)."""
         if source is None:
-            weight, bias = (in_precision(part, x.dtype) for part in (self.in_proj_weight, self.in_proj_bias))
-            *sources, x = branch_of(x, weight, bias)
+            sources = [F.linear(x, self.in_proj_weight.to(x.dtype), self.in_proj_bias.to(x.dtype))]
         else:
             of_queries, of_source = self._projections(x.dtype)
-            queries, x = branch_of(x, *of_queries)
-            sources = [queries, affine(source, *of_source)]
-        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj), x
+            sources = [F.linear(x, *of_queries), F.linear(source, *of_source)]
+        return linear(attention(*sources, num_heads=self.num_heads, mask=mask), self.out_proj)
 
 
 class DecoderLayer(TransformerLayer):
@@ -84,12 +81,9 @@ class DecoderLayer(TransformerLayer):
         """Compute all positions at once from `x` (B, L, dim), `memory` (B, S, dim), `memory_mask` (B, 1, 1, S)."""
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         p = self.dropout.p if self.training else 0.0
-        update, x = self.self_attn(x, None, causal)
-        x = add_norm(x, update, self.norm1, p)
-        update, x = self.multihead_attn(x, memory, memory_mask)
-        x = add_norm(x, update, self.norm2, p)
-        wide, x = branch(x, self.linear1)
-        update = linear(dropout(F.relu(wide), p), self.linear2)
+        x = add_norm(x, self.self_attn(x, None, causal), self.norm1, p)
+        x = add_norm(x, self.multihead_attn(x, memory, memory_mask), self.norm2, p)
+        update = linear(F.dropout(F.relu(linear(x, self.linear1)), p), self.linear2)
         return add_norm(x, update, self.norm3, p)
 
 

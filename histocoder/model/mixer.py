@@ -14,7 +14,6 @@ from histocoder.config import ModelConfig
 from histocoder.errors import UserError
 from histocoder.formatters.tokenizers import CHARACTERS, Tokenizer
 from histocoder.model.canine import POSITIONS, Canine, CanineLayer
-from histocoder.model.copies import keep_copies
 from histocoder.model.decoder import Decoder
 from histocoder.model.encoder import Encoder, encoder_from_config
 from histocoder.model.layers import TransformerLayer, linear, without_weights
@@ -143,11 +142,6 @@ class MixerModel(nn.Module):
         for module in self.modules():
             if isinstance(module, TransformerLayer):
                 module.is_checkpointed = True
-
-    def keep_copies(self) -> None:
-        """Keep copies of the weights in the precision of the computation, by `copies.keep_copies`."""
-        layers = (module for module in self.modules() if isinstance(module, CanineLayer))
-        keep_copies(self, together=[layer.projections for layer in layers])
 
     def layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         """Return the transformer layers of the encoder, and those of the decoder."""

@@ -7,30 +7,14 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-static int omp_get_thread_num(void) { return 0; }
-#endif
 
 /* For functions with an argument `wide`, so that it is a constant in each of their forms. */
 #define IN_PLACE static inline __attribute__((always_inline))
 
 /* Raised when what a function takes changes; kernels.py has the same. */
-int version(void) { return 7; }
+int version(void) { return 8; }
 
 enum { PIECE = 1 << 14 }; /* numbers that one thread works on in turn */
-enum { LINE = 32 };       /* bf16 numbers in a line of the cache */
-enum { AHEAD = 512 };     /* bytes by which what memory alone has is asked for before it is needed */
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static inline int64_t num_pieces(int64_t count) { return (count + PIECE - 1) / PIECE; }
 
 IN_PLACE float get(const void *x, int64_t i, int wide) {
     if (wide) return ((const float *)x)[i];
@@ -56,141 +40,27 @@ static inline void *at(const void *x, int64_t i, int wide) { return (char *)x + 
 
 /* ------------------------------------------------------------------------------------------------- optimizer */
 
-/* A parameter in an optimizer step; kernels.py has the same. */
-struct part {
-    float *weight, *mean, *square;
-    const void *gradient;
-    void *copy; /* in bf16; NULL where none is kept */
-    int64_t count;
-    int32_t wide;                /* of the gradient */
-    float step_size, correction; /* the learning rate over 1 - beta1^t, the root of 1 - beta2^t */
-};
-
-/* Asks memory for the line or two in which, a little later, `LINE` numbers are. */
-IN_PLACE void ask_for(const void *x, int64_t i, int wide) {
-    const char *line = (const char *)at(x, i, wide) + AHEAD;
-    __builtin_prefetch(line);
-    if (wide) __builtin_prefetch(line + 64);
-}
-
-IN_PLACE float squares_in(const void *x, int64_t count, int wide) {
-    float sums[LINE] = {0}, sum = 0;
-    const int64_t rest = count % LINE;
-    for (int64_t start = 0; start < count - rest; start += LINE) {
-        ask_for(x, start, wide);
-#pragma omp simd
-        for (int64_t k = 0; k < LINE; k++) sums[k] += get(x, start + k, wide) * get(x, start + k, wide);
-    }
-    for (int64_t i = count - rest; i < count; i++) sum += get(x, i, wide) * get(x, i, wide);
-    for (int64_t k = 0; k < LINE; k++) sum += sums[k];
-    return sum;
-}
-
-static float squares_of(const void *x, int64_t count, int wide) {
-    return wide ? squares_in(x, count, 1) : squares_in(x, count, 0);
-}
-
-/* The sum of the squares of all gradients, the same for any number of threads; -1 if there is no memory. */
-double sum_of_squares(const struct part *parts, int64_t num_parts) {
-    double sum = 0;
-    for (const struct part *part = parts; part < parts + num_parts; part++) {
-        int64_t pieces = num_pieces(part->count);
-        float *sums = malloc(pieces * sizeof *sums);
-        if (!sums) return -1;
-#pragma omp parallel for schedule(static) if (pieces > 1)
-        for (int64_t k = 0; k < pieces; k++) {
-            int64_t start = k * PIECE;
-            sums[k] = squares_of(at(part->gradient, start, part->wide), least(PIECE, part->count - start), part->wide);
-        }
-        for (int64_t k = 0; k < pieces; k++) sum += sums[k];
-        free(sums);
-    }
-    return sum;
-}
-
-/* What is common to all parameters. */
-struct settings {
-    float beta1, beta2, eps, decay, scale;
-};
-
-/* Writes `LINE` numbers where nothing is read soon: past the caches, where a processor can. */
-static inline void write_line(uint16_t *to, const uint16_t *from) {
-#ifdef __SSE2__
-    if ((uintptr_t)to % 16 == 0) {
-        for (int i = 0; i < LINE; i += 8) _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((__m128i *)(from + i)));
-        return;
-    }
-#endif
-    memcpy(to, from, LINE * sizeof *to);
-}
-
-IN_PLACE void step(const struct part *part, int64_t first, int64_t end, struct settings s, int wide) {
-    float *restrict weight = part->weight, *restrict mean = part->mean, *restrict square = part->square;
-    const void *restrict gradient = part->gradient;
-    const float step_size = part->step_size, correction = part->correction;
-    for (int64_t start = first; start < end; start += LINE) {
-        const int64_t count = least(LINE, end - start);
-        uint16_t copy[LINE];
-        ask_for(weight, start, 1);
-        ask_for(mean, start, 1);
-        ask_for(square, start, 1);
-        ask_for(gradient, start, wide);
-#pragma omp simd
-        for (int64_t k = 0; k < count; k++) {
-            const int64_t i = start + k;
-            float g = get(gradient, i, wide) * s.scale;
-            mean[i] += (1 - s.beta1) * (g - mean[i]);
-            square[i] = s.beta2 * square[i] + (1 - s.beta2) * g * g;
-            weight[i] = s.decay * weight[i] - step_size * mean[i] / (sqrtf(square[i]) / correction + s.eps);
-            put(copy, k, weight[i], 0);
-        }
-        if (part->copy && count == LINE)
-            write_line((uint16_t *)part->copy + start, copy);
-        else if (part->copy)
-            memcpy((uint16_t *)part->copy + start, copy, count * sizeof *copy);
-    }
-}
-
-static void step_piece(const struct part *part, int64_t start, int64_t end, struct settings s) {
-    if (part->wide)
-        step(part, start, end, s, 1);
-    else
-        step(part, start, end, s, 0);
-#ifdef __SSE2__
-    _mm_sfence();
-#endif
-}
-
-/* A step of AdamW, gradients times `scale`; weights decay to `decay` times what they were. */
-void adamw(const struct part *parts, int64_t num_parts, float beta1, float beta2, float eps, float decay, float scale) {
-    const struct settings settings = {beta1, beta2, eps, decay, scale};
-    for (const struct part *part = parts; part < parts + num_parts; part++) {
-#pragma omp parallel for schedule(static) if (part->count > PIECE)
-        for (int64_t start = 0; start < part->count; start += PIECE)
-            step_piece(part, start, least(start + PIECE, part->count), settings);
-    }
-}
-
-/* A step for some rows of a table, each named once, which do not decay: `part` is that of the whole table, but its
-   gradient has these rows alone, and its count is the length of one. */
-void adamw_rows(const struct part *part, const int64_t *rows, int64_t num_rows, float beta1, float beta2, float eps,
-                float scale) {
-    const struct settings settings = {beta1, beta2, eps, 1, scale};
-    const int64_t dim = part->count;
+/* A step of AdamW without weight decay, for some rows of a table, each named once: `gradient` (num_rows, dim) is theirs.
+   `step_size` is the learning rate over 1 - beta1^t, `correction` the root of 1 - beta2^t. */
+void adamw_rows(float *weights, float *means, float *squares, const float *gradient, const int64_t *rows,
+                int64_t num_rows, int64_t dim, float beta1, float beta2, float eps, float step_size, float correction) {
 #pragma omp parallel for schedule(static) if (num_rows * dim > PIECE)
     for (int64_t k = 0; k < num_rows; k++) {
-        struct part row = *part;
-        row.weight += rows[k] * dim;
-        row.mean += rows[k] * dim;
-        row.square += rows[k] * dim;
-        row.gradient = at(part->gradient, k * dim, part->wide);
-        step_piece(&row, 0, dim, settings);
+        float *restrict weight = weights + rows[k] * dim, *restrict mean = means + rows[k] * dim;
+        float *restrict square = squares + rows[k] * dim;
+        const float *restrict g = gradient + k * dim;
+#pragma omp simd
+        for (int64_t i = 0; i < dim; i++) {
+            mean[i] += (1 - beta1) * (g[i] - mean[i]);
+            square[i] = beta2 * square[i] + (1 - beta2) * g[i] * g[i];
+            weight[i] -= step_size * mean[i] / (sqrtf(square[i]) / correction + eps);
+        }
     }
 }
 
-/* --------------------------------------------------------------------------------------------------- dropout */
+/* --------------------------------------------------------------------------------------------------- attention */
 
-/* Drawn for each number from a seed and its place: once more backwards, instead of being kept. */
+/* Dropout: drawn for each number from a seed and its index: once more backwards, instead of being kept. */
 struct noise {
     uint32_t key, odd; /* of the seed */
     uint32_t bound;    /* 2^32 p: what lies below is dropped */
@@ -203,198 +73,13 @@ static struct noise noise_of(uint64_t seed, double p) {
 }
 
 /* What a number is to be multiplied by: 0 or the scale. The hash is lowbias32 (Wellons 2018). */
-IN_PLACE float factor(struct noise noise, int64_t place) {
-    uint32_t x = (uint32_t)place * noise.odd + noise.key;
+IN_PLACE float factor(struct noise noise, int64_t index) {
+    uint32_t x = (uint32_t)index * noise.odd + noise.key;
     x = (x ^ x >> 16) * 0x7feb352d;
     x = (x ^ x >> 15) * 0x846ca68b;
     x ^= x >> 16;
     return x >= noise.bound ? noise.scale : 0.0f;
 }
-
-IN_PLACE void drop(void *to, const void *from, int64_t start, int64_t count, struct noise noise, int wide) {
-#pragma omp simd
-    for (int64_t i = start; i < start + count; i++) put(to, i, get(from, i, wide) * factor(noise, i), wide);
-}
-
-static void drop_piece(void *to, const void *from, int64_t start, int64_t count, struct noise noise, int wide) {
-    if (wide)
-        drop(to, from, start, count, noise, 1);
-    else
-        drop(to, from, start, count, noise, 0);
-}
-
-/* Dropout, forwards and backwards alike. */
-void dropout(void *to, const void *from, int64_t count, uint64_t seed, double p, int wide) {
-    struct noise noise = noise_of(seed, p);
-#pragma omp parallel for schedule(static) if (count > PIECE)
-    for (int64_t start = 0; start < count; start += PIECE)
-        drop_piece(to, from, start, least(PIECE, count - start), noise, wide);
-}
-
-/* ------------------------------------------------------------------------------------------------ layer norm */
-
-/* Of a row, for backwards. */
-struct moments {
-    float mean, inverse; /* 1 / sqrt(variance + eps) */
-};
-
-static struct moments norm_row(uint16_t *restrict out, uint16_t *restrict sum, const uint16_t *restrict x,
-                               const uint16_t *restrict update, const float *restrict weight,
-                               const float *restrict bias, int64_t dim, float eps, int64_t place, struct noise noise) {
-    float total = 0, squares = 0;
-#pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < dim; i++) {
-        put(sum, i, get(x, i, 0) + get(update, i, 0) * factor(noise, place + i), 0);
-        total += get(sum, i, 0);
-    }
-    const float mean = total / dim;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < dim; i++) squares += (get(sum, i, 0) - mean) * (get(sum, i, 0) - mean);
-    const float inverse = 1 / sqrtf(squares / dim + eps);
-#pragma omp simd
-    for (int64_t i = 0; i < dim; i++) put(out, i, (get(sum, i, 0) - mean) * inverse * weight[i] + bias[i], 0);
-    return (struct moments){mean, inverse};
-}
-
-/* sum = x + dropout(update); out = layer norm of it. All (rows, dim) in bf16, but weight and bias (dim,) in fp32. */
-void add_norm(uint16_t *out, uint16_t *sum, struct moments *moments, const uint16_t *x, const uint16_t *update,
-              const float *weight, const float *bias, int64_t rows, int64_t dim, float eps, uint64_t seed, double p) {
-    struct noise noise = noise_of(seed, p);
-#pragma omp parallel for schedule(static) if (rows * dim > PIECE)
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t i = row * dim;
-        moments[row] = norm_row(out + i, sum + i, x + i, update + i, weight, bias, dim, eps, i, noise);
-    }
-}
-
-static void norm_row_backward(uint16_t *restrict of_x, uint16_t *restrict of_update, float *restrict of_weight,
-                              float *restrict of_bias, const uint16_t *restrict grad, const uint16_t *restrict sum,
-                              struct moments moments, const float *restrict weight, int64_t dim, int64_t place,
-                              struct noise noise) {
-    float total = 0, dot = 0;
-#pragma omp simd reduction(+ : total, dot)
-    for (int64_t i = 0; i < dim; i++) {
-        float g = get(grad, i, 0), normed = (get(sum, i, 0) - moments.mean) * moments.inverse;
-        of_weight[i] += g * normed;
-        of_bias[i] += g;
-        total += g * weight[i];
-        dot += g * weight[i] * normed;
-    }
-    total /= dim;
-    dot /= dim;
-#pragma omp simd
-    for (int64_t i = 0; i < dim; i++) {
-        float normed = (get(sum, i, 0) - moments.mean) * moments.inverse;
-        float g = moments.inverse * (get(grad, i, 0) * weight[i] - total - normed * dot);
-        put(of_x, i, g, 0);
-        put(of_update, i, g * factor(noise, place + i), 0);
-    }
-}
-
-/* The gradients of `add_norm`; returns 1 if there is no memory. */
-int add_norm_backward(uint16_t *of_x, uint16_t *of_update, float *of_weight, float *of_bias, const uint16_t *grad,
-                      const uint16_t *sum, const struct moments *moments, const float *weight, int64_t rows,
-                      int64_t dim, uint64_t seed, double p) {
-    struct noise noise = noise_of(seed, p);
-    int num_threads = rows * dim > PIECE ? omp_get_max_threads() : 1;
-    float *sums = calloc(2 * dim * num_threads, sizeof *sums); /* each thread's of weight, and of bias */
-    if (!sums) return 1;
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t i = row * dim;
-        float *mine = sums + 2 * dim * omp_get_thread_num();
-        norm_row_backward(of_x + i, of_update + i, mine, mine + dim, grad + i, sum + i, moments[row], weight, dim, i,
-                          noise);
-    }
-    for (int64_t i = 0; i < dim; i++) {
-        of_weight[i] = of_bias[i] = 0;
-        for (int thread = 0; thread < num_threads; thread++) {
-            of_weight[i] += sums[2 * dim * thread + i];
-            of_bias[i] += sums[2 * dim * thread + dim + i];
-        }
-    }
-    free(sums);
-    return 0;
-}
-
-/* ------------------------------------------------------------------------------------------------- transposing */
-
-#if __GNUC__ >= 12 || defined(__clang__)
-#define HAS_SHUFFLES
-typedef int64_t part_line __attribute__((vector_size(16), aligned(2), may_alias));
-typedef uint16_t line __attribute__((vector_size(64), aligned(2)));
-
-/* Lines of four parts, one behind the other. */
-#define JOIN(a, b, c, d)                                                                                        \
-    (line) __builtin_shufflevector(__builtin_shufflevector(a, b, 0, 1, 2, 3),                                   \
-                                   __builtin_shufflevector(c, d, 0, 1, 2, 3), 0, 1, 2, 3, 4, 5, 6, 7)
-/* In each of the four parts of 8 numbers: the first, or the last, 4 of `a` between those of `b`. */
-#define FIRST(a, b)                                                                                             \
-    __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43, 16, 48, 17, 49, 18, \
-                            50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59)
-#define LAST(a, b)                                                                                              \
-    __builtin_shufflevector(a, b, 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47, 20, 52, 21, 53,   \
-                            22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63)
-
-/* LINE rows of 8 numbers: four times 8 times 8, of which rows 0 to 3 go between rows 4 to 7, three times. */
-IN_PLACE void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
-    line row[8], next[8];
-    for (int i = 0; i < 8; i++) {
-        const uint16_t *at = from + i * from_stride;
-        part_line part[4];
-        for (int k = 0; k < 4; k++) part[k] = *(const part_line *)(at + 8 * k * from_stride);
-        row[i] = JOIN(part[0], part[1], part[2], part[3]);
-    }
-    for (int time = 0; time < 3; time++) {
-        for (int i = 0; i < 4; i++) {
-            next[2 * i] = FIRST(row[i], row[i + 4]);
-            next[2 * i + 1] = LAST(row[i], row[i + 4]);
-        }
-        memcpy(row, next, sizeof row);
-    }
-    for (int i = 0; i < 8; i++) *(line *)(to + i * to_stride) = row[i];
-}
-#else
-IN_PLACE void transpose_8(uint16_t *to, int64_t to_stride, const uint16_t *from, int64_t from_stride) {
-    for (int i = 0; i < 8; i++)
-        for (int k = 0; k < LINE; k++) to[i * to_stride + k] = from[k * from_stride + i];
-}
-#endif
-
-/* Up to LINE columns from `column` on. */
-static void transpose_columns(uint16_t *restrict to, float *restrict sums, const uint16_t *restrict from,
-                              int64_t column, int64_t rows, int64_t dim) {
-    const int64_t num_columns = least(LINE, dim - column);
-    float sum[LINE] = {0};
-    to += column * rows;
-    from += column;
-    for (int64_t row = 0; row < rows; row += LINE) {
-        const int64_t end = least(row + LINE, rows);
-        if (num_columns == LINE && end - row == LINE) {
-            for (int64_t k = row; k < end; k++) {
-#pragma omp simd
-                for (int64_t i = 0; i < LINE; i++) sum[i] += get(from, k * dim + i, 0);
-            }
-            for (int64_t i = 0; i < LINE; i += 8) transpose_8(to + i * rows + row, rows, from + row * dim + i, dim);
-        } else {
-            for (int64_t i = 0; i < num_columns; i++) {
-                for (int64_t k = row; k < end; k++) {
-                    sum[i] += get(from, k * dim + i, 0);
-                    to[i * rows + k] = from[k * dim + i];
-                }
-            }
-        }
-    }
-    memcpy(sums + column, sum, num_columns * sizeof *sums);
-}
-
-/* from (rows, dim), in bf16; to (dim, rows), and the sum of each of its rows. */
-void transpose(uint16_t *to, float *sums, const uint16_t *from, int64_t rows, int64_t dim) {
-#pragma omp parallel for schedule(static) if (rows * dim > PIECE)
-    for (int64_t column = 0; column < dim; column += LINE) transpose_columns(to, sums, from, column, rows, dim);
-}
-
-/* --------------------------------------------------------------------------------------------------- attention */
 
 /* Scaled dot-product attention of `num_queries` to `num_keys` positions, by heads of width `dim`; kernels.py has the
    same. A row of an array is the heads' side by side; rows of queries are `query_stride` numbers apart, those of keys
@@ -478,12 +163,12 @@ IN_PLACE void load_rows(float *to, const void *from, int64_t rows, int64_t strid
 
 /* The rows of `load_rows`, transposed. */
 IN_PLACE void transpose_rows(float *to, const float *from, int64_t rows, int64_t columns) {
-#ifdef HAS_SHUFFLES
+#if __GNUC__ >= 12 || defined(__clang__)
     for (int64_t row = 0; row < rows; row += WIDTH) {
         for (int64_t column = 0; column < columns; column += WIDTH) {
             lanes line[WIDTH], next[WIDTH];
             for (int i = 0; i < WIDTH; i++) line[i] = *(const lanes *)(from + (row + i) * columns + column);
-            for (int time = 0; time < TIMES; time++) { /* as in `transpose_8` */
+            for (int time = 0; time < TIMES; time++) { /* the first half of the rows go between the others */
                 for (int i = 0; i < WIDTH / 2; i++) {
                     next[2 * i] = __builtin_shufflevector(line[i], line[i + WIDTH / 2], FIRST_OF);
                     next[2 * i + 1] = __builtin_shufflevector(line[i], line[i + WIDTH / 2], LAST_OF);
@@ -575,11 +260,11 @@ IN_PLACE void attend(const struct attention *a, int64_t batch, int64_t head, flo
     product(scores, queries, width, 1, keys, query_rows, dim, all_keys);
     for (int64_t i = 0; i < num_queries; i++) {
         float *row = scores + i * all_keys;
-        int64_t place = ((batch * a->heads + head) * num_queries + i) * all_keys;
+        int64_t index = ((batch * a->heads + head) * num_queries + i) * all_keys;
         if (i == 0 || a->mask_query_stride) load_mask(mask, a, batch, i);
         softmax(row, mask, all_keys);
-        if (a->probabilities) FOR_LANES(k, all_keys) put(a->probabilities, place + k, row[k], wide);
-        if (noise.bound) FOR_LANES(k, all_keys) row[k] *= factor(noise, place + k);
+        if (a->probabilities) FOR_LANES(k, all_keys) put(a->probabilities, index + k, row[k], wide);
+        if (noise.bound) FOR_LANES(k, all_keys) row[k] *= factor(noise, index + k);
     }
     product(out, scores, all_keys, 1, values, query_rows, num_keys, width);
     int64_t stride = a->heads * dim;
@@ -605,15 +290,15 @@ IN_PLACE void attend_backward(const struct attention *a, int64_t batch, int64_t 
     product(of_scores, grad, width, 1, values, query_rows, dim, all_keys);
     for (int64_t i = 0; i < num_queries; i++) {
         float *row = shares + i * all_keys, *of_row = of_scores + i * all_keys, sums[LANES] = {0}, mean = 0;
-        int64_t place = ((batch * a->heads + head) * num_queries + i) * all_keys;
+        int64_t index = ((batch * a->heads + head) * num_queries + i) * all_keys;
         FOR_LANES(k, all_keys) {
-            float share = get(a->probabilities, place + k, wide), kept = factor(noise, place + k);
+            float share = get(a->probabilities, index + k, wide), kept = factor(noise, index + k);
             row[k] = share * kept;
             of_row[k] *= kept;
             sums[k - first_k] += share * of_row[k];
         }
         for (int k = 0; k < LANES; k++) mean += sums[k];
-        FOR_LANES(k, all_keys) of_row[k] = get(a->probabilities, place + k, wide) * (of_row[k] - mean);
+        FOR_LANES(k, all_keys) of_row[k] = get(a->probabilities, index + k, wide) * (of_row[k] - mean);
     }
     for (int64_t i = num_queries; i < query_rows; i++)
         memset(of_scores + i * all_keys, 0, all_keys * sizeof *of_scores);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.model import MixerModel
 from histocoder.model.layers import TransformerLayer
-from histocoder.training.optimizer import parameter_groups
+from histocoder.training.optimizer import AdamW, parameter_groups
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors on rank 0 alone
@@ -64,9 +64,14 @@ class Sharded:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
         return model
 
-    def optimizer(self, model: MixerModel, config: TrainConfig) -> ShardedAdamW:
-        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
-        return ShardedAdamW(parameter_groups(model.named_parameters(), config), lr=config.learning_rate, **options)
+    def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
+        return AdamW(
+            parameter_groups(model.named_parameters(), config),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            total_norm=_norm_over_ranks,
+        )
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Do nothing: gradients that ranks have not exchanged yet would not be sharded."""
@@ -95,7 +100,7 @@ class Sharded:
         weights: Any = get_model_state_dict(model, options=_ON_PRIMARY)
         return weights
 
-    def state(self, model: MixerModel, optimizer: ShardedAdamW) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self, model: MixerModel, optimizer: AdamW) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return weights and optimizer state in rank 0's CPU memory."""
         state = optimizer.state_dict()
         # torch's function would take a first step where there has been none
@@ -108,7 +113,7 @@ class Sharded:
         own = model.state_dict()
         model.load_state_dict({name: _sharded(weight, own[name]) for name, weight in weights.items()})
 
-    def load_optimizer(self, optimizer: ShardedAdamW, state: dict[str, Any]) -> None:
+    def load_optimizer(self, optimizer: AdamW, state: dict[str, Any]) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         shards = {
             i: {name: _sharded(value, parameters[i]) if value.dim() else value for name, value in values.items()}
@@ -117,26 +122,9 @@ class Sharded:
         optimizer.load_state_dict({**state, "state": shards})
 
 
-class ShardedAdamW(torch.optim.AdamW):
-    """PyTorch's fused AdamW on DTensors; it clips, and skips steps that are not finite, as `optimizer.AdamW` does."""
-
-    def __init__(
-        self, parameters: list[dict[str, Any]], *, lr: float, weight_decay: float, max_grad_norm: float
-    ) -> None:
-        super().__init__(parameters, lr=lr, weight_decay=weight_decay, fused=True)
-        self._max_grad_norm = max_grad_norm
-        self.grad_norm = torch.zeros(())
-        """Norm of all gradients at the last step, before they were scaled, of shape ()."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip by the norm over all ranks, and step; `grad_norm` is not finite if the step was skipped."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        gradients = [_local(p.grad) for p in parameters if p.grad is not None]
-        self.grad_norm = distributed.all_reduce(nn.utils.get_total_norm(gradients).square()).sqrt()
-        if self.grad_norm.isfinite():
-            nn.utils.clip_grads_with_norm_(parameters, self._max_grad_norm, self.grad_norm)
-            super().step(closure)
+def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
+    """Return the norm of gradients, of which each rank has its shards."""
+    return distributed.all_reduce(nn.utils.get_total_norm(list(map(_local, gradients))).square()).sqrt()
 
 
 def _local(tensor: Any) -> Tensor:

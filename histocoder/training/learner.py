@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from histocoder.data.dataset import Batch
 from histocoder.model import MixerModel, MixerOutput
 from histocoder.model.devices import choose_tf32, computing_dtype
 from histocoder.training.losses import mixed_loss
-from histocoder.training.optimizer import collect
+from histocoder.training.optimizer import AdamW
 from histocoder.training.strategies import Strategy, strategy_of
 
 
@@ -47,7 +46,7 @@ class Learner:
         if config.gradient_checkpointing:
             model.checkpoint_layers()
         self.wrapped = self.strategy.wrap(model, device)
-        self.optimizer: Any = self.strategy.optimizer(model, config)
+        self.optimizer: AdamW = self.strategy.optimizer(model, config)
         warmup = round(config.warmup_pct * total_steps)
         self.schedule = partial(linear_schedule, warmup_steps=warmup, total_steps=total_steps)
         self.scheduler = LambdaLR(self.optimizer, self.schedule)
@@ -67,7 +66,7 @@ class Learner:
         loss, config = torch.zeros((), device=self.device), self.config
         for i, part in enumerate(parts, 1):
             batch = part.to(self.device)
-            with self.accumulating(more=i < len(parts)):
+            with self.strategy.accumulating(self.wrapped) if i < len(parts) else nullcontext():
                 output = self.forward(batch)
                 weights = config.seq2seq_weight, config.decoder_stride
                 part_loss = batch.weight * mixed_loss(output, batch, self.model.config, *weights)
@@ -79,14 +78,6 @@ class Learner:
         """Return the model's outputs for a batch, for `backward`."""
         stride = self.config.decoder_stride
         return self.wrapped(batch.input_ids, batch.targets[::stride, :-2], batch.encoded, decoder_stride=stride)
-
-    @contextmanager
-    def accumulating(self, *, more: bool) -> Iterator[None]:
-        """Keep gradients on this rank in a forward and a backward pass if `more` of them come before the step."""
-        with self.strategy.accumulating(self.wrapped) if more else nullcontext():
-            yield
-        if more:
-            collect(self.model.parameters())
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of this rank's part of a loss, which is the sum of all ranks' parts."""

@@ -72,12 +72,13 @@ class Replicated:
         return wrapped
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
-        """Build the optimizer of a wrapped model; the model keeps copies of weights in bf16 where that pays."""
-        trained = parameter_groups(model.named_parameters(), config)
-        if model.dtype == torch.bfloat16 and distributed.world_size() == 1 and not config.compile:
-            model.keep_copies()
-        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
-        return AdamW(trained, lr=config.learning_rate, **options)
+        """Build the optimizer of a wrapped model."""
+        return AdamW(
+            parameter_groups(model.named_parameters(), config),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+        )
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Keep ranks from exchanging the gradients of forward and backward passes."""

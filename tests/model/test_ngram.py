@@ -92,7 +92,7 @@ def test_punctuation_stands_apart_from_words():
 
 def test_a_step_touches_only_rows_that_occur(model: NgramEncoder):
     before = model.table.detach().clone()
-    optimizer = AdamW(model.parameters(), lr=0.1, weight_decay=0.1, max_grad_norm=1.0)
+    optimizer = AdamW([{"params": list(model.parameters())}], lr=0.1, weight_decay=0.1, max_grad_norm=1.0)
     encode(model.train(), TEXTS[:2])[1][:, 0].sum().backward()  # of all, layer norm makes a constant
     touched = model.table.grad.coalesce().indices()[0]
     optimizer.step()
@@ -104,7 +104,7 @@ def test_rows_step_as_sparse_adam_does():
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Parameter(torch.ones(8, 3)) for _ in range(2))
     ours.is_sparse_table = True
-    mine = AdamW([ours], lr=0.1, weight_decay=0.5, max_grad_norm=1e9)
+    mine = AdamW([{"params": [ours]}], lr=0.1, weight_decay=0.5, max_grad_norm=1e9)
     reference = torch.optim.SparseAdam([theirs], lr=0.1)
     for rows in ([1, 3, 1], [3, 4, 0], [1, 1, 7]):
         values = torch.randn(3, 3)
