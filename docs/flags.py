@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import NamedTuple
 
 from histocoder.cli import main as command
 from histocoder.cli.arguments import Parser, build_parser
-from histocoder.config import FinetuneConfig, MixerConfig
+from histocoder.config import RECIPES, STARTS, FinetuneConfig, MixerConfig
 from histocoder.data.languages import NAMES
-from histocoder.training.recipes import RECIPES, Recipe
 
 PAGE = Path(__file__).with_name("configuration.md")
 _MADE = re.compile(r"(?<=<!-- make docs writes everything below -->\n).*", re.DOTALL)
@@ -68,17 +66,6 @@ def _lines() -> Iterator[str]:
     yield _LANGUAGES.format(", ".join(f"{code} {name}" for code, name in NAMES.items()))
 
 
-_KINDS = {
-    "reference": "`--recipe reference`, whatever the start",
-    "ngram": "`--encoder ngram`",
-    "scratch": "another preset from scratch",
-    "pretrained": "a pretrained encoder with new heads (hub name, folder, `--only-encoder`)",
-    "frozen": "`--freeze-encoder`",
-    "continued": "a trained model whose heads are kept (`--initial-checkpoint`)",
-    "continued n-gram": "the same of a model with an n-gram encoder",
-}
-
-
 def _recipes() -> Iterator[str]:
     """The defaults that depend on what a run starts from."""
     yield "### Recipes\n"
@@ -89,14 +76,14 @@ def _recipes() -> Iterator[str]:
         "keeps its flat loss, pooling and text normalization. `train_mixer.py` has its own batch sizes and numbers\n"
         "of epochs.\n"
     )
-    names = [field.name for field in dataclasses.fields(Recipe)]
+    names = list(RECIPES["reference"])
     yield "| start | " + " | ".join(f"`--{name.replace('_', '-')}`" for name in names) + " |"
     yield "| --- |" + " --- |" * len(names)
     same = {"encoder_learning_rate": "the same", "table_learning_rate": "the same"}
     for kind, recipe in RECIPES.items():
-        values = {name: getattr(recipe, name) for name in names}
-        cells = [same[name] if value is None else str(value) for name, value in values.items()]
-        yield f"| {_KINDS[kind]} | " + " | ".join(cells) + " |"
+        cells = [same[name] if value is None else str(value) for name, value in recipe.items()]
+        start = re.sub(r"(--[a-z-]+( (reference|ngram))?)", r"`\1`", STARTS[kind])
+        yield f"| {start} | " + " | ".join(cells) + " |"
     yield ""
 
 

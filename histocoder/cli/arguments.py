@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from histocoder import __version__
 from histocoder.cli.config_file import nearest, read_config
-from histocoder.config import Settings, settings_of
+from histocoder.config import RECIPES, STARTS, Settings, settings_of
 from histocoder.config.settings import Setting
 from histocoder.data.languages import HELP
 from histocoder.errors import UserError
@@ -160,5 +161,11 @@ class _HelpAll(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser.usage = "%(prog)s FLAGS"
-        print(argparse.ArgumentParser.format_help(parser), end="")
+        print(argparse.ArgumentParser.format_help(parser))
+        print("recipes: defaults of flags that are not given, by what a run starts from")
+        for name, recipe in RECIPES.items():
+            values = ", ".join(f"{setting} {value}" for setting, value in recipe.items() if value is not None)
+            print(
+                textwrap.fill(f"{name} ({STARTS[name]}): {values}", 118, initial_indent="  ", subsequent_indent="    ")
+            )
         parser.exit()

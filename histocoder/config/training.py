@@ -1,6 +1,7 @@
 """Settings of training: the model and its start, its fitting, and its strategy."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from histocoder.config.model import FLAT_LOSSES, check_decoder, check_max_len
 from histocoder.config.settings import Settings, fixed, free, require, whole_number
@@ -157,6 +158,48 @@ class FitConfig(Settings):
     def step_size(self, num_processes: int) -> int:
         """Return the rows of a step, or its positions if `tokens_per_batch` is given."""
         return (self.tokens_per_batch or self.batch_size) * self.num_parts(num_processes)
+
+
+_REFERENCE: dict[str, Any] = {
+    "learning_rate": 2e-5,
+    "encoder_learning_rate": None,
+    "table_learning_rate": None,
+    "batch_size": 128,
+    "num_epochs": 5,
+    "min_steps": 0,
+    "max_epoch_steps": 0,
+    "warmup_pct": 0.05,
+    "flat_loss": "bce-mean",
+    "pooling": "auto",
+    "augmentation_prob": 0.3,
+    "unk_lang_prob": 0.25,
+    "text_normalization": "nfc",
+}
+_NEW_HEADS = _REFERENCE | {
+    **{"learning_rate": 1e-3, "batch_size": 64, "num_epochs": 8, "min_steps": 600},
+    **{"flat_loss": "softmax", "augmentation_prob": 0.0, "unk_lang_prob": 0.1},
+}
+RECIPES = {
+    "reference": _REFERENCE,
+    "ngram": _NEW_HEADS
+    | {"num_epochs": 5, "max_epoch_steps": 200, "table_learning_rate": 3e-3, "text_normalization": "lower"},
+    "scratch": _NEW_HEADS | {"num_epochs": 15, "min_steps": 1000, "augmentation_prob": 0.3},
+    "pretrained": _NEW_HEADS | {"encoder_learning_rate": 1e-4, "warmup_pct": 0.1, "pooling": "mean"},
+    "frozen": _NEW_HEADS | {"num_epochs": 30, "min_steps": 2000, "pooling": "mean", "unk_lang_prob": 0.0},
+    "continued": _REFERENCE | {"learning_rate": 5e-5},
+    "continued n-gram": _NEW_HEADS
+    | {"learning_rate": 3e-4, "table_learning_rate": 1e-3, "num_epochs": 5, "min_steps": 0},
+}
+"""Presets of the settings above, by what a run starts from; `STARTS` says in which case."""
+STARTS = {
+    "reference": "--recipe reference, whatever the start: OccCANINE's own values",
+    "ngram": "--encoder ngram",
+    "scratch": "another preset from scratch",
+    "pretrained": "a pretrained encoder with new heads (hub name, folder, --only-encoder)",
+    "frozen": "--freeze-encoder",
+    "continued": "a trained model whose heads are kept (--initial-checkpoint)",
+    "continued n-gram": "the same of a model with an n-gram encoder",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ from histocoder.errors import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEFAULT_NORMALIZATION = "nfc"  # normalisation of new models; imported ones keep their own
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
 _HAS = "HTML entities, such as &amp;, which are decoded."
 DECODED = f"description has {_HAS}", f"descriptions have {_HAS}"  # for `counted`

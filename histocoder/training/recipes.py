@@ -1,59 +1,15 @@
-"""Recipes: defaults of settings for each kind of start."""
+"""The recipe of a run: defaults of settings by what the run starts from."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from histocoder.checkpoints.hub import is_on_hub, local_folder
 from histocoder.checkpoints.model_files import is_own_model, read_model_config
-from histocoder.config import ModelConfig, RunConfig
-from histocoder.data.normalize import DEFAULT_NORMALIZATION
+from histocoder.config import RECIPES, ModelConfig, RunConfig
 from histocoder.model import PRESETS, is_ngram
 
 _Config = TypeVar("_Config", bound=RunConfig)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Defaults of settings that depend on what a run starts from; those of the fields are OccCANINE's own."""
-
-    learning_rate: float = 2e-5  # peak learning rate of new weights: decoder and flat head
-    encoder_learning_rate: float | None = None  # that of the encoder; None: `learning_rate`
-    table_learning_rate: float | None = None  # that of an n-gram encoder's table; None: the encoder's
-    batch_size: int = 128
-    num_epochs: int = 5
-    min_steps: int = 0  # epochs are repeated on small tables
-    max_epoch_steps: int = 0  # most steps of an epoch: batches grow on large tables; 0: no limit
-    warmup_pct: float = 0.05
-    flat_loss: str = "bce-mean"
-    pooling: str = "auto"
-    augmentation_prob: float = 0.3
-    unk_lang_prob: float = 0.25
-    text_normalization: str = DEFAULT_NORMALIZATION
-
-
-_NEW_HEADS = Recipe(
-    learning_rate=1e-3,
-    batch_size=64,
-    num_epochs=8,
-    min_steps=600,
-    flat_loss="softmax",
-    augmentation_prob=0.0,
-    unk_lang_prob=0.1,
-)
-RECIPES = {
-    "reference": Recipe(),
-    "ngram": replace(
-        _NEW_HEADS, num_epochs=5, max_epoch_steps=200, table_learning_rate=3e-3, text_normalization="lower"
-    ),
-    "scratch": replace(_NEW_HEADS, num_epochs=15, min_steps=1000, augmentation_prob=0.3),
-    "pretrained": replace(_NEW_HEADS, encoder_learning_rate=1e-4, warmup_pct=0.1, pooling="mean"),
-    "frozen": replace(_NEW_HEADS, num_epochs=30, min_steps=2000, pooling="mean", unk_lang_prob=0.0),
-    "continued": Recipe(learning_rate=5e-5),
-    "continued n-gram": replace(_NEW_HEADS, learning_rate=3e-4, table_learning_rate=1e-3, num_epochs=5, min_steps=0),
-}
-"""Recipes by kind of start: the reference's numbers whatever the start, an n-gram encoder, another preset from scratch,
-a pretrained encoder with new heads, a frozen one, a trained model whose heads are kept, and one with n-grams."""
 
 
 def kind_of_start(config: RunConfig) -> str:
@@ -80,7 +36,7 @@ def fill_in(config: _Config) -> _Config:
     """
     if config.initial_checkpoint is not None and is_on_hub(config.initial_checkpoint):
         config = replace(config, initial_checkpoint=str(local_folder(config.initial_checkpoint)))
-    recipe = asdict(RECIPES[kind_of_start(config)])
+    recipe = dict(RECIPES[kind_of_start(config)])
     own = _own_config(config.initial_checkpoint)
     if own is not None:
         path = Path(str(config.initial_checkpoint))

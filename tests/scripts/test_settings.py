@@ -14,12 +14,12 @@ from histocoder import Coder, FinetuneConfig, MixerConfig, train
 from histocoder.checkpoints.run_folder import ARGS_FILE
 from histocoder.checkpoints.training_state import list_checkpoints, load_checkpoint
 from histocoder.cli.arguments import build_parser, parse
-from histocoder.config import NUM_CODES, recorded, settings_of
+from histocoder.config import NUM_CODES, RECIPES, recorded, settings_of
 from histocoder.config.settings import fixed, free
 from histocoder.data.examples import MAX_CODES
 from histocoder.errors import UserError
 from histocoder.model import PRESETS
-from histocoder.training.recipes import RECIPES, fill_in
+from histocoder.training.recipes import fill_in
 
 GIVEN = ["--dataset", "t.csv", "--target-cols", "hisco_1"]
 
@@ -102,7 +102,7 @@ def test_args_yaml_of_another_start_leaves_recipes_open(tmp_path: Path):
     other = fill_in(parse(FinetuneConfig, ["--config", str(args), "--encoder", "small", "--num-epochs", "3"]))
     rates = other.learning_rate, other.table_learning_rate, other.num_epochs, other.batch_size, other.warmup_pct
     scratch = RECIPES["scratch"]
-    assert rates == (scratch.learning_rate, None, 3, 32, scratch.warmup_pct)
+    assert rates == (scratch["learning_rate"], None, 3, 32, scratch["warmup_pct"])
 
 
 def test_flags_override_the_recipe_of_args_yaml(tmp_path: Path):

@@ -13,14 +13,14 @@ from models import save_tiny_model
 
 from histocoder.checkpoints import hub
 from histocoder.checkpoints.model_files import change_config, read_model_config
-from histocoder.config import FinetuneConfig
+from histocoder.config import RECIPES, FinetuneConfig
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS
 from histocoder.model import MixerModel
 from histocoder.training.building import build_model
-from histocoder.training.recipes import RECIPES, fill_in, kind_of_start
+from histocoder.training.recipes import fill_in, kind_of_start
 
 NGRAM = Path(__file__).parents[1] / "fixtures" / "ngram"
 
@@ -82,5 +82,5 @@ def test_an_initial_checkpoint_may_be_a_hub_repo(tmp_path: Path, monkeypatch: py
 def test_settings_that_are_not_given_are_those_of_the_start(settings: dict, kind: str):
     config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), **settings)
     assert kind_of_start(config) == kind
-    assert fill_in(config).learning_rate == RECIPES[kind].learning_rate
+    assert fill_in(config).learning_rate == RECIPES[kind]["learning_rate"]
     assert fill_in(replace(config, learning_rate=0.5)).learning_rate == 0.5
