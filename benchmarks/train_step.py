@@ -184,8 +184,8 @@ class PlainModel(nn.Module):
 class Reference:
     """Training as the reference does it."""
 
-    def __init__(self, data: Data, batch_size: int, device: torch.device) -> None:
-        self.data, self.batch_size, self.device = data, batch_size, device
+    def __init__(self, data: Data, config: TrainConfig, device: torch.device) -> None:
+        self.data, self.config, self.batch_size, self.device = data, config, config.batch_size, device
         self.model = PlainModel(data.model().to(device)).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-5, foreach=False)
         self.rng = np.random.default_rng(0)
@@ -199,7 +199,7 @@ class Reference:
             texts = self.data.noisy.arrays.texts(rows)
             ids = [tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128) for text in texts]
             output = self.model(torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False)
-            loss = mixed_loss(output, batch, self.model.model.config, 0.1)
+            loss = mixed_loss(output, batch, self.model.model.config, self.config)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -211,15 +211,16 @@ class Reference:
 class HuggingFace:
     """Training with `transformers.Trainer`, as a careful user would set it up."""
 
-    def __init__(self, data: Data, batch_size: int, folder: Path, *, bf16: bool) -> None:
-        self.data, self.batch_size, self.folder, self.bf16 = data, batch_size, folder, bf16
+    def __init__(self, data: Data, config: TrainConfig, folder: Path, *, bf16: bool) -> None:
+        self.data, self.config, self.batch_size = data, config, config.batch_size
+        self.folder, self.bf16 = folder, bf16
         self.model = PlainModel(data.model())
 
     def steps(self, count: int) -> float:
         """Take two steps, then `count`; return rows per second of the latter."""
         from transformers import Trainer, TrainerCallback, TrainingArguments
 
-        marks, config = list[float](), self.model.model.config
+        marks, config, model_config = list[float](), self.config, self.model.model.config
 
         class Clock(TrainerCallback):
             def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -228,7 +229,7 @@ class HuggingFace:
         class MixerTrainer(Trainer):
             def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **_: Any) -> Tensor:
                 batch: Batch = inputs["batch"].to(inputs["device_of"].device)
-                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, config, 0.1)
+                return mixed_loss(model(batch.input_ids, batch.targets, masked=True), batch, model_config, config)
 
         noisy = self.data.noisy
         trainer = MixerTrainer(
@@ -315,9 +316,9 @@ def _serve(end: Connection, name: str, args: argparse.Namespace, folder: Path) -
         kernels.library = lambda: None
     side: Any
     if name == "reference":
-        side = Reference(data, args.batch_size, device)
+        side = Reference(data, config, device)
     elif name == "trainer":
-        side = HuggingFace(data, args.batch_size, folder / name / "trainer", bf16=args.precision != "fp32")
+        side = HuggingFace(data, config, folder / name / "trainer", bf16=args.precision != "fp32")
     else:
         side = Ours(data, config, device, folder / name)
     while True:

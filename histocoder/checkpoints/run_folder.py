@@ -27,13 +27,13 @@ from histocoder.checkpoints.model_files import (
     save_model,
 )
 from histocoder.checkpoints.nodes import on_each_node
-from histocoder.checkpoints.resume import find_checkpoint
 from histocoder.checkpoints.training_state import (
     BEST_FOLDER,
     CHECKPOINTS_FOLDER,
     LAST_BIN_FILE,
     Checkpoint,
     drop_checkpoints_after,
+    find_checkpoint,
     list_checkpoints,
     load_checkpoint,
     step_of,

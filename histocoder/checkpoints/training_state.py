@@ -30,6 +30,7 @@ from histocoder.checkpoints.occcanine import save_published, with_all_positions
 from histocoder.config import NUM_GREEDY, ModelConfig
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import replacing_folder
+from histocoder.log import log
 from histocoder.model import MixerModel, Tokenizer
 
 OPTIMIZER_FILE, RANKS_FILE, STATE_FILE = "optimizer.pt", "ranks.safetensors", "state.json"
@@ -183,6 +184,36 @@ def verify_checkpoint(path: Path) -> None:
             f"The checkpoint {path} has format version {version}; this histocoder reads {CHECKPOINT_VERSION}. "
             + ("Update histocoder." if version > CHECKPOINT_VERSION else advice)
         )
+
+
+def find_checkpoint(folder: Path, resume: str) -> Path | None:
+    """Return the checkpoint that a run resumes from, verified; print a warning for each damaged one that is skipped.
+
+    `resume` is "auto" (the newest intact checkpoint in the run's folder, if any), "never", or the path of a checkpoint
+    or of a run. A UserError is raised if there are checkpoints but none is intact, or the given path holds none.
+    """
+    if resume == "never":
+        return None
+    path = folder if resume == "auto" else Path(resume)
+    if resume != "auto" and is_checkpoint(path):
+        verify_checkpoint(path)
+        return path
+    damage = ""
+    for checkpoint in reversed(list_checkpoints(path)):
+        try:
+            verify_checkpoint(checkpoint)
+        except DamagedError as error:
+            damage = damage or str(error)
+            log.info(f"Warning: {error} Looking for an older checkpoint.")
+        else:
+            return checkpoint
+    if damage:
+        raise UserError(f"{damage} No older checkpoint in {path} is intact; start a new run in another folder.")
+    if resume != "auto":
+        raise UserError(
+            f"--resume {resume}: there is no checkpoint. Name a run's folder, or a folder checkpoints/step-… in it."
+        )
+    return None
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

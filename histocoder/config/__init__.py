@@ -22,4 +22,4 @@ from histocoder.config.run import (
     TrainConfig,
 )
 from histocoder.config.settings import Settings, recorded, settings_of
-from histocoder.config.training import NORMALIZATIONS, PRECISIONS, RECIPES, STARTS, StrategyConfig
+from histocoder.config.training import NORMALIZATIONS, PRECISIONS, RECIPES, STARTS, FitConfig, StrategyConfig

@@ -24,7 +24,7 @@ from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import LinearExpert
-from histocoder.training.linear_expert import fit_linear_expert
+from histocoder.training.svm import fit_linear_expert
 from histocoder.training.trainer import Trainer
 
 _USUAL_WEIGHTS = {"decoder": 0.15, "flat": 0.1, "linear": 0.45, "end": 1.0, "few": 0.5}

@@ -68,8 +68,7 @@ class Learner:
             batch = part.to(self.device)
             with self.strategy.accumulating(self.wrapped) if i < len(parts) else nullcontext():
                 output = self.forward(batch)
-                weights = config.seq2seq_weight, config.decoder_stride
-                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, *weights)
+                part_loss = batch.weight * mixed_loss(output, batch, self.model.config, config)
                 self.backward(part_loss)
             loss += part_loss.detach()
         return loss, self.step()

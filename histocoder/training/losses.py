@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.config import ModelConfig
+from histocoder.config import FitConfig, ModelConfig
 from histocoder.data.dataset import Batch
 from histocoder.formatters.tokens import PAD
 from histocoder.model import MixerOutput
@@ -115,23 +115,22 @@ def flat_loss(
     return counts @ rows / ((num_rows or int(counts.sum())) * num_terms)
 
 
-def mixed_loss(
-    output: MixerOutput, batch: Batch, config: ModelConfig, seq2seq_weight: float, decoder_stride: int = 1
-) -> Tensor:
+def mixed_loss(output: MixerOutput, batch: Batch, config: ModelConfig, fit: FitConfig) -> Tensor:
     """Return this rank's part of the global batch's loss: `w * block loss + (1 - w) * flat loss`.
 
-    With a `decoder_stride`, the rows that the decoder is given represent all of them.
+    With a `decoder_stride` in the settings `fit`, the rows that the decoder is given represent all of them.
     """
-    counts = batch.counts[::decoder_stride]
+    stride = fit.decoder_stride
+    counts = batch.counts[::stride]
     block = block_order_invariant(
         output.seq2seq_logits,
-        batch.targets[::decoder_stride],
+        batch.targets[::stride],
         num_blocks=config.formatter["num_blocks"],
         num_rows=batch.num_rows,
         num_target_blocks=batch.num_target_blocks,
-        counts=counts if decoder_stride == 1 else counts * (batch.counts.sum() / counts.sum()),
+        counts=counts if stride == 1 else counts * (batch.counts.sum() / counts.sum()),
     )
     flat = flat_loss(
         output.flat_logits, batch.class_ids, kind=config.flat_loss, num_rows=batch.num_rows, counts=batch.counts
     )
-    return seq2seq_weight * block + (1 - seq2seq_weight) * flat
+    return fit.seq2seq_weight * block + (1 - fit.seq2seq_weight) * flat

@@ -48,7 +48,7 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
 
     def save() -> None:
         from histocoder.training.experts import save_refitted
-        from histocoder.training.linear_expert import fit_linear_expert
+        from histocoder.training.svm import fit_linear_expert
 
         num_classes = trainer.model.config.num_classes
         expert = None if config.no_experts else fit_linear_expert(data, num_classes=num_classes)

@@ -10,7 +10,6 @@ import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model
-from histocoder.checkpoints.resume import refuse_other_settings
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, checkpoint_bytes
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
@@ -24,20 +23,21 @@ from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically
-from histocoder.training.banner import banner
 from histocoder.training.building import choose_tokenizer, seeded_model
+from histocoder.training.checks import (
+    check_batch_size,
+    check_launcher,
+    check_machine,
+    refuse_differences,
+    refuse_other_settings,
+    settings_to_compare,
+)
+from histocoder.training.console import banner
 from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.recipes import fill_in
 from histocoder.training.refit import refit, refits
-from histocoder.training.settings import (
-    check_batch_size,
-    check_launcher,
-    check_machine,
-    refuse_differences,
-    settings_to_compare,
-)
 from histocoder.training.trainer import Trainer
 
 REPORT_ROWS = 5_000  # validation rows in the report at the end of a run, at most

@@ -32,8 +32,7 @@ from histocoder.signals import StopRequest, handling_stop_signals
 from histocoder.training.console import Progress
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
-from histocoder.training.meter import Meter
-from histocoder.training.profiling import profiling
+from histocoder.training.meter import Meter, profiling
 from histocoder.training.tracking import Tracker
 from histocoder.training.validation import validate
 
@@ -181,13 +180,7 @@ class Trainer:
         """Validate, log the numbers, and save the model if it is the best so far."""
         started = time.monotonic()
         with self.learner.whole() as model:
-            results = validate(
-                model,
-                self.val_data,
-                batch_size=self.config.batch_size,
-                seq2seq_weight=self.config.seq2seq_weight,
-                device=self.device,
-            )
+            results = validate(model, self.val_data, self.config, device=self.device)
         self.state.results = results
         self.tracker.log(self.state.step, results)
         log.info(

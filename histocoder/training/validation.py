@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from histocoder import distributed
-from histocoder.config import NUM_GREEDY
+from histocoder.config import NUM_GREEDY, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.formatters.tokens import EOS, PAD
@@ -19,7 +19,7 @@ _MOST_CODES = 3  # rows with this many codes or more are reported together
 
 @torch.no_grad()
 def validate(
-    model: MixerModel, data: OccupationDataset, *, batch_size: int, seq2seq_weight: float, device: torch.device
+    model: MixerModel, data: OccupationDataset, config: TrainConfig, *, device: torch.device
 ) -> dict[str, float]:
     """Return losses and accuracies over all rows, each counted once, whatever the number of ranks; a collective call.
 
@@ -35,7 +35,7 @@ def validate(
     model.eval()
     num_blocks = model.config.formatter["num_blocks"]
     rank, world_size = distributed.rank(), distributed.world_size()
-    sampler = SequentialSampler(data.lengths(), batch_size=batch_size, num_replicas=world_size, rank=rank)
+    sampler = SequentialSampler(data.lengths(), batch_size=config.batch_size, num_replicas=world_size, rank=rank)
     in_sample = np.zeros(len(data), dtype=bool)
     in_sample[np.random.default_rng(0).permutation(len(data))[:NUM_GREEDY]] = True
     sums, by_codes = torch.zeros(6, dtype=torch.float64), torch.zeros(4, _MOST_CODES + 1, dtype=torch.float64)
@@ -50,7 +50,7 @@ def validate(
     n = len(data)
     seq2seq = target / (n * max(int(data.num_target_blocks.max()), 1)) + unused / (n * num_blocks)
     results = {
-        "val_loss": seq2seq_weight * seq2seq + (1 - seq2seq_weight) * flat / n,
+        "val_loss": config.seq2seq_weight * seq2seq + (1 - config.seq2seq_weight) * flat / n,
         "val_loss_linear": flat / n,
         "val_loss_seq2seq": seq2seq,
         "seq_acc": 100 * forced_right / n,

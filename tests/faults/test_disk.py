@@ -28,8 +28,7 @@ from models import save_tiny_model, tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.checkpoints.occcanine import initial_weights
-from histocoder.checkpoints.resume import find_checkpoint
-from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
+from histocoder.checkpoints.training_state import find_checkpoint, list_checkpoints, verify_checkpoint
 from histocoder.errors import DamagedError, UserError
 from histocoder.files import remove_leftovers
 

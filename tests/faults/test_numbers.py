@@ -138,7 +138,7 @@ trainer = begin(folder, data, precision="fp32", num_classes=8, encoder_name="ngr
 learner, model = trainer.learner, trainer.model
 learner.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # as in fp16, which is for GPUs
 for step, batch in zip(range(3), trainer.train_loader):
-    learner.backward(batch.weight * mixed_loss(learner.forward(batch), batch, model.config, 0.1))
+    learner.backward(batch.weight * mixed_loss(learner.forward(batch), batch, model.config, learner.config))
     if (step, distributed.rank()) == (1, 1):
         next(filter(is_table, model.parameters())).grad._values()[0] = float("inf")
     learner.step()

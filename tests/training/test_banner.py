@@ -10,10 +10,8 @@ from conftest import run, write_table
 from jobs import finetune, two_ranks
 from trainers import begin, dataset
 
-from histocoder.training import banner as banner_module
 from histocoder.training import console
-from histocoder.training.banner import banner
-from histocoder.training.console import Progress
+from histocoder.training.console import Progress, banner
 
 
 def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -22,10 +20,8 @@ def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.
     )
     trainer.model.freeze_encoder()
     names = ["NVIDIA A100"] * 4 + ["NVIDIA H100"] * 4
-    monkeypatch.setattr(banner_module, "device_name", lambda _: "GPU")
-    monkeypatch.setattr(
-        banner_module.distributed, "gather_objects", lambda text: names if text == "GPU" else ["a", "b"] * 4
-    )
+    monkeypatch.setattr(console, "device_name", lambda _: "GPU")
+    monkeypatch.setattr(console.distributed, "gather_objects", lambda text: names if text == "GPU" else ["a", "b"] * 4)
     lines = banner(trainer, encoder="tiny")
     assert re.fullmatch(r"parameters  [\d.]+ million: [\d.]+ million trainable, [\d.]+ million frozen", lines[2])
     assert lines[3].endswith(", 1 code")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from conftest import shared
 from models import tiny_model
 
-from histocoder.config import FLAT_LOSSES
+from histocoder.config import FLAT_LOSSES, FitConfig
 from histocoder.data.dataset import Batch
 from histocoder.data.tokens import tokenize
 from histocoder.formatters import PAD, build_formatter
@@ -122,8 +122,14 @@ def test_the_decoder_learns_from_every_nth_row():
     expected = block_order_invariant(
         third.seq2seq_logits, targets[::3], num_blocks=2, num_rows=2, num_target_blocks=2
     )  # the mean over its rows, as of all
-    torch.testing.assert_close(mixed_loss(third, batch, model.config, 1.0, 3), expected)
-    assert torch.equal(mixed_loss(third, batch, model.config, 0.0, 3), mixed_loss(every, batch, model.config, 0.0))
+    torch.testing.assert_close(
+        mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=1.0, decoder_stride=3)), expected
+    )
+    flat = FitConfig(seq2seq_weight=0.0, decoder_stride=3)
+    assert torch.equal(
+        mixed_loss(third, batch, model.config, flat),
+        mixed_loss(every, batch, model.config, FitConfig(seq2seq_weight=0.0)),
+    )
 
 
 def test_softmax_over_one_class_is_no_loss():

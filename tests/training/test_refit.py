@@ -20,9 +20,9 @@ from histocoder.data.samplers import Share
 from histocoder.data.tokens import lower_characters
 from histocoder.inference.coder import Coder
 from histocoder.model.linear_expert import NGRAM_WEIGHTS, linear_ngrams
-from histocoder.training import linear_expert
+from histocoder.training import svm
 from histocoder.training.experts import fit_weights, least_probability, votes_on
-from histocoder.training.linear_expert import fit_linear_expert
+from histocoder.training.svm import fit_linear_expert
 
 
 def trained(table: Path, out: Path, *extra: object) -> list[str]:
@@ -138,18 +138,18 @@ def test_the_linear_expert_of_a_large_table_answers_as_that_of_a_small_one(
 ):
     data = dataset(tmp_path / "cache", table, codes)
     whole = fit_linear_expert(data, num_classes=8)
-    monkeypatch.setattr(linear_expert, "MAX_COST", 0)
+    monkeypatch.setattr(svm, "MAX_COST", 0)
     one, two = (fit_linear_expert(data, num_classes=8) for _ in range(2))
     assert whole is not None and one is not None and two is not None and torch.equal(one.weight, two.weight)
     characters = torch.from_numpy(lower_characters(data.arrays.texts(np.arange(len(data)))))
     assert torch.equal(one(characters).argmax(1), whole(characters).argmax(1))
-    monkeypatch.setattr(linear_expert, "MAX_WEIGHTS", 8 * 10)
+    monkeypatch.setattr(svm, "MAX_WEIGHTS", 8 * 10)
     few = fit_linear_expert(data, num_classes=8)
     assert few is not None and len(few.buckets) == 10 and set(few.buckets.tolist()) < set(one.buckets.tolist())
-    monkeypatch.setattr(linear_expert, "MAX_ROWS", len(data) - 1)
+    monkeypatch.setattr(svm, "MAX_ROWS", len(data) - 1)
     assert fit_linear_expert(data, num_classes=8) is None
     monkeypatch.undo()
-    monkeypatch.setattr(linear_expert, "MAX_ROWS", 0)  # many rows, but few classes
+    monkeypatch.setattr(svm, "MAX_ROWS", 0)  # many rows, but few classes
     assert fit_linear_expert(data, num_classes=8) is not None
 
 

@@ -20,7 +20,7 @@ from histocoder.checkpoints.training_state import list_checkpoints, step_of
 from histocoder.cli.arguments import build_parser, parse
 from histocoder.config import FinetuneConfig, StrategyConfig
 from histocoder.errors import UserError
-from histocoder.training.settings import check_machine
+from histocoder.training.checks import check_machine
 from histocoder.training.strategies import check_strategy
 from histocoder.training.trainer import Trainer
 

@@ -94,7 +94,7 @@ def test_rows_that_are_alike_are_computed_once_with_the_same_gradients(tmp_path:
     gradients = []
     for batch in (whole, merged):
         trainer = begin(tmp_path, data, precision="fp32", num_classes=8, learning_rate=1e-9)
-        loss = mixed_loss(trainer.learner.forward(batch), batch, trainer.model.config, 0.5)
+        loss = mixed_loss(trainer.learner.forward(batch), batch, trainer.model.config, trainer.config)
         loss.backward()
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     for one, other in zip(*gradients, strict=True):

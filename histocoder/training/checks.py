@@ -4,12 +4,14 @@ import hashlib
 import os
 import sys
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.resume import BATCH_SETTINGS
+from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import RunConfig, TrainConfig, settings_of
 from histocoder.data.cache import ExampleArrays
 from histocoder.data.examples import ExampleFiles
@@ -19,6 +21,8 @@ from histocoder.errors import UserError
 from histocoder.log import log
 from histocoder.model.devices import check_compiler, computing_dtype
 from histocoder.training.strategies import check_strategy
+
+_BATCH_SETTINGS = {"--batch-size": "rows a step", "--tokens-per-batch": "positions a step"}  # over all ranks, by flag
 
 
 def check_launcher() -> None:
@@ -93,8 +97,8 @@ def settings_to_compare(
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
         "columns": ", ".join((files.input_col, files.language_col, *files.target_cols)),
         "formatter": ", ".join(f"{name} {form[name]}" for name in form if name != "labels"),  # which are the codes
-        BATCH_SETTINGS["--batch-size"]: size if by_rows else None,
-        BATCH_SETTINGS["--tokens-per-batch"]: None if by_rows else size,
+        _BATCH_SETTINGS["--batch-size"]: size if by_rows else None,
+        _BATCH_SETTINGS["--tokens-per-batch"]: None if by_rows else size,
     }
     for setting in settings_of(type(config)):
         value = getattr(config, setting.name)
@@ -103,3 +107,39 @@ def settings_to_compare(
         if setting.options.resume:
             values[setting.flag] = value
     return values
+
+
+def refuse_other_settings(
+    checkpoint: Checkpoint, settings: dict[str, Any], folder: Path, *, gradient_accumulation_steps: int
+) -> None:
+    """Raise a UserError with a table of the settings that differ between a checkpoint and the current run.
+
+    Settings that an earlier histocoder did not record are assumed to agree.
+    """
+    then = checkpoint.settings
+    names = [name for name, value in settings.items() if then.get(name, value) != value]
+    if not names:
+        return
+    rows = [("setting", "then", "now"), *((name, str(then[name]), str(settings[name])) for name in names)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    raise UserError(
+        f"The run in {folder} can't be resumed with other settings. Use the earlier settings, choose another folder, "
+        "or add --overwrite to delete that run:\n"
+        + "\n".join([*table, *_advice_on_batches(then, settings, gradient_accumulation_steps)])
+    )
+
+
+def _advice_on_batches(then: dict[str, Any], now: dict[str, Any], num_accumulated: int) -> Iterator[str]:
+    """Yield what to set for the same rows per step with this number of processes and accumulated batches."""
+    processes = distributed.world_size()
+    what = f"{processes} process{'es' * (processes > 1)}"
+    if num_accumulated > 1:
+        what += f" and --gradient-accumulation-steps {num_accumulated}"
+    num_parts = processes * num_accumulated
+    for flag, name in _BATCH_SETTINGS.items():
+        if (wanted := then.get(name)) is not None and now[name] is not None and wanted != now[name]:
+            if wanted % num_parts == 0:
+                yield f"With {what}, set {flag} {wanted // num_parts}."
+            else:
+                yield f"{wanted} can't be divided equally among {what}; choose numbers that divide it."
