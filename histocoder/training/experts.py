@@ -137,7 +137,7 @@ def fit_experts(trainer: Trainer, val_files: ExampleFiles) -> None:
 def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, examples: Examples) -> str:
     """Fit the experts of a model, write it into all folders that hold it, and return how right its modes are."""
     model = load_model(folders[0])
-    _set_linear_expert(model, expert)
+    set_linear_expert(model, expert)
     coder = Coder(model, str(trainer.device), precision=trainer.config.precision)
     weights: dict[str, float] = {}
     for found in zip(*votes_on(coder, examples), strict=True):
@@ -162,27 +162,17 @@ def _fit_to(folders: list[Path], trainer: Trainer, expert: LinearExpert | None, 
         said += f" With further codes only from a probability of {weights['further']:.2f}: combined {100 * share:.1f}."
     model.config = replace(model.config, mode=best)
     for folder in folders:
-        _save(trainer.run, folder, model)
+        rewrite_model(trainer.run, folder, model)
     return said
 
 
-def save_refitted(run: RunFolder, weights: dict[str, Tensor], expert: LinearExpert | None) -> None:
-    """Write the best model again, with weights and a linear expert that were fitted to the validation data as well."""
-    model = load_model(run.best)
-    model.linear_expert = None
-    model.load_state_dict(weights)
-    _set_linear_expert(model, expert)
-    model.config = replace(model.config, fitted_to_validation=True)
-    remark = "After this evaluation it was trained on the validation data as well."
-    _save(run, run.best, model, remark=f"\n{remark}\n")
-
-
-def _set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
+def set_linear_expert(model: MixerModel, expert: LinearExpert | None) -> None:
+    """Give a model another linear expert, or none."""
     model.linear_expert = expert
     model.config = replace(model.config, num_linear_features=0 if expert is None else len(expert.buckets))
 
 
-def _save(run: RunFolder, folder: Path, model: MixerModel, *, remark: str = "") -> None:
+def rewrite_model(run: RunFolder, folder: Path, model: MixerModel, *, remark: str = "") -> None:
     """Write a model again, and its card, with a remark behind the card's section on accuracy."""
     behind, path = "\n## Model", folder / CARD_FILE
     card = path.read_text(encoding="utf-8").replace(behind, remark + behind, 1) if path.is_file() else None

@@ -1,7 +1,6 @@
 """A run from its settings to a fitted model, as both scripts do it."""
 
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import torch
 
 from histocoder import distributed
-from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint, checkpoint_bytes
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
@@ -17,7 +15,7 @@ from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
-from histocoder.data.prepare import KEY_FILE, held_out
+from histocoder.data.prepare import KEY_FILE
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
@@ -35,12 +33,10 @@ from histocoder.training.checks import (
 from histocoder.training.console import banner
 from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
+from histocoder.training.finish import finish
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.recipes import fill_in
-from histocoder.training.refit import refit, refits
 from histocoder.training.trainer import Trainer
-
-REPORT_ROWS = 5_000  # validation rows in the report at the end of a run, at most
 
 
 def train(config: FinetuneConfig | MixerConfig) -> Path:
@@ -153,7 +149,7 @@ def fit(
             tracker.keep_model(run.path)
     finally:
         tracker.close()
-    _finish(config, trainer, train_files, val_files)
+    finish(config, trainer, train_files, val_files)
 
 
 def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, checkpoint: Checkpoint | None) -> None:
@@ -161,28 +157,6 @@ def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, check
     run.begin(recorded(config), checkpoint)
     if config.key is None or not is_same_file(config.key, run.path / KEY_FILE):
         write_key(run.path / KEY_FILE, key)
-
-
-def _finish(
-    config: FinetuneConfig | MixerConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles
-) -> None:
-    """Fit the experts of a trained model, and report on it."""
-    folder = trainer.run.path
-    if not config.no_experts:
-        log.info("Training finished. Fitting the linear expert and choosing the prediction mode.")
-        from histocoder.training.experts import fit_experts  # here, since it takes a second to import
-
-        distributed.run_on_primary(lambda: fit_experts(trainer, val_files), doing="fitting the experts")
-    if not config.no_report:
-        log.info("Writing the report: predicting on the validation data and comparing with a linear model.")
-        before = corrected_model(config)
-        distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
-    if isinstance(config, FinetuneConfig) and refits(config, trainer):
-        with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
-            refit(config, trainer, train_files, val_files)
-    log.info(
-        f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
-    )
 
 
 def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Checkpoint | None, folder: Path) -> None:
@@ -202,40 +176,6 @@ def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
         log.info(
             f"Notice: {flags} no effect on a resumed run. To start a new run from those weights, choose another folder."
         )
-
-
-def corrected_model(config: RunConfig) -> Path | None:
-    """Return the model that a run's corrections correct; None without any, or if histocoder did not train it."""
-    path = Path(config.initial_checkpoint or "")
-    corrects = isinstance(config, FinetuneConfig) and config.corrections and not config.only_encoder
-    return path if corrects and config.initial_checkpoint and is_own_model(path) else None
-
-
-def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, before: Path | None = None) -> None:
-    """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0."""
-    from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines, gain
-    from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
-    from histocoder.evaluation.report import write_report
-    from histocoder.evaluation.summary import comparison, gain_in_words, summary
-    from histocoder.inference.coder import Coder
-    from histocoder.inference.known import Known
-
-    run = trainer.run
-    load = partial(Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision)
-    coder = load(run.path)
-    examples = val_files.sample(REPORT_ROWS, of=len(trainer.val_data), seed=0)
-    baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
-    texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
-    found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
-    right = found.rows["right"].to_numpy()
-    found.metrics["baselines"] = baselines.compare(right)
-    if before is not None:
-        corrections = replace(val_files, paths=paths).read() if (paths := held_out(run.path)) else None
-        found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
-    path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
-    for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
-        log.info(line)
-    log.info(f"Wrote the report to {path}.")
 
 
 def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:

@@ -1,0 +1,151 @@
+"""The end of a run: experts, the report, and the best model refitted to the validation data, once it is measured."""
+
+import itertools
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from histocoder import distributed
+from histocoder.checkpoints.model_files import CONFIG_FILE, is_own_model, load_model, read_model_config
+from histocoder.checkpoints.occcanine import initial_weights
+from histocoder.checkpoints.training_state import BEST_FOLDER
+from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
+from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.prepare import held_out
+from histocoder.log import log
+from histocoder.training.console import Progress
+from histocoder.training.data import augmenter_of, open_data
+from histocoder.training.frozen import use_encodings
+from histocoder.training.out_of_memory import explaining_out_of_memory
+from histocoder.training.trainer import Trainer
+
+REPORT_ROWS = 5_000  # validation rows in the report, at most
+_MAX_ROWS = 100_000  # rows up to which the validation data improve the model
+_LEAST_STEPS, _MOST_STEPS = 50, 200  # bounds of the steps of two epochs; one epoch is trained but for --max-steps
+_RATE = 0.3  # share of the peak learning rate at the start
+
+
+def finish(
+    config: FinetuneConfig | MixerConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles
+) -> None:
+    """Fit the experts of a trained model, report on it, and refit the best one; a collective call."""
+    folder = trainer.run.path
+    if not config.no_experts:
+        log.info("Training finished. Fitting the linear expert and choosing the prediction mode.")
+        from histocoder.training.experts import fit_experts  # here, since it takes a second to import
+
+        distributed.run_on_primary(lambda: fit_experts(trainer, val_files), doing="fitting the experts")
+    if not config.no_report:
+        log.info("Writing the report: predicting on the validation data and comparing with a linear model.")
+        before = corrected_model(config)
+        distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
+    if isinstance(config, FinetuneConfig) and refits(config, trainer):
+        with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
+            refit(config, trainer, train_files, val_files)
+    log.info(
+        f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
+    )
+
+
+def corrected_model(config: RunConfig) -> Path | None:
+    """Return the model that a run's corrections correct; None without any, or if histocoder did not train it."""
+    path = Path(config.initial_checkpoint or "")
+    corrects = isinstance(config, FinetuneConfig) and config.corrections and not config.only_encoder
+    return path if corrects and config.initial_checkpoint and is_own_model(path) else None
+
+
+def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, before: Path | None = None) -> None:
+    """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0."""
+    from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines, gain
+    from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
+    from histocoder.evaluation.report import write_report
+    from histocoder.evaluation.summary import comparison, gain_in_words, summary
+    from histocoder.inference.coder import Coder
+    from histocoder.inference.known import Known
+
+    run = trainer.run
+    load = partial(Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision)
+    coder = load(run.path)
+    examples = val_files.sample(REPORT_ROWS, of=len(trainer.val_data), seed=0)
+    baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
+    texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
+    found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
+    right = found.rows["right"].to_numpy()
+    found.metrics["baselines"] = baselines.compare(right)
+    if before is not None:
+        corrections = replace(val_files, paths=paths).read() if (paths := held_out(run.path)) else None
+        found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
+    path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
+    for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
+        log.info(line)
+    log.info(f"Wrote the report to {path}.")
+
+
+def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
+    """Return whether the best model is to be refitted: not if asked, with many rows, or on several machines."""
+    num_rows = len(trainer.train_data) + len(trainer.val_data)
+    if config.no_refit or num_rows > _MAX_ROWS or len(set(distributed.gather_objects(socket.gethostname()))) > 1:
+        return False
+    return not read_model_config(trainer.run.best).fitted_to_validation
+
+
+def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
+    """Train the best model on training and validation data and held-out corrections; a collective call."""
+    run = trainer.run
+    corrections = held_out(run.path)
+    files = replace(train_files, paths=train_files.paths + val_files.paths + corrections)
+    log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
+    arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
+    data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
+    weights, _ = initial_weights(run.best)
+    _train_on(trainer, data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
+    weights = trainer.learner.weights()
+
+    def save() -> None:
+        from histocoder.training.experts import rewrite_model, set_linear_expert
+        from histocoder.training.svm import fit_linear_expert
+
+        model = load_model(run.best)
+        set_linear_expert(model, None)
+        model.load_state_dict(weights)
+        if not config.no_experts:
+            set_linear_expert(model, fit_linear_expert(data, num_classes=model.config.num_classes))
+        model.config = replace(model.config, fitted_to_validation=True)
+        remark = "\nAfter this evaluation it was trained on the validation data as well.\n"
+        rewrite_model(run, run.best, model, remark=remark)
+
+    distributed.run_on_primary(save, doing="saving the model")
+    measured = f"{len(trainer.val_data):,} validation rows{' and the held-out corrections' if corrections else ''}"
+    log.info(
+        f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {measured}. The last model, in "
+        f"{run.path}, was not trained on those."
+    )
+
+
+def _train_on(trainer: Trainer, data: OccupationDataset, weights: dict[str, Tensor]) -> None:
+    """Train from a model's weights for one or two epochs, at a low learning rate."""
+    with trainer.learner.whole() as model:
+        use_encodings(model, [data], folder=trainer.run.path)
+    sampler, loader = trainer.batches_of(data)
+    epoch_steps = sampler.num_batches(0)
+    total_steps = max(_LEAST_STEPS, min(2 * epoch_steps, _MOST_STEPS), epoch_steps)
+    total_steps = min(total_steps, trainer.config.max_steps or total_steps)
+    trainer.learner.restart(weights, share=_RATE, total_steps=total_steps)
+    trainer.model.train()
+    progress = Progress(total_steps, show=distributed.is_primary())
+
+    def steps() -> Iterator[tuple[Batch, ...]]:
+        for epoch in itertools.count():
+            sampler.set_position(epoch, 0)
+            yield from zip(*[iter(loader)] * trainer.config.gradient_accumulation_steps, strict=True)
+
+    with loader.naming_workers():
+        for parts in itertools.islice(steps(), total_steps):
+            trainer.learner.train_step(parts)
+            progress.advance()
+    progress.close()
