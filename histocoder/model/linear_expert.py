@@ -36,16 +36,16 @@ class LinearExpert(nn.Module):
     def forward(self, characters: Tensor) -> Tensor:
         """Return the log-odds (B, num_classes) of texts (B, S), as `data.tokens.lower_characters` gives them."""
         row, bucket = ngram_rows(characters)
-        place = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
-        known = self.buckets[place] == bucket
-        pairs, counts = (row[known] * len(self.buckets) + place[known]).unique(return_counts=True)
-        row, place = pairs // len(self.buckets), pairs % len(self.buckets)
-        tfidf = (1 + counts.float().log()) * self.idf[place]
+        feature = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
+        known = self.buckets[feature] == bucket
+        pairs, counts = (row[known] * len(self.buckets) + feature[known]).unique(return_counts=True)
+        row, feature = pairs // len(self.buckets), pairs % len(self.buckets)
+        tfidf = (1 + counts.float().log()) * self.idf[feature]
         norm = torch.zeros(len(characters), device=tfidf.device).index_add_(0, row, tfidf.square()).sqrt()
         first = torch.searchsorted(row, torch.arange(len(characters), device=row.device))
-        used, place = place.unique(return_inverse=True)  # only these are converted to fp32
+        used, feature = feature.unique(return_inverse=True)  # only these are converted to fp32
         found = F.embedding_bag(
-            place, self.weight[used].float(), first, mode="sum", per_sample_weights=tfidf / norm[row]
+            feature, self.weight[used].float(), first, mode="sum", per_sample_weights=tfidf / norm[row]
         )
         return SHARPNESS * (found + self.bias)
 

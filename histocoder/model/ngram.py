@@ -136,11 +136,11 @@ class NgramEncoder(nn.Module):
             used = used & (torch.rand(real.shape, device=real.device) >= self.config.ngram_dropout_prob)
         flat = used.flatten().nonzero()[:, 0]
         buckets, word = ngrams.buckets.flatten()[flat], word.flatten()[flat // width]
-        distinct, place = buckets.unique(return_inverse=True)
+        distinct, index = buckets.unique(return_inverse=True)
         rows = F.embedding(distinct, self.table, sparse=self.table.requires_grad)
         counts = torch.bincount(word, minlength=batch * num_words)
         # rows and words are in order, so that the n-grams of a word follow each other
-        total = F.embedding_bag(place, rows, counts.cumsum(0) - counts, mode="sum")
+        total = F.embedding_bag(index, rows, counts.cumsum(0) - counts, mode="sum")
         x = total / counts.clamp(min=1)[:, None]
         return x.unflatten(0, (batch, num_words)), is_word.unflatten(0, (batch, num_words))
 
@@ -152,18 +152,19 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
     N-grams at the ends of a word are hashed once more as such; the language is one n-gram of its own kind. Hashes are
     FNV-1a over Unicode code points, mixed by MurmurHash2's last steps, and the same on each device and platform.
     """
-    place = torch.arange(ids.shape[1], device=ids.device)
+    column = torch.arange(ids.shape[1], device=ids.device)
     start = _description_start(ids)
-    is_lang = (place < start - len(LANG_SEP)) & (place > 0)
+    is_lang = (column < start - len(LANG_SEP)) & (column > 0)
     kinds = _kinds_of(ids)
-    is_char = (kinds != _BREAK) & (kinds != _END) & ((place >= start) | is_lang)
+    is_char = (kinds != _BREAK) & (kinds != _END) & ((column >= start) | is_lang)
     punctuation = (kinds == _MARK) & is_char & ~is_lang
     begins = is_char & (~_shifted(is_char, 1) | punctuation | _shifted(punctuation, 1))
     ends = is_char & (~_shifted(is_char, -1) | punctuation | _shifted(punctuation, -1))
     number = begins.cumsum(1)  # of each character's word, from 1; 0 in front of the first
     words = (number - is_lang.any(1, keepdim=True).long()).clamp(0, config.max_words)
-    first = torch.zeros_like(ids).scatter(1, number * begins, place * begins).gather(1, number)  # character of its word
-    position = place - first
+    # the character at which each character's word begins
+    first = torch.zeros_like(ids).scatter(1, number * begins, column * begins).gather(1, number)
+    position = column - first
 
     hashes, found = torch.full_like(ids, _FNV_OFFSET), []
     for n in range(1, config.max_n + 1):
@@ -184,10 +185,10 @@ def hashed_ngrams(ids: Tensor, config: NgramConfig) -> Ngrams:
 @torch.no_grad()
 def crossing_ngrams(ids: Tensor, config: NgramConfig) -> Tensor:
     """Return the buckets (B, S, max_n - 1) of n-grams of texts (B, S) that cross a blank; see `Ngrams.buckets`."""
-    place = torch.arange(ids.shape[1], device=ids.device)
+    column = torch.arange(ids.shape[1], device=ids.device)
     kinds = _kinds_of(ids)
     is_break = (kinds == _BREAK) | (kinds == _END)
-    is_text = (place >= _description_start(ids)) & (kinds != _END)
+    is_text = (column >= _description_start(ids)) & (kinds != _END)
     hashes, inside, crosses = torch.full_like(ids, _FNV_OFFSET), is_text, torch.zeros_like(is_text)
     found = []
     for n in range(1, config.max_n + 1):

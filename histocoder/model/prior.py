@@ -68,18 +68,18 @@ class PriorSteps:
 
     def step_tree(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see `Stepper`."""
-        place = self._depth % self._blocks.shape[3]
+        position = self._depth % self._blocks.shape[3]
         if self._depth:
             index = parents.long()[..., None].expand(-1, -1, self._fits.shape[2])
             self._left, self._fits = self._left.gather(1, index), self._fits.gather(1, index)
             self._ended = self._ended.gather(1, parents.long()) | tokens.eq(PAD)
-            self._fits = self._fits & (self._blocks[..., place - 1] == tokens[..., None])
-        is_behind_code = self._depth > 0 and place == 0
+            self._fits = self._fits & (self._blocks[..., position - 1] == tokens[..., None])
+        is_behind_code = self._depth > 0 and position == 0
         if is_behind_code:
             self._left = self._left & ~self._fits
             self._fits = self._left
         masses = self._shares.new_zeros(*tokens.shape, self._vocab_size)
-        following = self._blocks[..., place].expand(self._fits.shape)
+        following = self._blocks[..., position].expand(self._fits.shape)
         masses.scatter_add_(2, following, self._shares * self._fits)
         if is_behind_code:
             masses[..., PAD] += (self._shares * ~self._left).sum(-1)

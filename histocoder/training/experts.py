@@ -39,8 +39,8 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, 
     def search(ids: Tensor, _thresholds: Tensor, characters: Tensor | None) -> CombinedSearch:
         return coder.decoding.combined_search(coder.encode(ids, characters))
 
-    place = {code: i for i, code in enumerate(coder.codes)}
-    true = np.array([[place.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
+    class_of = {code: i for i, code in enumerate(coder.codes)}
+    true = np.array([[class_of.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
     langs = [known_language(lang, coder.model.config.languages) for lang in examples.langs]
     table = pd.DataFrame({"text": examples.texts, "lang": langs})
     for rows, found in coder.each_batch(search, table, PredictOptions()):

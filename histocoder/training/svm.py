@@ -104,8 +104,8 @@ def _fit_to_rivals(features: csr_matrix, rows: np.ndarray, class_ids: np.ndarray
     from scipy.sparse import csr_matrix
     from sklearn.preprocessing import normalize
 
-    classes, place = np.unique(class_ids, return_inverse=True)
-    belongs = csr_matrix((np.ones(len(rows), np.float32), (rows, place)), shape=(features.shape[0], len(classes)))
+    classes, class_index = np.unique(class_ids, return_inverse=True)
+    belongs = csr_matrix((np.ones(len(rows), np.float32), (rows, class_index)), shape=(features.shape[0], len(classes)))
     centroids = normalize(belongs.T @ features).T
     num_rivals = min(NUM_RIVALS, len(classes) - 1)
     rivals = []

@@ -109,7 +109,7 @@ def fit(
         log.info(notice)
     key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
     languages = tuple(sorted({*train_arrays.languages, "unk"}))
-    if isinstance(config, MixerConfig) and (notice := own_languages(languages)):  # `prepare` has told the others
+    if isinstance(config, MixerConfig) and (notice := own_languages(languages)):  # `prepare` prints it otherwise
         log.info(notice)
     model_config = None if checkpoint is None else checkpoint.model_config
     build = partial(seeded_model, config, train_files, model_config, tokenizer=tokenizer, key=key, languages=languages)
