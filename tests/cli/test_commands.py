@@ -252,7 +252,7 @@ def test_evaluate_reads_both_files_by_one_name(model: Path, tmp_path: Path):
     data.write_text("job,lang,hisco_1\nfarmer,en,61110\n")
     own.write_text("job,occ1,hisco_1\nfarmer,x,61110\nfarmer,x,61110\n")
     prepared.write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,61110,\nfarmer,en,61110,\n")
-    none.write_text("beruf,hisco_1\nfarmer,61110\n")
+    none.write_text("ort,hisco_1\nfarmer,61110\n")
     for train_data in (own, prepared):
         evaluate(model, data, "--input-col", "job", "--train-data", train_data)
         metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
