@@ -73,3 +73,7 @@ class Interrupted(Exception):
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
         self.signum = signum
+
+
+class Cancelled(Exception):
+    """End of work that its caller has asked to stop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from histocoder.inference.chunks import BlockCoder
+from histocoder.inference.table_coder import BlockCoder
 
 if TYPE_CHECKING:
     from ray.data import ActorPoolStrategy, Dataset

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from histocoder.inference.chunks import BlockCoder
+from histocoder.inference.table_coder import BlockCoder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -44,8 +44,8 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def code(
-    model: Path, source: Path, output: Path, *, chunk_rows: int = 40, overwrite: bool = False, **changes: Any
+    model: Path, source: Path, output: Path, *, block_rows: int = 40, overwrite: bool = False, **changes: Any
 ) -> None:
     coder = Coder(load_model(model), "cpu")
     settings = config(source, output, **changes)
-    predict_file(coder, settings, model_id="m", chunk_rows=chunk_rows, overwrite=overwrite, say=lambda _: None)
+    predict_file(coder, settings, model_id="m", block_rows=block_rows, overwrite=overwrite, say=lambda _: None)

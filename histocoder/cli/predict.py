@@ -30,10 +30,10 @@ from histocoder.data.table import TableFile, fingerprint, is_parquet
 from histocoder.errors import Interrupted, UserError, counted
 from histocoder.files import is_same_file, sha256
 from histocoder.inference.coder import Coder
+from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.join import Join
 from histocoder.inference.known import Known, training_files
-from histocoder.inference.parts import check_free
-from histocoder.inference.predict_file import predict_file, predict_file_by
+from histocoder.inference.predict_file import check_free, predict_file, predict_file_by
 from histocoder.log import log
 from histocoder.ray import code
 
@@ -59,9 +59,13 @@ def run(config: PredictFlags) -> None:
         if config.input:
             _code_file(coder, folder, files, known, say)
             return
-    code = coder.code if known is None else partial(known.code, coder)
-    texts, langs = list(config.texts), [config.language] * len(config.texts)
-    _print_table(texts, code(texts, langs, config_of(PredictOptions, config)))
+    texts, options = list(config.texts), config_of(PredictOptions, config)
+    if known is None:
+        _print_table(texts, coder.code(texts, config.language, options).frame(coder.model.config))
+        return
+    distinct = Descriptions.of(texts, config.language, languages=coder.model.config.languages)
+    found = known.code(coder, distinct.texts, distinct.langs, options)
+    _print_table(texts, found.reindex(distinct.rows))  # without codes where the description is blank
 
 
 def _code_file(
@@ -73,11 +77,13 @@ def _code_file(
             join = Join(Path(config.join), system=coder.system, codes=coder.codes, sheet=config.join_sheet)
     how = config_of(PredictConfig, config)
     options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
+    say(f"Coding in mode {config.mode or coder.mode}.")
     if config.engine is not None:
         predict_file_by(partial(_code_on_ray, config, folder), coder, how, **options)
-        return
-    model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
-    predict_file(coder, how, model_id=model_id, known=known, **options)
+    else:
+        model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
+        predict_file(coder, how, model_id=model_id, known=known, **options)
+    say(f"Coded {config.input} into {config.output}.")
 
 
 def _check_engine(config: PredictFlags) -> None:

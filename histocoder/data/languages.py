@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.errors import UserError, shown
@@ -71,8 +71,8 @@ def chosen_language(text: str, known: Collection[str] = ()) -> str:
 
     Raises UserError if it is neither in the table nor among a model's, which are `known`.
     """
-    code = same_language(text, known) or language_code(text)
-    if code not in known and not is_language(code):
+    code = language_code(text)
+    if not is_language(code) and code not in map(language_code, known):
         raise UserError(not_in_table([text]))
     return code
 
@@ -110,24 +110,15 @@ def iso_code(code: str) -> str:
     return _ISO.get(code, code)
 
 
-def same_language(lang: str, known: Iterable[str]) -> str | None:
-    """Return the code that a language has among known ones; None if it is not among them.
+def known_language(lang: str, languages: Collection[str]) -> str:
+    """Return a model's own code for a language, "unk" if it is not among those that the model knows.
+
+    A model that does not say which ones it knows is given the language's code.
 
     Examples
     --------
-    >>> same_language("sv", ("da", "se")), same_language("Swedish", ("da", "sv")), same_language("fi", ("da", "se"))
-    ('se', 'sv', None)
+    >>> [known_language("Swedish", known) for known in (("da", "sv"), ("da", "se"), ("da",), ())]
+    ['sv', 'se', 'unk', 'se']
     """
-    known = tuple(known)
-    if lang in known:
-        return lang
     code = language_code(lang)
-    return next((other for other in known if language_code(other) == code), None)
-
-
-def known_language(lang: str, languages: Collection[str]) -> str:
-    """Return a language's code for a model that knows some languages, "unk" if it is not among them.
-
-    A model that does not say which ones it knows is given the language's own code.
-    """
-    return same_language(lang, languages) or "unk" if languages else language_code(lang)
+    return next((own for own in languages if language_code(own) == code), "unk") if languages else code

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 from pydantic import BaseModel
 
 from histocoder.data.examples import ExampleFiles
@@ -20,7 +20,7 @@ from histocoder.errors import UserError
 from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
-from histocoder.inference.predictions import code_columns
+from histocoder.inference.predictions import Prediction
 from histocoder.inference.ranked import predict_ranked
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
@@ -174,25 +174,25 @@ class CodingDesk:
         if evidence and self.neighbours is not None and self.neighbours.is_ready:
             with self._turns:
                 near = self.neighbours.find(encodings)
+        given = self.known.find(texts, langs) if self.known is not None else [None] * len(texts)
         answers = []
-        for row, (text, lang) in enumerate(zip(texts, langs, strict=True)):
-            codes, others = self._codes(coded.iloc[row]), self._codes(ranked.iloc[row])
+        for row, (text, lang, known, conf) in enumerate(zip(texts, langs, given, coded.conf, strict=True)):
+            codes, others = self._codes(coded, row), self._codes(ranked, row)
             own, shares = {one.code for one in codes}, {one.code: one.probability for one in others}
             if self.coder.mode != "combined":  # else they are of the same measure as the alternatives
                 codes = [self.code(one.code, shares.get(one.code)) for one in codes]
-            given = self.known.find([text], [lang])[0] if self.known is not None else None
-            conf = coded["conf"].iloc[row]
+            alternatives = [
+                one for one in others if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY
+            ]
             answers.append(
                 Answer(
                     text=text,
                     lang=lang,
                     codes=codes,
-                    confidence=None if pd.isna(conf) else float(conf),
-                    known=[self.code(code) for code in given.codes] if given else None,
-                    known_share=given.share if given else None,
-                    alternatives=[
-                        one for one in others if one.code not in own and (one.probability or 0) >= _LEAST_PROBABILITY
-                    ][:_ALTERNATIVES],
+                    confidence=None if np.isnan(conf) else float(conf),
+                    known=[self.code(code) for code in known.codes] if known else None,
+                    known_share=known.share if known else None,
+                    alternatives=alternatives[:_ALTERNATIVES],
                     neighbours=[self._neighbour(*found) for found in near[row]],
                 )
             )
@@ -202,7 +202,6 @@ class CodingDesk:
         codes = [self.code(code) for code in row.codes]
         return Neighbour(text=row.text, lang=row.lang, codes=codes, similarity=similarity)
 
-    def _codes(self, row: pd.Series) -> list[Code]:
-        """Return the codes of a row of `Coder.predict`."""
-        pairs = [(row[code], row[prob]) for code, prob in code_columns(row.index).items()]
-        return [self.code(code, float(prob)) for code, prob in pairs if not pd.isna(code)]
+    def _codes(self, prediction: Prediction, row: int) -> list[Code]:
+        pairs = zip(prediction.codes[row], prediction.probs[row], strict=True)
+        return [self.code(code, float(prob)) for code, prob in pairs if code is not None]

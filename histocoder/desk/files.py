@@ -1,18 +1,17 @@
 """Code the files that are sent in, one after the other, in the background."""
 
-import os
 import re
 import secrets
 import shutil
-import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
-from tqdm import tqdm
 
 from histocoder.config import SOURCE_COL, PredictConfig
 from histocoder.data.header import descriptions_in
@@ -20,7 +19,7 @@ from histocoder.data.languages import chosen_language
 from histocoder.data.table import open_table, strings
 from histocoder.desk.coding import CodingDesk
 from histocoder.desk.store import Store
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Cancelled, UserError
 from histocoder.evaluation.review import Columns
 from histocoder.inference.predict_file import predict_file
 
@@ -77,6 +76,27 @@ class File(BaseModel):
     message: str = ""
 
 
+class _Progress:
+    """Rows of a file that have been coded; those of an earlier start do not count for the speed."""
+
+    def __init__(self) -> None:
+        self.num_rows, self.num_done = 0, 0.0
+        self._num_new, self._start = 0.0, 0.0
+
+    def add(self, num_rows: float, total: int) -> None:
+        """Count rows that a batch has coded."""
+        self.num_rows = total
+        self.num_done += num_rows
+        if self._start:
+            self._num_new += num_rows
+        else:
+            self._start = time.monotonic()
+
+    @property
+    def rows_per_second(self) -> float | None:
+        return self._num_new / (time.monotonic() - self._start) if self._num_new else None
+
+
 class Files:
     """The files of a desk; `input_col` and `language_col` are the columns of the model's own data."""
 
@@ -86,26 +106,25 @@ class Files:
         self._folder, self._store, self._coding = folder, store, coding
         self._columns = (input_col, language_col)
         self._changed = threading.Condition()
-        self._stop = False
-        self._cancelled: set[str] = set()
-        self._bar: tuple[str, tqdm] | None = None  # number and progress of the file that is being coded
+        self._is_stopping = False
+        self._cancel = threading.Event()  # stop coding the file that is running
+        self._running: tuple[str, _Progress] | None = None  # that file, and how much of it is coded
         for file in store.files():
             if file["state"] == "running":  # on a server that was killed
                 store.put_file(file["id"], state="queued")
-        self._worker: threading.Thread | None = None
+        self._worker = threading.Thread(target=self._work, daemon=True)
 
     def start(self) -> None:
         """Start to code the files in the queue."""
-        self._worker = threading.Thread(target=self._work, daemon=True)
         self._worker.start()
 
     def stop(self) -> None:
         """Interrupt coding; the next server resumes it."""
         with self._changed:
-            self._stop = True
+            self._is_stopping = True
+            self._cancel.set()
             self._changed.notify_all()
-        if self._worker is not None:
-            self._worker.join(timeout=30)
+        self._worker.join(timeout=30)
 
     def new(self, name: str, sheet: str | None) -> tuple[str, Path]:
         """Return the number of a new file, and the path to write it to; raise a UserError unless it is a table's."""
@@ -150,34 +169,29 @@ class Files:
 
     def code(self, file: str, options: Options) -> File:
         """Code a file as `histocoder predict` does, after those that wait already."""
-        record = self._store.file(file)
+        record, coder = self._store.file(file), self._coding.coder
         if record["state"] in _WAITING:
             raise UserError(f"{record['name']} is already being coded.")
-        path = self._path(record)
         with self._named(record):
             config = self._config(record, options)
-            chosen_language(config.language, self._coding.coder.model.config.languages)  # raises an error if not one
-            table = open_table(path, config.input_cols, sheet=options.sheet)
-            options.excel |= table.csv is not None and table.csv.delimiter != "," and "tsv" not in path.name
-            names = [*self._coding.coder.column_names(config.mode, k=config.k), SOURCE_COL]
-            while any(f"{options.columns}{name}" in table.header for name in names):
-                options.columns += "pred_"
+            chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
+            table = open_table(self._path(record), config.input_cols, sheet=options.sheet)
+        options.excel |= table.csv is not None and table.csv.delimiter != "," and "tsv" not in record["suffix"]
+        names = [*coder.column_names(config.mode, k=config.k), SOURCE_COL]
+        while any(f"{options.columns}{name}" in table.header for name in names):
+            options.columns += "pred_"
         with self._changed:
-            self._cancelled.discard(file)
-            self._store.put_file(
-                file, state="queued", options=options.model_dump_json(), num_rows=table.count_rows(), message=""
-            )
+            self._store.put_file(file, state="queued", options=options.model_dump_json(), num_rows=None, message="")
             self._changed.notify_all()
         return self.get(file)
 
     def cancel(self, file: str) -> File:
         """Stop coding a file; what is coded is kept for when it is coded again."""
-        record = self._store.file(file)
         with self._changed:
-            if record["state"] in _WAITING:
-                self._cancelled.add(file)
-            if record["state"] == "queued":
+            if self._store.file(file)["state"] == "queued":
                 self._store.put_file(file, state="cancelled")
+            elif self._running is not None and self._running[0] == file:
+                self._cancel.set()
         return self.get(file)
 
     def remove(self, file: str) -> list[File]:
@@ -233,81 +247,65 @@ class Files:
 
     def _described(self, record: dict[str, Any]) -> File:
         file = File(**{**record, "options": _options(record)})
-        number, bar = self._bar or (None, None)
+        number, progress = self._running or ("", _Progress())
         if file.state == "done":
             file.rows_done = file.num_rows or 0
-        elif bar is not None and number == file.id:
-            now = bar.format_dict
-            file.rows_done, file.rows_per_second = int(now["n"]), now["rate"]
-            if now["rate"]:
-                file.seconds_left = max(0.0, (now["total"] or 0) - now["n"]) / now["rate"]
+        elif number == file.id and progress.num_rows:
+            file.num_rows, file.rows_done = progress.num_rows, int(progress.num_done)
+            file.rows_per_second = progress.rows_per_second
+            if file.rows_per_second:
+                file.seconds_left = max(0.0, progress.num_rows - progress.num_done) / file.rows_per_second
         return file
+
+    def _next(self) -> dict[str, Any] | None:
+        """Wait for the first file in the queue; None when the desk closes."""
+        with self._changed:
+            while not self._is_stopping:
+                if waiting := [record for record in self._store.files() if record["state"] == "queued"]:
+                    self._cancel.clear()
+                    self._running = waiting[-1]["id"], _Progress()
+                    self._store.put_file(waiting[-1]["id"], state="running")
+                    return waiting[-1]
+                self._changed.wait()
+        return None
 
     def _work(self) -> None:
         """Code the files in the queue, until the desk closes."""
-        while True:
-            with self._changed:
-                waiting = [record for record in self._store.files() if record["state"] == "queued"]
-                if self._stop:
-                    return
-                if not waiting:
-                    self._changed.wait()
-                    continue
-                record = waiting[-1]
-                self._store.put_file(record["id"], state="running")
+        while (record := self._next()) is not None:
             try:
                 state, message = self._code(record)
-            except Exception as error:
-                message = f"The program failed: {error}. The output of histocoder serve has details."
-                self._store.put_file(record["id"], state="failed", message=self._as_sent(message, record))
-                self.start()  # for the other files; this thread ends, and Python prints the traceback
-                raise
-            self._store.put_file(record["id"], state=state, message=message)
+            except Exception as error:  # does not stop the other files
+                traceback.print_exc()
+                said = f"The program failed: {error}. The output of histocoder serve has details."
+                state, message = "failed", self._as_sent(said, record)
+            with self._changed:
+                assert self._running is not None
+                num_rows = self._running[1].num_rows or None
+                self._running = None
+                self._store.put_file(record["id"], state=state, message=message, num_rows=num_rows)
 
     def _code(self, record: dict[str, Any]) -> tuple[State, str]:
         """Code a file; return its state afterwards, and a message."""
         options = _options(record)
-        assert options is not None
+        assert options is not None and self._running is not None
         said: list[str] = []
-
-        def check() -> None:
-            if self._stop or record["id"] in self._cancelled:
-                raise Interrupted("Cancelled.", signal.SIGINT)
-
         try:
-            with self._named(record), Path(os.devnull).open("w") as nowhere:
-                bar = _Bar(record["num_rows"], nowhere, check)
-                self._bar = record["id"], bar
+            with self._named(record):
                 predict_file(
                     self._coding.coder,
                     self._config(record, options),
                     model_id=self._coding.model_id,
                     known=self._coding.known if options.known else None,
                     overwrite=True,
-                    say=lambda text: said.append(self._as_sent(text, record)),
-                    bar=bar,
+                    say=said.append,
+                    progress=self._running[1].add,
+                    cancel=self._cancel.is_set,
                 )
-        except Interrupted:
-            return ("queued", "") if self._stop else ("cancelled", "")
+        except Cancelled:
+            return ("queued", "") if self._is_stopping else ("cancelled", "")
         except UserError as error:
             return "failed", str(error)
-        finally:
-            self._bar = None
-        return "done", "\n".join(said[1:-1])  # the first and the last one say that it is coded
-
-
-class _Bar(tqdm):
-    """Progress in rows, which calls `check` after each batch."""
-
-    def __init__(self, total: int, file: IO[str], check: Callable[[], None]) -> None:
-        self._check = check
-        super().__init__(total=total, file=file)
-
-    def update(self, n: float | None = 1) -> bool | None:
-        """Count rows."""
-        shown = super().update(n)
-        self._check()
-        return shown
+        return "done", self._as_sent("\n".join(said), record)
 
 
 def _coded_name(record: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ Barrier, https://arxiv.org/abs/2402.13604.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
 from histocoder.errors import Notice, UserError
@@ -37,7 +38,6 @@ from histocoder.evaluation.scores import (
 from histocoder.formatters import CODE_SEP, Labels
 from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
-from histocoder.inference.predictions import code_columns
 from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.reading import thresholds_of
 
@@ -78,22 +78,22 @@ def evaluate(
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
-    code = partial(coder.predict, batch_size=batch_size)
     if coder.mode == "combined":
         decoded, ranked, _ = predict_ranked(coder, examples.texts, examples.langs, batch_size=batch_size)
     else:
-        decoded = code(examples.texts, examples.langs)
+        decoded = coder.code(examples.texts, examples.langs, PredictOptions(batch_size=batch_size))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # `decoded` has issued the same ones
         if coder.mode != "combined":
-            ranked = code(examples.texts, examples.langs, mode="topk", k=_TOP)
-        probable, flat_conf = _probable_classes(coder, examples, code)
+            options = PredictOptions(mode="topk", k=_TOP, batch_size=batch_size)
+            ranked = coder.code(examples.texts, examples.langs, options)
+        probable, flat_conf = _probable_classes(coder, examples, batch_size=batch_size)
 
-    langs, conf = pd.Series(examples.langs, dtype=object), decoded["conf"].fillna(0).to_numpy()
-    truth, answer = code_sets(examples.codes), code_sets(_codes(decoded))
+    langs, conf = pd.Series(examples.langs, dtype=object), np.nan_to_num(decoded.conf)
+    truth, answer = code_sets(examples.codes), code_sets(decoded.codes)
     thresholds = thresholds_of(coder.model.config, examples.langs)
     flat = probable[(probable["prob"] > thresholds[probable["row"]]) | is_best(probable)]
-    ranks = first_true_rank(truth, _codes(ranked))
+    ranks = first_true_rank(truth, ranked.codes)
     groups = _groups(examples, truth, texts_seen, codes_seen)
     measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)
     num_true_outside, num_outside = (
@@ -117,7 +117,8 @@ def evaluate(
     }
     rows = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     true_codes = examples.codes.reset_index(drop=True).add_prefix("true_")
-    rows = rows.join([true_codes, decoded.drop(columns="conf").add_prefix("predicted_")])
+    written = decoded.frame(coder.model.config).drop(columns="conf").add_prefix("predicted_")
+    rows = rows.join([true_codes, written])
     right = score_sets(truth, answer, len(examples))["accuracy"]
     joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(range(len(examples)))
     return Evaluation(metrics, rows.assign(right=right, conf=conf, flat=joined))
@@ -125,8 +126,8 @@ def evaluate(
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
     """Return where a model gives exactly the true set of codes, of shape (n,)."""
-    decoded = coder.predict(examples.texts, examples.langs, mode=mode, progress=progress)
-    truth, answer = code_sets(examples.codes), code_sets(_codes(decoded))
+    decoded = coder.code(examples.texts, examples.langs, PredictOptions(mode=mode), progress=progress)
+    truth, answer = code_sets(examples.codes), code_sets(decoded.codes)
     return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
 
 
@@ -198,24 +199,17 @@ def _groups(
     return groups
 
 
-def _probable_classes(
-    coder: Coder, examples: Examples, code: Callable[..., pd.DataFrame]
-) -> tuple[pd.DataFrame, np.ndarray]:
+def _probable_classes(coder: Coder, examples: Examples, *, batch_size: int) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the flat head's classes above the lowest threshold (`row`, `code`, `prob`), and each row's best one."""
-    order = np.argsort(np.array(examples.texts, dtype=object), kind="stable")  # like texts go into the same table
+    options = PredictOptions(mode="flat", threshold=float(THRESHOLDS[0]), batch_size=batch_size)
+    order = np.argsort(np.array(examples.texts, dtype=object), kind="stable")  # like texts are coded together
     texts, langs = (np.array(values, dtype=object) for values in (examples.texts, examples.langs))
     parts, conf = [], np.zeros(len(order))
     for start in range(0, len(order), _FLAT_ROWS):
         rows = order[start : start + _FLAT_ROWS]
-        table = code(texts[rows], langs[rows], mode="flat", threshold=float(THRESHOLDS[0]))
-        codes = _codes(table)
-        probs = table.filter(regex="^prob_").to_numpy(dtype=float)
-        where, place = np.nonzero(pd.notna(codes))
-        parts.append(pd.DataFrame({"row": rows[where], "code": codes[where, place], "prob": probs[where, place]}))
-        conf[rows] = table["conf"].fillna(0)
+        found = coder.code(texts[rows], langs[rows], options)
+        where, index = np.nonzero(pd.notna(found.codes))
+        probs = found.probs[where, index]
+        parts.append(pd.DataFrame({"row": rows[where], "code": found.codes[where, index], "prob": probs}))
+        conf[rows] = np.nan_to_num(found.conf)
     return pd.concat(parts, ignore_index=True), conf
-
-
-def _codes(table: pd.DataFrame) -> np.ndarray:
-    """Return predicted codes, an array of shape (n, width)."""
-    return table[list(code_columns(table))].to_numpy(dtype=object)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,11 @@ from tqdm import tqdm
 from histocoder.checkpoints.hub import local_folder, model_card, push_folder
 from histocoder.checkpoints.model_files import CARD_FILE, load_model, save_model
 from histocoder.config import PredictOptions
+from histocoder.errors import Cancelled
 from histocoder.inference.decoding import Decoding, Encoded, encode
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import OnnxCoder
-from histocoder.inference.predictions import Part, Prediction, column_names
+from histocoder.inference.predictions import Prediction, column_names
 from histocoder.inference.reading import readings, thresholds_of
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
@@ -34,6 +35,7 @@ _ENCODED_AT_ONCE = {"cpu": 64}
 _ENCODED_AT_ONCE_ELSEWHERE = 4096
 
 Result = TypeVar("Result")
+Progress: TypeAlias = bool | Callable[[int], object]
 
 
 class Coder:
@@ -165,7 +167,8 @@ class Coder:
         constrain: bool | None = None,
         min_confidence: float = 0.0,
         batch_size: int = 256,
-        progress: bool | Callable[[int], object] = True,
+        progress: Progress = True,
+        cancel: Callable[[], bool] | None = None,
     ) -> pd.DataFrame:
         """Code descriptions.
 
@@ -192,6 +195,8 @@ class Coder:
         progress : bool or callable
             Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
             of distinct descriptions.
+        cancel : callable, optional
+            Asked before each batch; if it returns True, `Cancelled` is raised.
 
         Returns
         -------
@@ -214,7 +219,8 @@ class Coder:
             min_confidence=min_confidence,
             batch_size=batch_size,
         )
-        return self.code(texts, lang, options, progress=progress)
+        frame = self.code(texts, lang, options, progress=progress, cancel=cancel).frame(self.model.config)
+        return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
     def code(
         self,
@@ -222,32 +228,38 @@ class Coder:
         lang: str | Sequence[str] | pd.Series,
         options: PredictOptions,
         *,
-        progress: bool | Callable[[int], object] = True,
-        parts: list[Part] | None = None,
-    ) -> pd.DataFrame:
-        """Code descriptions as `predict` does, in a call that can be interrupted and resumed.
+        progress: Progress = True,
+        cancel: Callable[[], bool] | None = None,
+    ) -> Prediction:
+        """Return the codes of `predict` as arrays."""
+        distinct = Descriptions.of(texts, lang, languages=self.model.config.languages)
+        found = self.code_distinct(distinct.texts, distinct.langs, options, progress=progress, cancel=cancel)
+        return found.take(distinct.rows)
 
-        It appends its results to `parts`. Those of an interrupted call with the same arguments are not computed again.
-        """
+    def code_distinct(
+        self,
+        texts: Sequence[str],
+        langs: Sequence[str],
+        options: PredictOptions,
+        *,
+        progress: Progress = True,
+        cancel: Callable[[], bool] | None = None,
+    ) -> Prediction:
+        """Code distinct descriptions, none of them missing, whose languages are given by their codes."""
         mode = options.mode or self.mode
         options = replace(options, mode=mode)  # which is checked with it
-        rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
-        parts = [] if parts is None else parts
-        done = frozenset(place for places, _ in parts for place in places.tolist())
         work = partial(self.predict_batch, mode=mode, k=options.k, constrain=bool(options.constrain))
-        num_texts = len(rows.distinct)
-        hidden = None if progress is True and num_texts > options.batch_size else True  # None: without a terminal
-        with tqdm(total=num_texts, unit="text", disable=hidden, leave=False) as bar:
+        hidden = None if progress is True and len(texts) > options.batch_size else True  # None: without a terminal
+        parts = []
+        with tqdm(total=len(texts), unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
-            for places, part in self.each_batch(work, rows.distinct, options, done=done, tell=tell):
-                parts.append((places, part))  # before `tell` is called, which may save them
-        prediction = Prediction.join(parts, num_texts, width=self._width(mode, options.k))
-        if mode == "full":
-            frame = pd.DataFrame(prediction.probs, columns=list(self.codes))
-        else:
+            for rows, part in self.each_batch(work, texts, langs, options, cancel=cancel):
+                parts.append((rows, part))
+                tell(len(rows))
+        prediction = Prediction.join(parts, len(texts), width=self._width(mode, options.k))
+        if mode != "full":
             prediction.drop_unsure(options.min_confidence)
-            frame = prediction.frame(self.model.config)
-        return rows.spread(frame)
+        return prediction
 
     @torch.inference_mode()
     def predict_batch(
@@ -283,14 +295,15 @@ class Coder:
         batch_size: int = 256,
     ) -> np.ndarray:
         """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
-        rows = Descriptions.of(texts, lang, languages=self.model.config.languages)
-        pooled = np.full((len(rows.distinct) + 1, self.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
+        distinct = Descriptions.of(texts, lang, languages=self.model.config.languages)
+        width = self.model.encoder.config.hidden_size
+        pooled = np.full((len(distinct.texts) + 1, width), np.nan, dtype=np.float32)  # the last one of missing ones
         options = PredictOptions(batch_size=batch_size)
-        for places, found in self.each_batch(
-            lambda ids, *_: self.encode(ids).pooled.float().cpu().numpy(), rows.distinct, options
+        for rows, found in self.each_batch(
+            lambda ids, *_: self.encode(ids).pooled.float().cpu().numpy(), distinct.texts, distinct.langs, options
         ):
-            pooled[places] = found
-        return pooled[rows.place]
+            pooled[rows] = found
+        return pooled[distinct.rows]
 
     def column_names(self, mode: str | None = None, *, k: int = 5) -> list[str]:
         """Return the columns of `predict`."""
@@ -312,13 +325,13 @@ class Coder:
     def each_batch(
         self,
         work: Callable[..., Result],
-        table: pd.DataFrame,
+        texts: Sequence[str],
+        langs: Sequence[str],
         options: PredictOptions,
         *,
-        done: frozenset[int] = frozenset(),
-        tell: Callable[[int], object] = lambda _: None,
+        cancel: Callable[[], bool] | None = None,
     ) -> Iterator[tuple[np.ndarray, Result]]:
-        """Yield the rows (B,) of each batch of a table of `text` and `lang`, and the result of work on it.
+        """Yield the indices (B,) of each batch of descriptions, and the result of work on it.
 
         Batches have descriptions of similar lengths, and are divided if memory is short.
 
@@ -326,26 +339,21 @@ class Coder:
         ----------
         work : callable
             Takes token ids, thresholds of the flat head, and characters for the linear expert; see `predict_batch`.
-        table : DataFrame
+        texts, langs : sequence of str, of n
         options : PredictOptions
-        done : frozenset of int
-            Rows whose batches are skipped.
-        tell : callable
-            Receives the number of rows of each batch that is done.
+        cancel : callable, optional
+            Asked before each batch; if it returns True, `Cancelled` is raised.
         """
         self.decoding.forget_weights()
         config, at_once = self.model.config, RowsAtOnce(self.device)
-        thresholds = torch.from_numpy(thresholds_of(config, table["lang"], options.threshold))
+        thresholds = torch.from_numpy(thresholds_of(config, langs, options.threshold))
         sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}
-        texts, langs = table["text"].tolist(), table["lang"].tolist()
         for rows, ids, characters in readings(texts, langs, config, self.model.tokenizer, **sizes):
-            if done.issuperset(rows.tolist()):
-                tell(len(rows))
-                continue
+            if cancel is not None and cancel():
+                raise Cancelled
             of_linear = None if characters is None else torch.from_numpy(characters).to(self.device)
             given = torch.from_numpy(ids).to(self.device), thresholds[rows].to(self.device), of_linear
             with self.turn:
                 results = list(at_once.each(work, *given))
             for some, result in results:
                 yield rows[some], result
-                tell(some.stop - some.start)

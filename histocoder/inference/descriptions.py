@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,9 +14,9 @@ from histocoder.data.cells import MISSING_MARKS, spoilt
 from histocoder.data.languages import (
     chosen_language,
     is_language,
+    known_language,
     language_code,
     not_in_table,
-    same_language,
     with_nearest,
 )
 from histocoder.errors import Notice, UserError, shown, warn_user
@@ -33,15 +35,16 @@ class UnknownLanguageWarning(Notice):
             if known
             else not_in_table(languages)
         )
-        self.languages, self.known = tuple(languages), tuple(known)
 
 
 class Descriptions(NamedTuple):
-    """Descriptions with their languages, each once, and the rows that have them."""
+    """Distinct descriptions with their languages, and the rows that have them."""
 
-    distinct: pd.DataFrame  # columns `text` and `lang`
-    place: np.ndarray  # index of each row's description among the distinct ones; -1 where it is missing
-    index: pd.Index  # index of the rows
+    texts: list[str]
+    langs: list[str]
+    """Codes of languages; see `language_code`."""
+    rows: np.ndarray
+    """Index of each row's description, of shape (n,); -1 where it is missing."""
 
     @classmethod
     def of(
@@ -51,57 +54,68 @@ class Descriptions(NamedTuple):
         *,
         languages: tuple[str, ...],
     ) -> Descriptions:
-        """Return the descriptions of n rows; blank ones are missing.
+        """Return the distinct descriptions of n rows; blank ones are missing.
 
-        Languages are those that a model knows, under its own codes; others are replaced by "unk", with a warning. If
-        the model does not say, all are kept, with a warning about those that are not in histocoder's table. One for all
-        descriptions that is in neither raises a UserError. Marks of missing values are words here, with a warning.
+        Notices name languages other than a model's `languages`, and texts that may not be descriptions. A UserError is
+        raised if a value is not text, or one language is given for all rows that is neither the model's nor in the
+        table of languages.
         """
         if not isinstance(texts, str | Iterable):
             raise UserError(
                 f"Descriptions are of the type {type(texts).__name__}; give a string, or a list of strings."
             )
-        series = (
-            texts if isinstance(texts, pd.Series) else pd.Series([texts] if isinstance(texts, str) else list(texts))
-        )
-        values = series.to_numpy(dtype=object)
-        if isinstance(lang, str):
-            lang = [chosen_language(lang, languages)] * len(values)
-        langs = np.asarray(lang, dtype=object)
+        values: list[object] = [texts] if isinstance(texts, str) else list(texts)
+        langs = [chosen_language(lang, languages)] * len(values) if isinstance(lang, str) else list(lang)
         if len(langs) != len(values):
             raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
-        langs = _known(langs, languages)
         strange = next((value for value in values if not isinstance(value, str) and pd.isna(value) is not True), None)
         if strange is not None:
             raise UserError(
                 f"The description {shown(str(strange))} is of the type {type(strange).__name__}; give strings, and "
                 "None where there is no description."
             )
-        missing = np.array([not isinstance(text, str) or not text.strip() for text in values], dtype=bool)
-        pairs = pd.DataFrame({"text": values, "lang": langs})
-        place = np.full(len(pairs), -1)
-        present = pairs[~missing]
-        place[~missing] = present.groupby(["text", "lang"], sort=False).ngroup().to_numpy()
-        distinct = present.drop_duplicates().reset_index(drop=True)
-        for text in sorted(t for t in set(distinct["text"]) if t in _MARKS or spoilt(t) == "an error"):
-            warn_user(
-                Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank.")
-            )
-        if 2 * distinct["text"].str.fullmatch(r"[0-9\s]+").sum() > len(distinct) > 1:
-            warn_user(Notice("Most descriptions are numbers. Check that their column is the right one."))
-        return cls(distinct, place, series.index)
-
-    def spread(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return each row's of the distinct descriptions' rows, after which comes that of a missing one."""
-        return frame.iloc[self.place].set_axis(self.index)
+        return DistinctDescriptions(languages).add(values, langs)
 
 
-def _known(langs: np.ndarray, languages: tuple[str, ...]) -> np.ndarray:
-    """Return a model's codes of languages, and "unk" in place of others, with a warning."""
-    langs = np.where(pd.isna(langs), "unk", langs)
-    known = (*languages, "unk")
-    codes = {lang: same_language(lang, known) if languages else language_code(lang) for lang in set(langs.tolist())}
-    strange = sorted(lang for lang, code in codes.items() if code is None or not (languages or is_language(code)))
-    if strange:
-        warn_user(UnknownLanguageWarning(strange, languages))
-    return np.array([codes[lang] or "unk" for lang in langs.tolist()], dtype=object)
+class DistinctDescriptions:
+    """Gives each distinct description of a table's blocks an index, while there is room to remember them.
+
+    `languages` are a model's; from `room` descriptions on, new ones are not remembered.
+    """
+
+    def __init__(self, languages: tuple[str, ...], *, room: float = math.inf) -> None:
+        self._languages, self._room = languages, room
+        self._indices: dict[tuple[object, str], int] = {}
+        self._codes: dict[str, str] = {}  # language as written -> its code
+
+    def add(self, texts: Sequence[object], langs: Sequence[str]) -> Descriptions:
+        """Return the new descriptions of a block, the shortest first; their indices follow those remembered."""
+        self._read_languages(set(langs) - self._codes.keys())
+        pairs = [(text, self._codes[lang]) for text, lang in zip(texts, langs, strict=True)]
+        unseen = set(pairs) - self._indices.keys()
+        new = sorted(
+            ((text, lang) for text, lang in unseen if isinstance(text, str) and text.strip()),
+            key=lambda pair: (len(pair[0]), pair),
+        )
+        indices: dict[tuple[object, str], int] = {pair: len(self._indices) + i for i, pair in enumerate(new)}
+        rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)
+        _check([text for text, _ in new], is_first=not self._indices)
+        if len(self._indices) < self._room:
+            self._indices |= indices
+        return Descriptions([text for text, _ in new], [lang for _, lang in new], rows)
+
+    def _read_languages(self, langs: set[str]) -> None:
+        """Read languages that are new; a notice names those that the model does not know."""
+        codes = {lang: language_code(lang) if isinstance(lang, str) else "unk" for lang in langs}
+        known = is_language if not self._languages else lambda code: known_language(code, self._languages) != "unk"
+        if strange := sorted(lang for lang, code in codes.items() if code != "unk" and not known(code)):
+            warn_user(UnknownLanguageWarning(strange, self._languages))
+        self._codes |= codes
+
+
+def _check(texts: Sequence[str], *, is_first: bool) -> None:
+    """Name texts that are probably no descriptions in notices."""
+    for text in sorted({text for text in texts if text in _MARKS or spoilt(text) == "an error"}):
+        warn_user(Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank."))
+    if is_first and 2 * sum(map(bool, map(re.compile(r"[0-9\s]+").fullmatch, texts))) > len(texts) > 1:
+        warn_user(Notice("Most descriptions are numbers. Check that their column is the right one."))

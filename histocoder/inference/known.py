@@ -2,10 +2,10 @@
 
 import itertools
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,10 +15,10 @@ from histocoder.config.prediction import names_of_alternatives
 from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
 from histocoder.data.header import descriptions_in
 from histocoder.data.labels import LabelRules
-from histocoder.data.languages import known_language, language_code
+from histocoder.data.languages import known_language
 from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.table import open_table
-from histocoder.inference.coder import Coder
+from histocoder.inference.coder import Coder, Progress
 from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"  # values of the column `source`
@@ -76,7 +76,7 @@ class Known:
                 self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
 
     def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer | None]:
-        """Return the answers for n descriptions; None for those that are not known."""
+        """Return the answers for n descriptions, whose languages are codes; None for those that are not known."""
         langs = self._language_keys(langs, unknown=self.only_language or "unk")
         places = [
             self._places.get((spelling, lang), self._first_places.get((key, lang)))
@@ -92,10 +92,7 @@ class Known:
     def _language_keys(self, langs: Sequence[str], *, unknown: str = "unk") -> list[str]:
         if self._any_language:
             return [""] * len(langs)
-        keys = {
-            lang: unknown if language_code(lang) == "unk" else known_language(lang, self._languages)
-            for lang in set(langs)
-        }
+        keys = {lang: unknown if lang == "unk" else known_language(lang, self._languages) for lang in set(langs)}
         return [keys[lang] for lang in langs]
 
     def keys(self, texts: Sequence[str]) -> Sequence[str]:
@@ -133,24 +130,36 @@ class Known:
         return list(dict.fromkeys([*own[:-1], *names, SOURCE_COL]))
 
     def code(
-        self, coder: Coder, texts: Sequence[str], langs: Sequence[str], options: PredictOptions, **how: Any
+        self,
+        coder: Coder,
+        texts: Sequence[str],
+        langs: Sequence[str],
+        options: PredictOptions,
+        *,
+        progress: Progress = False,
+        cancel: Callable[[], bool] | None = None,
     ) -> pd.DataFrame:
-        """Code descriptions: the known ones as people did, the others by `Coder.code`, in any mode but "full".
+        """Code distinct descriptions: the known ones as people did, the others by `Coder.code_distinct`.
 
-        The column `source` is "known", "model", or None where there is no description. The probability of a known
-        answer is its share. In mode "topk" the names of the model's columns, but those of the first code, begin with
-        `alt_`: a known description's further codes are not alternatives.
+        The column `source` is "known" or "model". The probability of a known answer is its share. In mode "topk" the
+        names of the model's columns, but those of the first code, begin with `alt_`: a known description's further
+        codes are not alternatives.
         """
-        answers = self.find(texts, langs)
+        config, answers = coder.model.config, self.find(texts, langs)
         known = [row for row, answer in enumerate(answers) if answer is not None]
         other = [row for row, answer in enumerate(answers) if answer is None]
-        coded = coder.code([texts[row] for row in other], [langs[row] for row in other], options, **how).set_axis(other)
+        others = [texts[row] for row in other], [langs[row] for row in other]
+        found = coder.code_distinct(*others, options, progress=progress, cancel=cancel)
+        if callable(progress):
+            progress(len(known))
+        coded = found.frame(config).set_axis(other)
         if options.mode == "topk":
             coded.columns = names_of_alternatives(coded.columns)
-        coded[SOURCE_COL] = np.array([MODEL if texts[row].strip() else None for row in other], dtype=object)
+        coded[SOURCE_COL] = MODEL
         if not known:
             return coded
-        given = _frame([answer for answer in answers if answer is not None], coder).set_axis(known)
+        given = _prediction([answer for answer in answers if answer is not None]).frame(config).set_axis(known)
+        given[SOURCE_COL] = KNOWN
         names = list(dict.fromkeys([*given.columns[:-2], *coded.columns]))  # conf and source last
         return pd.concat([frame.reindex(columns=names) for frame in (coded, given)]).sort_index()
 
@@ -180,9 +189,7 @@ def training_files(
     return files, lang_col is not None
 
 
-def _frame(answers: Sequence[Answer], coder: Coder) -> pd.DataFrame:
+def _prediction(answers: Sequence[Answer]) -> Prediction:
     codes = np.array([*itertools.zip_longest(*(answer.codes for answer in answers))], dtype=object).T
     share = np.array([answer.share for answer in answers])
-    probs = np.where(pd.isna(codes), np.nan, share[:, None])
-    frame = Prediction(codes, probs, share).frame(coder.model.config)
-    return frame.assign(**{SOURCE_COL: KNOWN})
+    return Prediction(codes, np.where(pd.isna(codes), np.nan, share[:, None]), share)

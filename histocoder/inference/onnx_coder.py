@@ -109,17 +109,20 @@ class OnnxCoder:
         Parameters and result are those of `Coder.predict`.
         """
         try:
+            import pandas as pd
+
             from histocoder.inference.descriptions import Descriptions  # which needs pandas
         except ImportError as error:
             raise UserError(
                 "predict returns a table, which needs pandas. Install it, or use predict_arrays."
             ) from error
 
-        rows = Descriptions.of(texts, lang, languages=self._config.languages)
+        distinct = Descriptions.of(texts, lang, languages=self._config.languages)
         options = PredictOptions(mode=mode, threshold=threshold, constrain=constrain, batch_size=batch_size)
-        prediction = self._code(rows.distinct["text"].tolist(), rows.distinct["lang"].tolist(), options)
+        prediction = self._code(distinct.texts, distinct.langs, options).take(distinct.rows)
         prediction.drop_unsure(min_confidence)
-        return prediction.frame(self._config).iloc[rows.place].set_axis(rows.index)
+        frame = prediction.frame(self._config)
+        return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
     def predict_arrays(
         self,
@@ -147,11 +150,10 @@ class OnnxCoder:
             Codes (n, width), their probabilities and the confidence (n,), as arrays.
         """
         options = PredictOptions(mode=mode, threshold=threshold, constrain=constrain, batch_size=batch_size)
-        prediction = self._code(texts, langs, options)
-        return Prediction(*(array[:-1] for array in prediction))  # without the row of missing descriptions
+        return self._code(texts, langs, options)
 
     def _code(self, texts: Sequence[str], langs: Sequence[str], options: PredictOptions) -> Prediction:
-        """Return the codes of n descriptions, and of a missing one behind them."""
+        """Return the codes of n descriptions, none of them missing."""
         mode = options.mode or self.mode
         options = replace(options, mode=mode)  # which is checked with it
         if mode not in MODES:

@@ -1,85 +1,121 @@
-"""The parts of a file that is being coded: chunks beside the output, which are joined when all are there."""
+"""Parts of a file that is being coded: its rows, their distinct descriptions, and the codes of these."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 
 from histocoder import distributed
-from histocoder.config import PredictConfig
-from histocoder.data.output import Form, write_table
-from histocoder.data.table import fingerprint
-from histocoder.errors import UserError, counted
-from histocoder.files import make_folder, remove_leftovers, replacing, write_text
-from histocoder.inference.join import Join
-from histocoder.inference.predictions import load_parts, save_parts
+from histocoder.errors import UserError
+from histocoder.files import make_folder, replacing, write_text
+from histocoder.inference.descriptions import Descriptions
 
-_GROUP_ROWS, _GROUP_CELLS = 100_000, 20_000_000  # size of a row group of a Parquet file
-_KEEP_SECONDS = 20.0  # interval at which what is coded of a chunk is saved
-_PART, _BATCHES = ".arrow", ".batches"  # suffixes of a whole chunk, and of the batches of an unfinished one
+_SETTINGS, _INDEX = "settings.json", "row"
 
 
-def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> None:
-    """Raise a UserError if writing an output would lose a file."""
-    if output.exists() and not overwrite:
-        raise UserError(f"{output} already exists. Add --overwrite to replace it, or choose another --output.")
-    if source is not None and source.exists() and output.exists() and output.samefile(source):
-        raise UserError("--output is the input itself; choose another.")
+@dataclass(frozen=True)
+class Part:
+    """A part of the distinct descriptions: some of those that a block of rows has and no earlier block."""
 
+    block: int
+    start: int
+    stop: int
 
-def write_tables(
-    output: Path, tables: Iterable[pa.Table], form: Form, join: Join | None, *, say: Callable[[str], None]
-) -> None:
-    """Write tables, one below the other and with the columns of `join`."""
-    coded = tables if join is None else (join.add(table, form.codes) for table in tables)
-    notices = write_table(output, _groups(coded), form)
-    for notice in (*notices, None if join is None else join.notice()):
-        if notice:
-            say(notice)
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 class Parts:
-    """A folder of chunks by their numbers, and of batches of interrupted chunks, beside the output."""
+    """A folder beside the output, with a file for each block of rows, for its descriptions, and for each part's codes.
 
-    def __init__(self, output: Path) -> None:
-        self.output = output
+    Parameters
+    ----------
+    output : Path
+    settings : dict
+        What the parts depend on; those of other settings are not used.
+    part_texts : int
+        Number of descriptions of a part.
+    """
+
+    def __init__(self, output: Path, settings: dict[str, Any], *, part_texts: int) -> None:
+        self.output, self._settings, self._size = output, {**settings, "part_texts": part_texts}, part_texts
         self.folder = output.with_name(f".{output.name}.parts")
+        self.num_rows = 0
+        self._num_texts: list[int] = []  # of the new descriptions of each block
 
-    def open(
-        self, config: PredictConfig, settings: dict[str, object], *, overwrite: bool, say: Callable[[str], None]
-    ) -> None:
-        """Create the folder; one with other settings or another input is replaced."""
-        source = Path(config.input)
-        check_free(self.output, overwrite=overwrite, source=source)
-        settings = {**asdict(config), **settings, "source": fingerprint(source), "processes": distributed.world_size()}
-        settings["parts"] = _PART
-        path = self.folder / "settings.json"
-        if path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings:
-            remove_leftovers(self.folder)
-            names = [path.name for path in self.folder.glob("[0-9]*")]
-            if names:
-                num_done = sum(not name.endswith(_BATCHES) for name in names)
-                done = counted(num_done, "chunk is", "chunks are") if num_done else "part of the first chunk is"
-                say(f"Resuming an interrupted run: {done} done.")
-            return
+    def open(self) -> bool:
+        """Return whether all rows have been read, by this process or an earlier run."""
+        path = self.folder / _SETTINGS
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if kept.get("settings") != self._settings:
+            return False
+        self.num_rows, self._num_texts = kept["num_rows"], kept["num_texts"]
+        return True
+
+    def create(self) -> None:
+        """Make an empty folder in place of an earlier one."""
         self.delete()
         make_folder(self.folder)
-        write_text(path, json.dumps(settings, indent=2))
+
+    def add(self, block: pa.Table, found: Descriptions) -> None:
+        """Keep a block of rows, and its new descriptions."""
+        number = len(self._num_texts)
+        self._write(self._path("rows", number), block.append_column(_INDEX, pa.array(found.rows)))
+        self._write(self._path("texts", number), pa.table([found.texts, found.langs], names=["text", "lang"]))
+        self.num_rows += len(block)
+        self._num_texts.append(len(found.texts))
+
+    def close(self) -> None:
+        """Record that all rows have been read."""
+        kept = {"settings": self._settings, "num_rows": self.num_rows, "num_texts": self._num_texts}
+        write_text(self.folder / _SETTINGS, json.dumps(kept, indent=2))
+
+    def all(self) -> list[Part]:
+        return [part for block in range(len(self._num_texts)) for part in self._of_block(block)]
+
+    @property
+    def num_texts(self) -> int:
+        return sum(self._num_texts)
+
+    def is_coded(self, part: Part) -> bool:
+        return self._codes(part).exists()
+
+    def texts(self, part: Part) -> tuple[list[str], list[str]]:
+        """Return the descriptions of a part, and their languages."""
+        table = pa.feather.read_table(self._path("texts", part.block)).slice(part.start, len(part))
+        return table["text"].to_pylist(), table["lang"].to_pylist()
+
+    def write(self, part: Part, codes: pa.Table) -> None:
+        """Keep the codes of a part."""
+        with self.saying_what_is_kept():
+            self._write(self._codes(part), codes)
+
+    def read(self, schema: pa.Schema) -> Iterator[tuple[pa.Table, pa.Table, np.ndarray]]:
+        """Yield each block of rows, the codes of its new descriptions, and the index of each row's description."""
+        for block in range(len(self._num_texts)):
+            rows = pa.feather.read_table(self._path("rows", block))
+            codes = [schema.empty_table()]
+            for part in self._of_block(block):
+                if not self.is_coded(part):
+                    raise UserError(
+                        f"The codes {self._codes(part)} were written but are missing now. The others are kept; run the "
+                        "command again."
+                    )
+                codes.append(pa.feather.read_table(self._codes(part)))
+            last = rows.num_columns - 1
+            yield rows.remove_column(last), pa.concat_tables(codes), rows[last].to_numpy()
 
     def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    @property
-    def _is_empty(self) -> bool:
-        return not any(self.folder.glob("[0-9]*"))
 
     @contextmanager
     def kept_if_any(self) -> Iterator[None]:
@@ -87,82 +123,33 @@ class Parts:
         try:
             yield
         except UserError:
-            if distributed.is_primary() and self._is_empty:
+            if distributed.is_primary() and not any(self.folder.glob("codes-*")):
                 self.delete()
             raise
 
-    def read(self, number: int) -> pa.Table | None:
-        """Return a chunk; None if it is not coded yet."""
-        path = self._path(number)
-        return pa.feather.read_table(path) if path.exists() else None
-
-    def write(self, number: int, chunk: pa.Table) -> None:
-        """Save a chunk and delete its batches."""
-        with self._kept_for_later(), replacing(self._path(number)) as temporary:
-            pa.feather.write_feather(chunk, str(temporary))
-        self._path(number, _BATCHES).unlink(missing_ok=True)
-
-    def batches(self, number: int, *, told: Callable[[float], object]) -> Batches:
-        return Batches(self._path(number, _BATCHES), told=told)
-
-    def join(self, form: Form, num_chunks: int, join: Join | None, *, say: Callable[[str], None]) -> None:
-        """Write one file of all chunks, in order, with the columns of `join`, and delete them."""
-        files = [self._path(number) for number in range(num_chunks)]
-        for file in files:
-            if not file.exists():
-                raise UserError(
-                    f"The chunk {file}, one of {num_chunks}, was coded but is missing now. The others are kept; run "
-                    "the command again."
-                )
-        with self._kept_for_later():
-            write_tables(self.output, map(pa.feather.read_table, files), form, join, say=say)
-        self.delete()
-
-    def _path(self, number: int, suffix: str = _PART) -> Path:
-        return self.folder / f"{number:06d}{suffix}"
-
     @contextmanager
-    def _kept_for_later(self) -> Iterator[None]:
-        """Let an error say that the chunks coded so far are kept."""
+    def saying_what_is_kept(self) -> Iterator[None]:
+        """Let an error say that what is coded so far is kept."""
         try:
             yield
         except UserError as error:
-            if self._is_empty:
+            if not any(self.folder.glob("codes-*")):
                 raise
             raise UserError(
-                f"{error} The chunks coded so far are kept. Make room, and run the command again."
+                f"{error} The codes of all rows coded so far are kept. Make room, and run the command again."
             ) from error
 
+    def _of_block(self, block: int) -> list[Part]:
+        num_texts = self._num_texts[block]
+        starts = range(0, num_texts, self._size)
+        return [Part(block, start, min(start + self._size, num_texts)) for start in starts]
 
-class Batches:
-    """Coded batches of a chunk, saved at intervals in case the run is interrupted."""
+    def _path(self, kind: str, block: int) -> Path:
+        return self.folder / f"{kind}-{block:06d}.arrow"
 
-    def __init__(self, path: Path, *, told: Callable[[float], object]) -> None:
-        self.path, self._told = path, told
-        self.parts = load_parts(path)
-        self.num_told, self._num_kept = 0.0, len(self.parts)
-        self._kept_at = time.monotonic()
+    def _codes(self, part: Part) -> Path:
+        return self.folder / f"codes-{part.block:06d}-{part.start:06d}.arrow"
 
-    def tell(self, num_rows: float) -> None:
-        """Count rows that were coded, about so many."""
-        self._told(num_rows)
-        self.num_told += num_rows
-        if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
-            self.keep()
-
-    def keep(self) -> None:
-        if len(self.parts) > self._num_kept:
-            save_parts(self.path, self.parts)
-        self._num_kept, self._kept_at = len(self.parts), time.monotonic()
-
-
-def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield tables joined into larger ones, since a Parquet writer keeps metadata of each to the end."""
-    waiting: list[pa.Table] = []
-    for table in tables:
-        waiting.append(table)
-        if sum(map(len, waiting)) >= min(_GROUP_ROWS, _GROUP_CELLS // table.num_columns):
-            yield pa.concat_tables(waiting)
-            waiting = []
-    if waiting:
-        yield pa.concat_tables(waiting)
+    def _write(self, path: Path, table: pa.Table) -> None:
+        with replacing(path) as temporary:
+            pa.feather.write_feather(table, str(temporary))

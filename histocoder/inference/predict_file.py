@@ -1,9 +1,9 @@
-"""Codes whole files, in chunks: a run that was interrupted resumes, and memory does not grow with the file."""
+"""Codes whole files: a run that was interrupted resumes, and memory does not grow with the file."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,19 @@ from histocoder import distributed
 from histocoder.checkpoints.lock import holding
 from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
-from histocoder.data.output import Form, check_output
-from histocoder.data.table import TableFile, is_bytes, is_parquet, open_table
+from histocoder.data.output import Form, check_output, write_table
+from histocoder.data.table import TableFile, is_bytes, is_parquet, open_table, strings
 from histocoder.errors import Interrupted, UserError, counted
-from histocoder.files import make_folder
-from histocoder.inference.chunks import ChunkCoder, rows_of_chunk
+from histocoder.files import make_folder, remove_leftovers
 from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
 from histocoder.inference.known import Known
 from histocoder.inference.notices import FileNotices
-from histocoder.inference.parts import Parts, check_free, write_tables
+from histocoder.inference.parts import Parts
 from histocoder.inference.predictions import code_columns
+from histocoder.inference.table_coder import TableCoder
+
+_BATCHES = 4  # batches of a part, after which codes are kept
 
 
 def predict_file(
@@ -38,48 +40,53 @@ def predict_file(
     join: Join | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
-    chunk_rows: int | None = None,
-    bar: tqdm | None = None,
+    block_rows: int | None = None,
+    progress: Callable[[float, int], object] | None = None,
+    cancel: Callable[[], bool] | None = None,
 ) -> None:
     """Code a file into another, with all its columns, the language if one was given for all rows, and the codes.
 
-    Chunks are coded into files beside the output, which become the output when all are there; after an interruption
-    they stay. Several processes share the chunks. The output does not depend on interruptions.
+    The file is read once: its rows and their distinct descriptions are kept beside the output, and the codes of these
+    in parts. After an interruption they stay, and the same call resumes. Several processes share the parts. The output
+    does not depend on interruptions.
 
     Parameters
     ----------
     model_id : str
-        Identity of the model; chunks that another model has coded are not used.
+        Identity of the model; parts that another model has coded are not used.
     known : Known, optional
         Hand-coded descriptions, which keep their codes; a column `source` says which.
     join : Join, optional
         Table whose columns are added by code.
-    chunk_rows : int, optional
-        Number of rows of a chunk; by default few enough to hold in memory.
-    bar : tqdm, optional
-        Progress bar that counts rows; by default one on rank 0's terminal, if there is one. Coding can be resumed after
-        an `Interrupted` that its `update` raises.
+    block_rows : int, optional
+        Number of rows that are read at once; by default few enough to hold in memory.
+    progress : callable, optional
+        Receives the number of rows that a batch has coded, and of all rows; by default a progress bar on rank 0's
+        terminal, if there is one.
+    cancel : callable, optional
+        Asked before each batch; if it returns True, `Cancelled` is raised, and the same call resumes.
     """
     config, table = _open(coder, config)
-    chunks = ChunkCoder(coder, config, known=known)
-    form, num_rows = _form(coder, config, table, chunks.names, join)
-    say(f"Coding in mode {config.mode}.")
+    tables = TableCoder(coder, config, known=known)
+    form = _form(coder, config, table, tables.names, join)
     if LANG_COL in table.header and config.language_col is None and config.language == "unk":
         say(f"{config.input}: languages are taken as unknown (unk); the column {LANG_COL!r} is not chosen for them.")
-    output = Path(config.output)
-    parts = Parts(output)
-    chunk_rows = chunk_rows or rows_of_chunk(chunks.names)
-    settings = {"model": model_id, "chunk_rows": chunk_rows, **({} if known is None else {"known": known.source_id})}
-    if bar is None:
-        hidden = True if distributed.rank() else None  # None: without a terminal
-        bar = tqdm(total=num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True)
-    with _writing(output):
-        open_parts = partial(parts.open, config, settings, overwrite=overwrite, say=say)
-        distributed.run_on_primary(open_parts, doing="checking the input")
-        with parts.kept_if_any():
-            num_chunks = _code_chunks(chunks, table, parts, chunk_rows=chunk_rows, say=say, bar=bar)
-        distributed.run_on_primary(partial(parts.join, form, num_chunks, join, say=say), doing="writing the output")
-    say(f"Coded {config.input} into {output}.")
+    for notice in table.notices:
+        say(notice)
+    output, notices = Path(config.output), FileNotices(say)
+    settings = {**asdict(config), "source": _state(table.path), "model": model_id, "known": known and known.source_id}
+    settings["processes"] = distributed.world_size()
+    parts = Parts(output, settings, part_texts=_BATCHES * config.batch_size)
+    with _writing(output), notices.collecting(), parts.kept_if_any():
+        check_free(output, overwrite=overwrite, source=table.path)
+        read = partial(_read, table, tables, parts, config, block_rows=block_rows or tables.block_rows, say=say)
+        distributed.run_on_primary(read, doing="reading the input")
+        if not parts.open():
+            raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
+        _code(tables, parts, progress=progress, cancel=cancel)
+        distributed.barrier(doing="coding its share")
+        notices.tell()
+        distributed.run_on_primary(partial(_write, tables, parts, form, join, say=say), doing="writing the output")
 
 
 def predict_file_by(
@@ -93,13 +100,18 @@ def predict_file_by(
 ) -> None:
     """Write a file as `predict_file` does, from an engine that yields the input with the columns of its codes."""
     config, table = _open(coder, config)
-    form, _ = _form(coder, config, table, ChunkCoder(coder, config, known=None).names, join)
-    output = Path(config.output)
-    say(f"Coding in mode {config.mode}.")
+    form, output = _form(coder, config, table, TableCoder(coder, config).names, join), Path(config.output)
     with _writing(output):
         check_free(output, overwrite=overwrite, source=table.path)
-        write_tables(output, engine(table, config), form, join, say=say)
-    say(f"Coded {config.input} into {output}.")
+        _write_tables(output, engine(table, config), form, join, say=say)
+
+
+def check_free(output: Path, *, overwrite: bool, source: Path | None = None) -> None:
+    """Raise a UserError if writing an output would lose a file."""
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} already exists. Add --overwrite to replace it, or choose another --output.")
+    if source is not None and source.exists() and output.exists() and output.samefile(source):
+        raise UserError("--output is the input itself; choose another.")
 
 
 @contextmanager
@@ -110,6 +122,12 @@ def _writing(output: Path) -> Iterator[None]:
         yield
 
 
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder} to write to.")
+    make_folder(folder)  # raises a UserError if it can't be written to
+
+
 def _open(coder: Coder, config: PredictConfig) -> tuple[PredictConfig, TableFile]:
     """Open the input; return the settings with its mode and the names of its columns, which the parts record."""
     table = open_table(Path(config.input), config.settings_of_columns, sheet=config.sheet)
@@ -117,78 +135,11 @@ def _open(coder: Coder, config: PredictConfig) -> tuple[PredictConfig, TableFile
     return replace(config, mode=config.mode or coder.mode, **own), table
 
 
-def _form(
-    coder: Coder, config: PredictConfig, table: TableFile, names: Sequence[str], join: Join | None
-) -> tuple[Form, int]:
-    """Return the form of the output, and the number of rows of the input; raise a UserError if they do not fit."""
-    if not is_parquet(Path(config.output)):
-        _check_text(table)
+def _form(coder: Coder, config: PredictConfig, table: TableFile, names: list[str], join: Join | None) -> Form:
+    """Return the form of the output; raise a UserError if the input, the new columns and the output do not fit."""
+    check_output(Path(config.output), excel=config.excel)
     new = config.output_names(names, taken=table.header)
-    codes = code_columns(new)
-    for name in join.columns(codes) if join is not None else ():
-        if name in (*table.header, *new):
-            raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")
-    titles = coder.model.config.descriptions
-    form = Form.like(table, excel=config.excel, raw=config.raw, codes=codes, titles=titles)
-    form = form if config.excel else replace(form, decimal=".")
-    num_rows = table.count_rows()
-    check_output(Path(config.output), excel=config.excel, num_rows=num_rows)
-    return form, num_rows
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder} to write to.")
-    make_folder(folder)  # raises a UserError if it can't be written to
-
-
-def _code_chunks(
-    coder: ChunkCoder, table: TableFile, parts: Parts, *, chunk_rows: int, say: Callable[[str], None], bar: tqdm
-) -> int:
-    """Code this process's chunks, and wait for the other processes; return the number of all chunks."""
-    if not parts.folder.is_dir():
-        raise UserError(f"{parts.folder.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
-    rank, world_size = distributed.rank(), distributed.world_size()
-    notices = FileNotices(say)
-    for notice in table.notices:
-        say(notice)
-    num_chunks = rows_done = 0
-    with bar, notices.collecting():
-        for number, chunk in enumerate(table.chunks(chunk_rows=chunk_rows)):
-            if number % world_size == rank:
-                _code_chunk(coder, number, chunk, parts, rows_done=rows_done, bar=bar)
-            num_chunks += 1
-            rows_done += len(chunk)
-            bar.update(rows_done - bar.n)
-    distributed.barrier(doing="coding its share")
-    notices.tell(may_repeat=coder.is_full)
-    if coder.has_known:
-        total = sum(map(int, distributed.gather_objects(str(coder.num_known))))
-        say(f"{total:,} of {counted(rows_done, 'row', 'rows')} got the codes of hand-coded descriptions (--known).")
-    return num_chunks
-
-
-def _code_chunk(coder: ChunkCoder, number: int, chunk: pa.Table, parts: Parts, *, rows_done: int, bar: tqdm) -> None:
-    """Code a chunk, unless an earlier run has coded it."""
-    done = parts.read(number)
-    if done is not None:
-        coder.take_in(done)
-        return
-    batches = parts.batches(number, told=bar.update)
-    try:
-        parts.write(number, coder.code(chunk, batches.tell, batches.parts))
-    except (KeyboardInterrupt, Interrupted):
-        batches.keep()
-        raise Interrupted(
-            f"Interrupted after about {counted(rows_done + round(batches.num_told), 'row', 'rows')}, which are kept "
-            f"next to {parts.output}. Run the same command again to resume.",
-            signal.SIGINT,
-        ) from None
-
-
-def _check_text(table: TableFile) -> None:
-    """Raise a UserError that names the first column that CSV can't hold, or whose bytes are not text."""
-    for field in table.schema:
+    for field in () if is_parquet(Path(config.output)) else table.schema:
         try:
             pa.csv.write_csv(pa.schema([field]).empty_table(), pa.BufferOutputStream())
         except pa.ArrowInvalid as error:
@@ -196,6 +147,97 @@ def _check_text(table: TableFile) -> None:
                 f"{table.path}, column {field.name!r}: its cells are of the type {field.type}, which CSV can't hold. "
                 "Choose an --output that ends in .parquet."
             ) from error
-    if blobs := [field.name for field in table.schema if is_bytes(field.type)]:
-        for _ in table.tables(blobs):
-            pass  # bytes that are not UTF-8 raise an error
+    codes = code_columns(new)
+    for name in join.columns(codes) if join is not None else ():
+        if name in (*table.header, *new):
+            raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")
+    form = Form.like(table, excel=config.excel, raw=config.raw, codes=codes, titles=coder.model.config.descriptions)
+    return form if config.excel else replace(form, decimal=".")
+
+
+def _state(path: Path) -> list[list[Any]]:
+    """Return name, size and time of change of a file, or of all files of a folder."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+
+def _read(
+    table: TableFile,
+    tables: TableCoder,
+    parts: Parts,
+    config: PredictConfig,
+    *,
+    block_rows: int,
+    say: Callable[[str], None],
+) -> None:
+    """Read the input and find its distinct descriptions, unless an earlier run has done so."""
+    if parts.open():
+        remove_leftovers(parts.folder)
+        done = sum(len(part) for part in parts.all() if parts.is_coded(part))
+        if done:
+            say(f"Resuming an interrupted run: {done:,} of {parts.num_texts:,} distinct descriptions are coded.")
+        return
+    parts.create()
+    blobs = [] if is_parquet(parts.output) else [i for i, one in enumerate(table.schema) if is_bytes(one.type)]
+    for block in table.chunks(chunk_rows=block_rows):
+        columns = block.columns
+        for i in blobs:
+            columns[i] = strings(columns[i], f"{table.path}, column {table.header[i]!r},")
+        parts.add(pa.table(columns, names=table.header), tables.find(block))
+    check_output(parts.output, excel=config.excel, num_rows=parts.num_rows)
+    parts.close()
+
+
+def _code(
+    tables: TableCoder,
+    parts: Parts,
+    *,
+    progress: Callable[[float, int], object] | None,
+    cancel: Callable[[], bool] | None,
+) -> None:
+    """Code this process's parts."""
+    own = parts.all()[distributed.rank() :: distributed.world_size()]
+    rows_each = parts.num_rows / max(sum(map(len, own)), 1)
+    hidden = True if progress is not None or distributed.rank() else None  # None: without a terminal
+    with tqdm(total=parts.num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar:
+
+        def tell(num_texts: int) -> None:
+            bar.update(num_texts * rows_each)
+            if progress is not None:
+                progress(num_texts * rows_each, parts.num_rows)
+
+        try:
+            for part in own:
+                if parts.is_coded(part):
+                    tell(len(part))
+                else:
+                    parts.write(part, tables.code(*parts.texts(part), progress=tell, cancel=cancel))
+        except (KeyboardInterrupt, Interrupted):
+            num_done = round(rows_each * sum(len(part) for part in own if parts.is_coded(part)))
+            raise Interrupted(
+                f"Interrupted after about {counted(num_done, 'row', 'rows')}, which are kept next to {parts.output}. "
+                "Run the same command again to resume.",
+                signal.SIGINT,
+            ) from None
+
+
+def _write(tables: TableCoder, parts: Parts, form: Form, join: Join | None, *, say: Callable[[str], None]) -> None:
+    """Write the output, and delete the parts."""
+    with parts.saying_what_is_kept():
+        coded = (tables.append(*block) for block in parts.read(tables.schema))
+        _write_tables(parts.output, coded, form, join, say=say)
+    parts.delete()
+    if tables.num_known is not None:
+        rows = counted(parts.num_rows, "row", "rows")
+        say(f"{tables.num_known:,} of {rows} got the codes of hand-coded descriptions (--known).")
+
+
+def _write_tables(
+    output: Path, tables: Iterable[pa.Table], form: Form, join: Join | None, *, say: Callable[[str], None]
+) -> None:
+    """Write tables, one below the other and with the columns of `join`."""
+    coded = tables if join is None else (join.add(table, form.codes) for table in tables)
+    notices = write_table(output, coded, form)
+    for notice in (*notices, None if join is None else join.notice()):
+        if notice:
+            say(notice)

@@ -4,26 +4,25 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from histocoder.config import PredictOptions
 from histocoder.inference.coder import Coder
 from histocoder.inference.descriptions import Descriptions
-from histocoder.inference.predictions import Part, Prediction
+from histocoder.inference.predictions import Prediction
 
 
 class Ranked(NamedTuple):
-    """Codes, other codes and encodings of descriptions."""
+    """Codes, other codes and encodings of n descriptions."""
 
-    codes: pd.DataFrame
-    """Result of `Coder.predict`."""
-    ranked: pd.DataFrame
-    """Codes of the key that decoder, flat head and linear expert propose as the first, in the same columns, by their
-    combined probability."""
+    codes: Prediction
+    """Result of `Coder.code` in the model's own mode."""
+    ranked: Prediction
+    """Codes of the key that decoder, flat head and linear expert propose as the first, by their combined
+    probability."""
     encodings: np.ndarray
-    """Result of `Coder.embed`."""
+    """Result of `Coder.embed`, of shape (n, hidden)."""
 
 
 def predict_ranked(
@@ -39,20 +38,17 @@ def predict_ranked(
             chosen = coder.decoding.decode(batch, coder.mode, thresholds=thresholds)
         return chosen, others, batch.pooled.float().cpu().numpy()
 
-    config = coder.model.config
-    rows = Descriptions.of(texts, lang, languages=config.languages)
-    codes: list[Part] = []
-    ranked: list[Part] = []
-    encodings = np.full((len(rows.distinct) + 1, coder.model.encoder.config.hidden_size), np.nan, dtype=np.float32)
-    for places, (chosen, others, pooled) in coder.each_batch(
-        work, rows.distinct, PredictOptions(batch_size=batch_size)
-    ):
-        codes.append((places, chosen))
-        ranked.append((places, others))
-        encodings[places] = pooled
+    distinct = Descriptions.of(texts, lang, languages=coder.model.config.languages)
+    codes, ranked = [], []
+    width = coder.model.encoder.config.hidden_size
+    encodings = np.full((len(distinct.texts) + 1, width), np.nan, dtype=np.float32)  # the last one of missing ones
+    options = PredictOptions(batch_size=batch_size)
+    for rows, (chosen, others, pooled) in coder.each_batch(work, distinct.texts, distinct.langs, options):
+        codes.append((rows, chosen))
+        ranked.append((rows, others))
+        encodings[rows] = pooled
 
-    def frame(parts: list[Part]) -> pd.DataFrame:
-        prediction = Prediction.join(parts, len(rows.distinct), width=coder.formatter.num_blocks)
-        return rows.spread(prediction.frame(config))
+    def of_rows(parts: list[tuple[np.ndarray, Prediction]]) -> Prediction:
+        return Prediction.join(parts, len(distinct.texts), width=coder.formatter.num_blocks).take(distinct.rows)
 
-    return Ranked(frame(codes), frame(ranked), encodings[rows.place])
+    return Ranked(of_rows(codes), of_rows(ranked), encodings[distinct.rows])

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig
-from histocoder.data.languages import known_language, same_language
+from histocoder.data.languages import known_language, language_code
 from histocoder.data.normalize import DECODED, has_entities, normalize
 from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.errors import CountedNotice, warn_user
@@ -28,6 +28,7 @@ def readings(
     Parameters
     ----------
     texts, langs : sequence of str, of n
+        Descriptions, and the codes of their languages; see `language_code`.
     config : ModelConfig
     tokenizer : Tokenizer
     at_least, at_most : int
@@ -42,7 +43,8 @@ def readings(
     characters : ndarray of int, of shape (B, L), or None
         Characters for the linear expert, if the model has one.
     """
-    joined = join_language(normalize(texts, config.text_normalization), langs)
+    own = {lang: known_language(lang, config.languages) for lang in set(langs)}
+    joined = join_language(normalize(texts, config.text_normalization), [own[lang] for lang in langs])
     tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
         limit = f"longer than {config.max_len} {tokenizer.unit}."
@@ -64,11 +66,9 @@ def readings(
 
 def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None = None) -> np.ndarray:
     """Return the threshold of each description, of shape (n,): the given one, its language's, or that of "unk"."""
-    own = {lang: _threshold_of(config, lang) if given is None else given for lang in set(langs)}
-    return np.array([own[lang] for lang in langs], dtype=np.float32)
-
-
-def _threshold_of(config: ModelConfig, lang: str) -> float:
-    known = same_language(known_language(lang, config.languages), config.thresholds)
-    own = config.thresholds.get(known or ALL_LANGUAGES)
-    return config.default_threshold if own is None else own
+    if given is not None:
+        return np.full(len(langs), given, dtype=np.float32)
+    own = {language_code(lang): threshold for lang, threshold in config.thresholds.items()}
+    default = own.get(ALL_LANGUAGES, config.default_threshold)
+    found = {lang: own.get(language_code(known_language(lang, config.languages)), default) for lang in set(langs)}
+    return np.array([found[lang] for lang in langs], dtype=np.float32)

@@ -16,7 +16,6 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
 from histocoder.data.examples import ExampleFiles, Examples
-from histocoder.data.languages import known_language
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
@@ -41,9 +40,7 @@ def votes_on(coder: Coder, examples: Examples) -> Iterator[list[tuple[dict[str, 
 
     class_of = {code: i for i, code in enumerate(coder.codes)}
     true = np.array([[class_of.get(code, -1) for code in row] for row in examples.codes.to_numpy(dtype=object)])
-    langs = [known_language(lang, coder.model.config.languages) for lang in examples.langs]
-    table = pd.DataFrame({"text": examples.texts, "lang": langs})
-    for rows, found in coder.each_batch(search, table, PredictOptions()):
+    for rows, found in coder.each_batch(search, examples.texts, examples.langs, PredictOptions()):
         yield found.votes_and_truth(torch.from_numpy(true[rows]).to(coder.device))
 
 

@@ -18,13 +18,13 @@ from histocoder.checkpoints.model_files import change_config
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
 from histocoder.data.examples import ExampleFiles
-from histocoder.data.languages import NAMES, language_code
+from histocoder.data.languages import NAMES, known_language, language_code
 from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.inference.chunks import BlockCoder
 from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
 from histocoder.inference.reading import thresholds_of
+from histocoder.inference.table_coder import BlockCoder
 
 SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
 
@@ -46,12 +46,13 @@ def test_a_model_is_given_the_code_it_knows(known: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = Descriptions.of(["dräng"] * len(SWEDISH), SWEDISH, languages=("da", known, "unk"))
-        assert found.distinct["lang"].tolist() == [known]
-        assert Descriptions.of(["dräng"], "sv", languages=()).distinct["lang"].tolist() == ["se"]  # a published model
+    assert found.langs == ["se"] and found.rows.tolist() == [0] * len(SWEDISH)
+    assert [known_language("se", ("da", known)), known_language("se", ())] == [known, "se"]  # () of a published model
+    assert [known_language("xx", ("da", known)), known_language("xx", ())] == ["unk", "xx"]
     with pytest.warns(UnknownLanguageWarning, match="does not know the language 'xx'.* as unknown"):
-        assert Descriptions.of(["x"], ["xx"], languages=("da", known)).distinct["lang"].tolist() == ["unk"]
+        Descriptions.of(["x"], ["xx"], languages=("da", known))
     with pytest.warns(UnknownLanguageWarning, match="histocoder does not know: 'xx'"):
-        assert Descriptions.of(["x"], ["xx"], languages=()).distinct["lang"].tolist() == ["xx"]
+        Descriptions.of(["x"], ["xx"], languages=())
     config = {**tiny_model().config.to_dict(), "languages": ["da", known, "unk"], "thresholds": {known: 0.3, "*": 0.6}}
     thresholds = thresholds_of(ModelConfig.from_dict(config), ("sv", "se", "da"))
     assert thresholds.tolist() == pytest.approx([0.3, 0.3, 0.6])

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from archives import read_table
 
-from histocoder.config import PredictConfig
 from histocoder.data import csv_file, table
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
@@ -17,7 +16,6 @@ from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import Notice, UserError
 from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
-from histocoder.inference.chunks import pairs_of
 
 NOTE = '"note (a, b, c, d, e, f, g)"'
 """A column whose name holds more commas than a header has semicolons."""
@@ -254,8 +252,6 @@ def test_bytes_that_are_not_utf8_in_parquet_are_named(tmp_path: Path):
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver"]
     with pytest.raises(UserError, match=r"t\.parquet, column 'h', holds bytes that are not UTF-8 text"):
         read_table(path, ["h"])
-    with pytest.raises(UserError, match="The column 'h' holds bytes that are not UTF-8 text"):
-        pairs_of(pq.read_table(path), PredictConfig(input_col="h"))
 
 
 @pytest.mark.parametrize("header", ["occ1;lang;hisco_1", "lang;occ1", "occ1;other"])

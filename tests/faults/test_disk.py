@@ -364,7 +364,7 @@ def test_a_killed_prediction_resumes_identically(tmp_path: Path, number: int):
         "from pathlib import Path; from histocoder.inference import predict_file as p\n"
         "from histocoder.inference.coder import Coder\n"
         "c = p.PredictConfig(input={table!r}, output={output!r}, columns='pred_')\n"
-        "p.predict_file(Coder.from_pretrained({model!r}), c, model_id='m', chunk_rows=40)"
+        "p.predict_file(Coder.from_pretrained({model!r}), c, model_id='m', block_rows=40)"
     )
 
     def predict(output: Path, fault: str = "") -> int:

@@ -1,11 +1,10 @@
-"""Files coded by the real command: chunks, interruptions, several processes, mistakes."""
+"""Files coded by the real command: blocks, interruptions, several processes, mistakes."""
 
 from __future__ import annotations
 
 import errno
 import io
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -22,15 +21,13 @@ from archives import code, config, read, write_archive
 from conftest import DEADLINE, ROOT, environment, run
 from jobs import two_ranks, wait_until
 from models import save_tiny_model
-from tqdm import tqdm
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
 from histocoder.config import PredictConfig
-from histocoder.errors import Interrupted, UserError
+from histocoder.errors import Cancelled, Interrupted, UserError
 from histocoder.evaluation.review import review
 from histocoder.inference.coder import Coder
-from histocoder.inference.parts import Parts
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.predictions import Prediction
 
@@ -38,6 +35,20 @@ from histocoder.inference.predictions import Prediction
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The descriptions that are coded from now on."""
+    found: list[str] = []
+    code_texts = Coder.code_distinct
+
+    def code_and_keep(self: Coder, texts: list[str], *args: Any, **options: Any) -> Prediction:
+        found.extend(texts)
+        return code_texts(self, texts, *args, **options)
+
+    monkeypatch.setattr(Coder, "code_distinct", code_and_keep)
+    return found
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "topk", "full"])
@@ -104,7 +115,7 @@ def test_names_that_clash_are_refused(model: Path, tmp_path: Path):
     (tmp_path / "in.csv").write_text("occ1,lang,hisco_1,conf\nfarmer,en,61110,high\nfarmer,en,61110,low\n")
     with pytest.raises(UserError, match=r"already has a column 'hisco_1'.* --columns pred_\."):
         code(model, tmp_path / "in.csv", tmp_path / "out.csv")
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=1, columns="pred_")
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", block_rows=1, columns="pred_")
     out = read(tmp_path / "out.csv")
     assert out["hisco_1"].tolist() == ["61110"] * 2 and out["conf"].tolist() == ["high", "low"]
     assert {"pred_hisco_1", "pred_prob_1", "pred_conf"} <= set(out.columns)
@@ -130,7 +141,7 @@ def test_columns_are_found_and_errors_told_before_coding(model: Path, tmp_path: 
     out = pd.read_csv(tmp_path / "out.csv", sep=";", dtype=str)
     assert list(out.columns)[:3] == [" Métier", "LANG ", '6" x'] and out["hisco_1"].notna().all()
     (tmp_path / "open.csv").write_text(rows + 'smith;en;"lost\nbaker;en;\n')  # an even number of marks
-    monkeypatch.setattr(Coder, "code", None)
+    monkeypatch.setattr(Coder, "code_distinct", None)
     with pytest.raises(UserError, match="line 32: a quotation mark is opened and not closed"):
         code(model, tmp_path / "open.csv", tmp_path / "no.csv", input_col="metier", language_col="lang")
     for name in ("x.pdf", "x.csv.zip"):
@@ -141,76 +152,58 @@ def test_columns_are_found_and_errors_told_before_coding(model: Path, tmp_path: 
             code(model, tmp_path / "in.csv", tmp_path / f"no{name}", input_col="metier", language_col="lang")
 
 
-def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_archive(tmp_path / "in.csv", 300)
-    coded = []
-    code_texts = Coder.code
-    monkeypatch.setattr(
-        Coder, "code", lambda self, texts, *a, **k: coded.extend(texts) or code_texts(self, texts, *a, **k)
-    )
+def test_each_distinct_description_is_coded_once(model: Path, tmp_path: Path, coded: list[str]):
+    frame = write_archive(tmp_path / "in.csv", 300)
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
-    frame = read(tmp_path / "in.csv")
-    assert len(coded) == len(frame[["occ1", "lang"]].drop_duplicates())
+    assert len(coded) == len(frame.loc[frame["occ1"] != "", ["occ1", "lang"]].drop_duplicates())
 
 
-@pytest.mark.parametrize("limit", ["_REMEMBERED", "_REMEMBERED_CELLS"])
-def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str):
+def test_a_full_memory_changes_nothing(model: Path, tmp_path: Path, monkeypatch, coded: list[str]):
     frame = pd.concat([write_archive(tmp_path / "in.csv", 60)] * 2)
     frame.to_csv(tmp_path / "in.csv", index=False)
-    code(model, tmp_path / "in.csv", tmp_path / "whole.csv", chunk_rows=120)
-    monkeypatch.setattr(f"histocoder.inference.chunks.{limit}", 30)
-    coded = []
-    code_texts = Coder.code
-    monkeypatch.setattr(
-        Coder, "code", lambda self, texts, *a, **k: coded.extend(texts) or code_texts(self, texts, *a, **k)
-    )
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=30)
+    code(model, tmp_path / "in.csv", tmp_path / "whole.csv", block_rows=120)
+    num_distinct = len(coded)
+    monkeypatch.setattr("histocoder.inference.table_coder.REMEMBERED", 20)
+    code(model, tmp_path / "in.csv", tmp_path / "out.csv", block_rows=30)
     found, expected = (
         pd.read_csv(tmp_path / name, dtype={"id": str, "hisco_1": str}) for name in ("out.csv", "whole.csv")
     )
     pd.testing.assert_frame_equal(found, expected, atol=2e-6, rtol=0)
-    assert len(frame[["occ1", "lang"]].drop_duplicates()) < len(coded) < len(frame)
+    assert num_distinct < len(coded) - num_distinct < len(frame)
 
 
-def test_notices_are_of_the_file_not_of_each_chunk(model: Path, tmp_path: Path):
+def said_of(model: Path, folder: Path, **options: Any) -> list[str]:
+    """Code in.csv in blocks of ten rows, and return what is said."""
+    said: list[str] = []
+    settings = PredictConfig(input=str(folder / "in.csv"), output=str(folder / "out.csv"), mode="flat", **options)
+    coder = Coder(load_model(model), "cpu")
+    predict_file(coder, settings, model_id="m", block_rows=10, overwrite=True, say=said.append)
+    return said
+
+
+def test_notices_are_of_the_file_not_of_each_block(model: Path, tmp_path: Path):
     texts = [f"{'very ' * (40 * (row % 3 == 0))}old smith {row}" for row in range(30)]
     langs = ["xx"] * 20 + ["xx", "yy"] * 5
     pd.DataFrame({"occ1": texts, "lang": langs}).to_csv(tmp_path / "in.csv", index=False)
-    said: list[str] = []
-    coder = Coder(load_model(model), "cpu")
-    settings = config(tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
-    predict_file(coder, settings, model_id="m", chunk_rows=10, say=said.append)
-    languages = [text.partition(" and ")[0] for text in said[1:3]]
-    assert languages == ["The model does not know the language 'xx'", "The model does not know the language 'yy'"]
-    assert said[3].startswith("10 descriptions are truncated") and len(said) == 5
+    xx, yy, cut = said_of(model, tmp_path, language_col="lang")
+    assert [text.partition(" and ")[0][-4:] for text in (xx, yy)] == ["'xx'", "'yy'"]
+    assert cut.startswith("10 descriptions are truncated")
 
 
 def test_marks_of_missing_descriptions_are_told_once(model: Path, tmp_path: Path):
     (tmp_path / "in.csv").write_text("occ1,lang\n" + "NA,en\nfarmer,en\n#NAME?,en\nNone,en\n" * 20)
-    said: list[str] = []
-    settings = config(tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
-    predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", chunk_rows=10, say=said.append)
-    assert [text.split("'")[1] for text in said[1:-1]] == ["#NAME?", "NA"]
-    assert said[2] == "The description 'NA' is coded as a word. If it means a missing one, leave it blank."
+    error, mark = said_of(model, tmp_path, language_col="lang")
+    assert "'#NAME?'" in error
+    assert mark == "The description 'NA' is coded as a word. If it means a missing one, leave it blank."
     assert read(tmp_path / "out.csv")["hisco_1"].ne("").all()
 
 
-def test_codes_in_place_of_descriptions_are_told(model: Path, tmp_path: Path):
-    (tmp_path / "in.csv").write_text("occ1,h\nfarmer 1,61110\nbaker,77610\n,\ncook,53130\n")
-    for column in ("occ1", "h"):
-        said: list[str] = []
-        settings = PredictConfig(input=str(tmp_path / "in.csv"), output=str(tmp_path / "out.csv"), input_col=column)
-        predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", say=said.append, overwrite=True)
-        assert ("Most descriptions are numbers. Check that their column is the right one." in said) == (column == "h")
-
-
-def test_languages_that_are_not_used_are_told(model: Path, tmp_path: Path):
-    write_archive(tmp_path / "in.csv", 3)
-    for language in ({}, {"language": "da"}, {"language_col": "lang"}):
-        said: list[str] = []
-        settings = PredictConfig(input=str(tmp_path / "in.csv"), output=str(tmp_path / "out.csv"), **language)
-        predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", say=said.append, overwrite=True)
-        assert any("the column 'lang' is not chosen" in text for text in said) == (not language)
+def test_columns_that_are_probably_wrong_are_told(model: Path, tmp_path: Path):
+    (tmp_path / "in.csv").write_text("occ1,lang,h\nfarmer 1,da,61110\nbaker,da,77610\n,da,\ncook,da,53130\n")
+    numbers = "Most descriptions are numbers. Check that their column is the right one."
+    unused = f"{tmp_path / 'in.csv'}: languages are taken as unknown (unk); the column 'lang' is not chosen for them."
+    assert said_of(model, tmp_path) == [unused] and said_of(model, tmp_path, language="da") == []
+    assert said_of(model, tmp_path, language_col="lang", input_col="h") == [numbers]
 
 
 def test_what_is_read_as_cp1252_is_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -224,15 +217,13 @@ def test_what_is_read_as_cp1252_is_said(model: Path, tmp_path: Path, capsys: pyt
 
 
 def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
-    rows = 20_000  # two chunks; in the second another language
-    frame = pd.DataFrame({"occ1": "farmer", "lang": ["xx"] * (rows // 2) + ["yy"] * (rows // 2)})
-    frame.loc[[0, rows - 1], "occ1"] = "very " * 40 + "old smith"
+    texts = ["very " * 40 + f"old smith {i}" if i % 10 == 0 else f"farmer {i % 30}" for i in range(300)]
+    frame = pd.DataFrame({"occ1": texts, "lang": "xx"})
     frame.to_csv(tmp_path / "in.csv", index=False)
     flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
-    ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv"])
+    ended = two_ranks(["-m", "histocoder", *flags, "--output", tmp_path / "out.csv", "--batch-size", 4])
     said = "".join(one.stdout + one.stderr for one in ended)
-    assert said.count("does not know the language 'xx'") == said.count("does not know the language 'yy'") == 1
-    assert said.count("descriptions are truncated") == said.count("Up to 2 descriptions are truncated") == 1
+    assert said.count("does not know the language 'xx'") == said.count("30 descriptions are truncated") == 1
     assert read(tmp_path / "out.csv")["occ1"].tolist() == frame["occ1"].tolist()
 
 
@@ -241,52 +232,19 @@ def test_coded_again_and_again_names_do_not_clash(model: Path, tmp_path: Path, s
     write_archive(tmp_path / "0.csv", 100)
     names = [f"{i}.{suffix}" if i else "0.csv" for i in range(4)]
     for i, (before, after) in enumerate(itertools.pairwise(names)):
-        again = {"mode": "topk", "k": 1, "columns": "pred_" * i}
-        parts = tmp_path / f".{after}.parts"
-        code(model, tmp_path / before, tmp_path / after, **again)
-        whole = (tmp_path / after).read_bytes()
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("histocoder.inference.parts.Parts.join", lambda *_, **__: None)
-            code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
-        assert len(list(parts.glob("0*"))) == 3
-        (parts / "000001.arrow").unlink()
-        code(model, tmp_path / before, tmp_path / after, **again, overwrite=True)
-        assert (tmp_path / after).read_bytes() == whole
+        code(model, tmp_path / before, tmp_path / after, mode="topk", k=1, columns="pred_" * i)
     names = pq.read_schema(tmp_path / after).names if suffix == "parquet" else list(read(tmp_path / after))
     own = ["hisco_1", "prob_1", "desc_1", "conf"]
     assert names == ["id", "occ1", "lang", "prob_note", *own, *(p + n for p in ("pred_", "pred_pred_") for n in own)]
 
 
-def test_a_parquet_file_of_many_chunks_has_few_row_groups(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_archive(tmp_path / "in.csv", 100)
-    (tmp_path / "in.csv").write_text((tmp_path / "in.csv").read_text().replace("prob_note", "id", 1))  # a name twice
-    monkeypatch.setattr("histocoder.inference.parts._GROUP_ROWS", 45)
-    code(model, tmp_path / "in.csv", tmp_path / "out.parquet", chunk_rows=10)
-    file = pq.ParquetFile(tmp_path / "out.parquet")
-    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [50, 50]
-    assert file.schema_arrow.names[:4] == ["id", "occ1", "lang", "id"]
-
-
-def test_the_bar_moves_with_each_batch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    bars = []
-
-    class Bar(tqdm):
-        def __init__(self, **kwargs) -> None:
-            super().__init__(**kwargs | {"disable": False, "file": io.StringIO(), "mininterval": 0.0})
-            self.seen = [0.0]
-            bars.append(self)
-
-        def update(self, n: float = 1) -> bool | None:
-            self.seen.append(self.n + n)
-            return super().update(n)
-
+def test_progress_is_told_after_each_batch(model: Path, tmp_path: Path):
     write_archive(tmp_path / "in.csv", 120)
-    monkeypatch.setattr("histocoder.inference.predict_file.tqdm", Bar)
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=100, batch_size=8)
-    (bar,) = bars
-    moments = [round(n) for n in bar.seen]
-    assert moments == sorted(moments) and len(set(moments)) > 8
-    assert 100 in moments and moments[-1] == 120
+    told: list[tuple[float, int]] = []
+    settings = config(tmp_path / "in.csv", tmp_path / "out.csv", batch_size=8)
+    predict_file(Coder(load_model(model), "cpu"), settings, model_id="m", progress=lambda *rows: told.append(rows))
+    rows, totals = zip(*told, strict=True)
+    assert sum(rows) == pytest.approx(120) and set(totals) == {120} and len(told) > 8
 
 
 @pytest.mark.slow
@@ -298,12 +256,12 @@ def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: 
         pq.write_table(pa.Table.from_pandas(read(source), preserve_index=False), source := tmp_path / "in.parquet")
     script = (
         "import sys; from pathlib import Path; sys.path.insert(0, 'tests'); from archives import code;"
-        f"code(Path({str(model)!r}), Path({str(source)!r}), Path(sys.argv[1]), mode='flat', chunk_rows=300)"
+        f"code(Path({str(model)!r}), Path({str(source)!r}), Path(sys.argv[1]), mode='flat', block_rows=300)"
     )
     run("-c", script, tmp_path / f"whole.{suffix}")
     killed = tmp_path / f"killed.{suffix}"
     process = subprocess.Popen([sys.executable, "-c", script, killed], cwd=ROOT, env=environment())
-    wait_until(lambda: len(list(tmp_path.glob(f".killed.{suffix}.parts/0*"))) >= 3 or process.poll() is not None)
+    wait_until(lambda: len(list(tmp_path.glob(f".killed.{suffix}.parts/codes*"))) >= 3 or process.poll() is not None)
     assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=DEADLINE)
@@ -315,11 +273,9 @@ def test_killed_and_started_again_the_output_is_the_same(model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("mode", ["greedy", "flat", "full"])
-def test_an_interrupted_chunk_is_resumed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str):
+def test_interrupted_coding_is_resumed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str):
     write_archive(tmp_path / "in.csv", 600)
-    code_batch = Coder.predict_batch
-    settings: dict[str, Any] = {"mode": mode, "chunk_rows": 300, "batch_size": 32}
-    settings |= {"threshold": 0.5} if mode == "flat" else {}
+    code_batch, settings = Coder.predict_batch, {"mode": mode, "block_rows": 300, "batch_size": 16}
 
     def code_to(output: Path, interrupted_at: int) -> int:
         """How many batches were coded."""
@@ -336,19 +292,36 @@ def test_an_interrupted_chunk_is_resumed(model: Path, tmp_path: Path, monkeypatc
 
     num_batches = code_to(tmp_path / "whole.csv", 0)
     with pytest.raises(Interrupted, match=r"after about [1-9]\d* rows, which are kept"):
-        code_to(tmp_path / "parts.csv", 4)
-    assert code_to(tmp_path / "parts.csv", 0) == num_batches - 3
+        code_to(tmp_path / "parts.csv", 9)
+    assert num_batches - 8 <= code_to(tmp_path / "parts.csv", 0) <= num_batches - 4  # a part has four batches or more
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not list(tmp_path.glob(".*"))
 
 
-def test_long_chunks_are_kept_by_time(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    saved: list[int] = []
-    monkeypatch.setattr("histocoder.inference.parts._KEEP_SECONDS", 0.0)
-    monkeypatch.setattr("histocoder.inference.parts.save_parts", lambda _path, parts: saved.append(len(parts)))
-    write_archive(tmp_path / "in.csv", 300)
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", chunk_rows=300, batch_size=32)
-    assert len(saved) > 2 and saved == sorted(set(saved))
+def interrupt(model: Path, source: Path, output: Path, **changes: Any) -> None:
+    """Code a file, and stop after two parts of four descriptions."""
+    told: list[float] = []
+    settings = config(source, output, batch_size=1, **changes)
+    coder, how = Coder(load_model(model), "cpu"), {"model_id": "m", "block_rows": 40, "say": lambda _: None}
+    with pytest.raises(Cancelled):
+        predict_file(coder, settings, progress=lambda *rows: told.append(rows[0]), cancel=lambda: len(told) > 8, **how)
+
+
+def test_parts_of_other_settings_or_input_are_not_used(model: Path, tmp_path: Path, coded: list[str]):
+    source, output, parts = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / ".out.csv.parts"
+    write_archive(source, 100)
+    code(model, source, tmp_path / "whole.csv", mode="greedy", batch_size=1)
+    num_distinct = len(coded)
+    for change in ("none", "mode", "input"):
+        interrupt(model, source, output, mode="flat" if change == "mode" else "greedy")
+        assert parts.is_dir() and not output.exists()
+        if change == "input":
+            source.write_bytes(source.read_bytes())
+        coded.clear()
+        code(model, source, output, mode="greedy", batch_size=1, overwrite=True)
+        assert len(coded) == num_distinct - 8 * (change == "none")
+        assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes() and not parts.exists()
+        output.unlink()
 
 
 def test_a_second_run_on_an_output_names_the_first_and_ends(
@@ -359,27 +332,27 @@ def test_a_second_run_on_an_output_names_the_first_and_ends(
     code(model, tmp_path / "in.csv", tmp_path / "alone.csv", mode="flat")
     flags = ("--input", tmp_path / "in.csv", "--output", output, "--language-col", "lang", "--overwrite")
     seconds = []
-    code_texts = Coder.code
+    code_texts = Coder.code_distinct
 
-    def meanwhile(self: Coder, *args, **options) -> pd.DataFrame:
+    def meanwhile(self: Coder, *args, **options) -> Prediction:
         second = run("-m", "histocoder", "predict", "--model", model, *flags, "--mode", "greedy", check=False)
         in_use = f"{output} is in use by another run (process {os.getpid()} on "
         seconds.append((second.returncode, second.stderr.count(in_use)))
         return code_texts(self, *args, **options)
 
-    monkeypatch.setattr(Coder, "code", meanwhile)
+    monkeypatch.setattr(Coder, "code_distinct", meanwhile)
     code(model, tmp_path / "in.csv", output, mode="flat")
     assert seconds == [(2, 1)] * 3
     assert output.read_bytes() == (tmp_path / "alone.csv").read_bytes()
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_chunk_that_is_gone_is_not_passed_over(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_codes_that_are_gone_are_not_passed_over(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_archive(tmp_path / "in.csv", 100)
-    part = tmp_path / ".out.csv.parts" / "000001.arrow"
+    part = tmp_path / ".out.csv.parts" / "codes-000001-000000.arrow"
     with monkeypatch.context() as patched:
         patched.setattr("histocoder.distributed.barrier", lambda **_: part.unlink())
-        with pytest.raises(UserError, match=r"000001\.arrow, one of 3, was coded but is missing"):
+        with pytest.raises(UserError, match=r"000001-000000\.arrow were written but are missing"):
             code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
     assert not (tmp_path / "out.csv").exists()
     code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
@@ -388,21 +361,23 @@ def test_a_chunk_that_is_gone_is_not_passed_over(model: Path, tmp_path: Path, mo
 
 def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     write_archive(tmp_path / "in.csv", 3000)
-    code(model, tmp_path / "in.csv", tmp_path / "whole.csv", mode="flat", chunk_rows=300)
+    code(model, tmp_path / "in.csv", tmp_path / "whole.csv", mode="flat", block_rows=300)
     output = tmp_path / "out.csv"
     size = (tmp_path / "whole.csv").stat().st_size
-    limited = (  # a file may not grow beyond half of the output: the chunks fit, the output does not
+    limited = (  # a file may not grow beyond half of the output: the parts fit, the output does not
         "import resource, sys; from pathlib import Path; sys.path.insert(0, 'tests');"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, resource.RLIM_INFINITY));"
         "from histocoder.cli.script import run_script; from archives import code;"
         f"run_script(lambda: code(Path({str(model)!r}), Path({str(tmp_path / 'in.csv')!r}), Path({str(output)!r}),"
-        " mode='flat', chunk_rows=300))"
+        " mode='flat', block_rows=300))"
     )
     failed = run("-c", limited, check=False)
-    assert failed.returncode == 2 and f"error: Could not write {output}: File too large. The chunks" in failed.stderr
-    assert not output.exists() and len(list((tmp_path / ".out.csv.parts").glob("0*.arrow"))) == 10
+    assert (
+        failed.returncode == 2 and f"error: Could not write {output}: File too large. The codes of all" in failed.stderr
+    )
+    assert not output.exists() and any((tmp_path / ".out.csv.parts").glob("codes-*.arrow"))
     assert not list(tmp_path.glob("**/*.tmp"))
-    code(model, tmp_path / "in.csv", output, mode="flat", chunk_rows=300)
+    code(model, tmp_path / "in.csv", output, mode="flat", block_rows=300)
     assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -476,16 +451,3 @@ def test_mistakes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         })  # fmt: skip
     assert Path("there.csv").read_text() == "kept"
     assert {path.name for path in Path().iterdir()} == {"in.csv", "there.csv", "ragged.csv", "header.csv"}
-
-
-def test_parts_of_other_settings_are_not_used(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_archive(tmp_path / "in.csv", 100)
-    with monkeypatch.context() as patched:
-        patched.setattr(Parts, "join", lambda *_, **__: (_ for _ in ()).throw(UserError("no space")))
-        with pytest.raises(UserError, match="no space"):
-            code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="flat")
-    parts = tmp_path / ".out.csv.parts"
-    assert json.loads((parts / "settings.json").read_text())["mode"] == "flat" and len(list(parts.iterdir())) == 4
-    code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="greedy")
-    code(model, tmp_path / "in.csv", tmp_path / "fresh.csv", mode="greedy")
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "fresh.csv").read_bytes()

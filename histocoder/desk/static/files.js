@@ -150,7 +150,7 @@ function shown(file) {
   const states = {
     new: "Uploaded. Choose its columns.",
     queued: "Waiting in the queue.",
-    running: `${count(file.rows_done)} of about ${count(file.num_rows)} rows${speed}${left}`,
+    running: !file.num_rows ? "Reading the file." : `${count(file.rows_done)} of about ${count(file.num_rows)} rows${speed}${left}`,
     cancelled: "Cancelled. Rows that are coded are kept; Continue codes the rest.",
     failed: "Not coded.",
     done: "Coded.",

@@ -1,0 +1,157 @@
+"""Codes tables block by block, each distinct description once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from histocoder import __version__
+from histocoder.checkpoints.hub import local_folder
+from histocoder.config import PredictConfig
+from histocoder.data.languages import chosen_language, language_code
+from histocoder.data.table import strings
+from histocoder.errors import UserError
+from histocoder.inference.coder import Coder, Progress
+from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
+from histocoder.inference.known import KNOWN, Known
+
+REMEMBERED, REMEMBERED_CELLS = 500_000, 10_000_000  # distinct descriptions, and cells of their codes, kept for later
+_BLOCK_ROWS, _BLOCK_CELLS = 100_000, 2_000_000  # largest number of rows of a block, and of cells of their codes
+_DECIMALS = 6
+
+
+class TableCoder:
+    """Finds the distinct descriptions of a table's blocks, and gives each row the codes of its description.
+
+    Attributes
+    ----------
+    names : list of str
+        Columns of `Coder.predict`, and of `Known.code`.
+    schema : pa.Schema
+        The columns as they are appended.
+    num_known : int, optional
+        Number of rows that got the codes of hand-coded descriptions, if there are any.
+    block_rows : int
+        Number of rows of a block that has room in memory.
+    """
+
+    def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:
+        self._coder, self._config, self._known = coder, config, known
+        column_names = coder.column_names if known is None else partial(known.column_names, coder)
+        self.names = column_names(config.mode, k=config.k)
+        kinds = [pa.float64() if _is_number(name, config) else pa.string() for name in self.names]
+        self.schema = pa.schema(list(zip(config.output_names(self.names), kinds, strict=True)))
+        self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // len(self.names)))
+        self._room = min(REMEMBERED, REMEMBERED_CELLS // len(self.names))
+        self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
+        self._remembered = self.schema.empty_table()
+        self.num_known = None if known is None else 0
+
+    def find(self, block: pa.Table) -> Descriptions:
+        """Return a block's descriptions that no earlier block has, and the index of each row's."""
+        texts, *langs = (strings(block[name], f"The column {name!r}").to_pylist() for name in self._config.input_cols)
+        return self._distinct.add(texts, langs[0] if langs else [self._config.language] * len(block))
+
+    def code(
+        self,
+        texts: Sequence[str],
+        langs: Sequence[str],
+        *,
+        progress: Progress = False,
+        cancel: Callable[[], bool] | None = None,
+    ) -> pa.Table:
+        """Return the columns of codes of distinct descriptions."""
+
+        if self._known is None:
+            found = self._coder.code_distinct(texts, langs, self._config, progress=progress, cancel=cancel)
+            frame = found.frame(self._coder.model.config)
+        else:
+            frame = self._known.code(self._coder, texts, langs, self._config, progress=progress, cancel=cancel)
+        columns = []
+        for name, kind in zip(self.names, self.schema.types, strict=True):
+            if name not in frame:  # flat may have found fewer codes
+                columns.append(pa.nulls(len(frame), kind))
+            else:
+                cells = frame[name].to_numpy()
+                cells = np.round(cells, _DECIMALS) if pa.types.is_floating(kind) else cells
+                columns.append(pa.array(cells, kind, from_pandas=True))
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def append(self, block: pa.Table, codes: pa.Table, rows: np.ndarray) -> pa.Table:
+        """Return a block with its language, if one was given for all rows, and the columns of codes behind its own.
+
+        `codes` are those of the block's new descriptions, `rows` the indices of all its rows'; see `find`. Blocks come
+        in the order in which they were found.
+        """
+        codes = pa.concat_tables([self._remembered, codes]).combine_chunks()
+        if len(self._remembered) < self._room:
+            self._remembered = codes
+        if self._config.language != "unk":
+            name = "lang"
+            while name in block.column_names:
+                name = f"pred_{name}"
+            block = block.append_column(name, pa.repeat(language_code(self._config.language), len(block)))
+        for name, column in zip(self.schema.names, codes.take(pa.array(rows, mask=rows < 0)).columns, strict=True):
+            block = block.append_column(name, column)
+        if self.num_known is not None:
+            self.num_known += pc.sum(pc.equal(block[-1], KNOWN), min_count=0).as_py()
+        return block
+
+
+def _is_number(name: str, config: PredictConfig) -> bool:
+    """Return whether a column of `Coder.predict` holds numbers."""
+    return config.mode == "full" or name == "conf" or name.startswith(("prob_", "alt_prob_"))
+
+
+@dataclass(frozen=True)
+class BlockCoder:
+    """Codes blocks of a cluster's table; it is sent to all workers, each of which opens the model once."""
+
+    model: str
+    config: PredictConfig
+    device: str
+    precision: str
+    version: str = __version__
+
+    @classmethod
+    def of(cls, model: str | Path, header: Sequence[str], *, device: str, precision: str, **options: Any) -> BlockCoder:
+        """Compare the model and the columns with `options`, fields of `PredictConfig`; raise a UserError."""
+        folder = str(Path(local_folder(model)).resolve())
+        coder = Coder.from_pretrained(folder, "cpu")
+        config = PredictConfig(**{"input": "The table", **options})
+        config = replace(config, mode=config.mode or coder.mode)
+        for column in config.input_cols:
+            if column not in header:
+                raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
+        config.output_names(coder.column_names(config.mode, k=config.k), taken=header)
+        chosen_language(config.language, coder.model.config.languages)
+        return cls(folder, config, device, precision)
+
+    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+        """Yield a block with the codes' columns behind its own, in smaller ones; at least one, which may be empty."""
+        coder = _open(self)
+        for start in range(0, max(len(block), 1), coder.block_rows):
+            part = block.slice(start, coder.block_rows)
+            found = coder.find(part)
+            yield coder.append(part, coder.code(found.texts, found.langs), found.rows)
+
+
+@cache
+def _open(job: BlockCoder) -> TableCoder:
+    """Open a model, once in a process; raise a UserError where the workers are not alike."""
+    if job.version != __version__:
+        raise UserError(
+            f"{socket.gethostname()} has histocoder {__version__}, and another machine {job.version}. Install one "
+            "version on all machines."
+        )
+    if not Path(job.model).is_dir():
+        raise UserError(f"{socket.gethostname()} does not see {job.model}. Name a folder that all machines see.")
+    return TableCoder(Coder.from_pretrained(job.model, job.device, precision=job.precision), job.config)
