@@ -73,16 +73,15 @@ class Join:
         nothing = (None,) * len(self._names)
         return coded.indices, [self._rows.get(code, nothing) for code in codes]
 
-    def notice(self) -> str | None:
-        """Return a notice on codes that the table lacks."""
-        if not self._lacking:
-            return None
+    def notices(self) -> list[str]:
+        """Return a notice on codes that the table lacks, if there are any."""
         codes = ", ".join(code for code, _ in self._lacking.most_common(_NUM_EXAMPLES))
         more = ", …" if len(self._lacking) > _NUM_EXAMPLES else ""
-        return (
+        notice = (
             f"--join {self._path} has no row for {counted(len(self._lacking), 'code', 'codes')} ({codes}{more}), in "
             f"{counted(self._lacking.total(), 'cell', 'cells')}; its columns are blank there."
         )
+        return [notice] if self._lacking else []
 
 
 def _read(cell: str, known: Collection[str], width: int) -> str:

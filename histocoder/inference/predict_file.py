@@ -77,8 +77,8 @@ def predict_file(
     settings = {**asdict(config), "source": _state(table.path), "model": model_id, "known": known and known.source_id}
     settings["processes"] = distributed.world_size()
     parts = Parts(output, settings, part_texts=_BATCHES * config.batch_size)
-    with _writing(output), notices.collecting(), parts.kept_if_any():
-        check_free(output, overwrite=overwrite, source=table.path)
+    check_free(output, overwrite=overwrite, source=table.path)
+    with _writing(output), notices.collecting(), parts.kept():
         read = partial(_read, table, tables, parts, config, block_rows=block_rows or tables.block_rows, say=say)
         distributed.run_on_primary(read, doing="reading the input")
         if not parts.open():
@@ -101,8 +101,8 @@ def predict_file_by(
     """Write a file as `predict_file` does, from an engine that yields the input with the columns of its codes."""
     config, table = _open(coder, config)
     form, output = _form(coder, config, table, TableCoder(coder, config).names, join), Path(config.output)
+    check_free(output, overwrite=overwrite, source=table.path)
     with _writing(output):
-        check_free(output, overwrite=overwrite, source=table.path)
         _write_tables(output, engine(table, config), form, join, say=say)
 
 
@@ -173,9 +173,9 @@ def _read(
     """Read the input and find its distinct descriptions, unless an earlier run has done so."""
     if parts.open():
         remove_leftovers(parts.folder)
-        done = sum(len(part) for part in parts.all() if parts.is_coded(part))
-        if done:
-            say(f"Resuming an interrupted run: {done:,} of {parts.num_texts:,} distinct descriptions are coded.")
+        num_texts = sum(part.num_texts for part in parts.parts)
+        if num_done := sum(part.num_texts for part in parts.parts if parts.is_coded(part)):
+            say(f"Resuming an interrupted run: {num_done:,} of {num_texts:,} distinct descriptions are coded.")
         return
     parts.create()
     blobs = [] if is_parquet(parts.output) else [i for i, one in enumerate(table.schema) if is_bytes(one.type)]
@@ -196,8 +196,8 @@ def _code(
     cancel: Callable[[], bool] | None,
 ) -> None:
     """Code this process's parts."""
-    own = parts.all()[distributed.rank() :: distributed.world_size()]
-    rows_each = parts.num_rows / max(sum(map(len, own)), 1)
+    own = parts.parts[distributed.rank() :: distributed.world_size()]
+    rows_each = parts.num_rows / max(sum(part.num_texts for part in own), 1)
     hidden = True if progress is not None or distributed.rank() else None  # None: without a terminal
     with tqdm(total=parts.num_rows, unit="row", unit_scale=True, disable=hidden, dynamic_ncols=True) as bar:
 
@@ -209,11 +209,11 @@ def _code(
         try:
             for part in own:
                 if parts.is_coded(part):
-                    tell(len(part))
+                    tell(part.num_texts)
                 else:
                     parts.write(part, tables.code(*parts.texts(part), progress=tell, cancel=cancel))
         except (KeyboardInterrupt, Interrupted):
-            num_done = round(rows_each * sum(len(part) for part in own if parts.is_coded(part)))
+            num_done = round(rows_each * sum(part.num_texts for part in own if parts.is_coded(part)))
             raise Interrupted(
                 f"Interrupted after about {counted(num_done, 'row', 'rows')}, which are kept next to {parts.output}. "
                 "Run the same command again to resume.",
@@ -223,9 +223,7 @@ def _code(
 
 def _write(tables: TableCoder, parts: Parts, form: Form, join: Join | None, *, say: Callable[[str], None]) -> None:
     """Write the output, and delete the parts."""
-    with parts.saying_what_is_kept():
-        coded = (tables.append(*block) for block in parts.read(tables.schema))
-        _write_tables(parts.output, coded, form, join, say=say)
+    _write_tables(parts.output, (tables.append(*block) for block in parts.read(tables.schema)), form, join, say=say)
     parts.delete()
     if tables.num_known is not None:
         rows = counted(parts.num_rows, "row", "rows")
@@ -237,7 +235,7 @@ def _write_tables(
 ) -> None:
     """Write tables, one below the other and with the columns of `join`."""
     coded = tables if join is None else (join.add(table, form.codes) for table in tables)
-    notices = write_table(output, coded, form)
-    for notice in (*notices, None if join is None else join.notice()):
-        if notice:
-            say(notice)
+    for notice in write_table(output, coded, form):
+        say(notice)
+    for notice in join.notices() if join is not None else ():
+        say(notice)
