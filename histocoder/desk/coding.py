@@ -110,7 +110,7 @@ class CodingDesk:
         self.neighbours: Neighbours | None = None
         if training_data.is_file():
             paths = (training_data, *held_out(training_data.parent))
-            rules = LabelRules(False, True, True)
+            rules = LabelRules(allow_short=True, drop_bad=True)
             files = ExampleFiles(paths, coder.model.config.target_cols, coder.formatter, known=coder.codes, rules=rules)
             source = " ".join(map(fingerprint, paths))
             examples = files.read().coded()

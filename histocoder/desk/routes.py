@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
+import anyio
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
@@ -18,8 +19,6 @@ from histocoder.desk.files import File
 from histocoder.desk.security import UPLOAD_BYTES
 from histocoder.desk.store import Card, Number, Source
 from histocoder.errors import UserError
-
-_BLOCK_BYTES = 1 << 20
 
 Who = Annotated[str, Field(min_length=1, max_length=60)]
 
@@ -146,14 +145,9 @@ def add_files(app: FastAPI, desk: Desk) -> None:
 
 async def _save_body(request: Request, path: Path) -> None:
     """Write the body of a request to disk as it comes."""
-    with path.open("wb") as written:
-        block = bytearray()
+    async with await anyio.open_file(path, "wb") as file:
         async for part in request.stream():
-            block += part
-            if len(block) >= _BLOCK_BYTES:
-                await run_in_threadpool(written.write, bytes(block))
-                block.clear()
-        await run_in_threadpool(written.write, bytes(block))
+            await file.write(part)
 
 
 def add_review(app: FastAPI, desk: Desk) -> None:

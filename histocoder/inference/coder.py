@@ -30,7 +30,7 @@ from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
 
-_ENCODED_AT_ONCE = {"cpu": 64}
+_ENCODED_AT_ONCE = 64
 """Number of descriptions that fits a CPU's caches. Decoding reads all weights at each step, and prefers more."""
 _ENCODED_AT_ONCE_ELSEWHERE = 4096
 
@@ -90,7 +90,7 @@ class Coder:
         self.system = model.config.system
         self.card = model_card(model.config)
         self.turn: AbstractContextManager[object] = nullcontext()
-        self._encoded_at_once = _ENCODED_AT_ONCE.get(self.device.type, _ENCODED_AT_ONCE_ELSEWHERE)
+        self._encoded_at_once = _ENCODED_AT_ONCE if self.device.type == "cpu" else _ENCODED_AT_ONCE_ELSEWHERE
 
     @classmethod
     def from_pretrained(

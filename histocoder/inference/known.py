@@ -56,10 +56,10 @@ class Known:
         self.source_id = source_id
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
         self._own_languages: set[str] = set()
-        self._places: dict[tuple[str, str], int] = {}  # by spelling and language
-        self._first_places: dict[tuple[str, str], int] = {}  # by key and language
+        self._indices: dict[tuple[str, str], int] = {}  # by spelling and language
+        self._first_indices: dict[tuple[str, str], int] = {}  # by key and language
         self._codes: dict[tuple[str, ...], int] = {}  # each tuple of codes once
-        self._row_places, self._row_codes = array("q"), array("q")
+        self._row_indices, self._row_codes = array("q"), array("q")
 
     def add(self, examples: Examples, *, only: Collection[str] | None = None) -> None:
         """Add hand-coded rows; with `only`, those of descriptions with these keys."""
@@ -70,19 +70,19 @@ class Known:
         for key, spelling, lang, row in zip(keys, spellings, langs, rows, strict=True):
             if only is None or key in only:
                 codes = tuple(dict.fromkeys(code for code in row if code is not None))
-                place = self._places.setdefault((spelling, lang), len(self._places))
-                self._first_places.setdefault((key, lang), place)
-                self._row_places.append(place)
+                index = self._indices.setdefault((spelling, lang), len(self._indices))
+                self._first_indices.setdefault((key, lang), index)
+                self._row_indices.append(index)
                 self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
 
     def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer | None]:
         """Return the answers for n descriptions, whose languages are codes; None for those that are not known."""
         langs = self._language_keys(langs, unknown=self.only_language or "unk")
-        places = [
-            self._places.get((spelling, lang), self._first_places.get((key, lang)))
+        indices = [
+            self._indices.get((spelling, lang), self._first_indices.get((key, lang)))
             for key, spelling, lang in zip(self.keys(texts), self._spellings(texts), langs, strict=True)
         ]
-        return [None if place is None else self._answers[place] for place in places]
+        return [None if index is None else self._answers[index] for index in indices]
 
     @property
     def only_language(self) -> str | None:
@@ -114,14 +114,14 @@ class Known:
 
     @cached_property
     def _answers(self) -> list[Answer]:
-        """Answer of each description, by its place."""
+        """Answer of each description, by its index."""
         written = list(self._codes)
         sets = pd.factorize(pd.Series([frozenset(codes) for codes in written], dtype=object))[0]
         codes = np.array(self._row_codes, dtype=np.int64)
-        rows = pd.DataFrame({"place": np.array(self._row_places, dtype=np.int64), "set": sets[codes], "codes": codes})
-        counts = rows.groupby(["place", "set"], sort=False)["codes"].agg(["size", "first"]).reset_index()
-        counts["share"] = counts["size"] / counts.groupby("place")["size"].transform("sum")
-        best = counts.sort_values("size", ascending=False, kind="stable").drop_duplicates("place").sort_values("place")
+        rows = pd.DataFrame({"index": np.array(self._row_indices, dtype=np.int64), "set": sets[codes], "codes": codes})
+        counts = rows.groupby(["index", "set"], sort=False)["codes"].agg(["size", "first"]).reset_index()
+        counts["share"] = counts["size"] / counts.groupby("index")["size"].transform("sum")
+        best = counts.sort_values("size", ascending=False, kind="stable").drop_duplicates("index").sort_values("index")
         return [Answer(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
 
     def column_names(self, coder: Coder, mode: str | None, *, k: int) -> list[str]:
