@@ -27,7 +27,7 @@ def run(config: ServeFlags) -> None:
     import uvicorn
 
     from histocoder.desk.app import create_app
-    from histocoder.desk.desk import open_desk
+    from histocoder.desk.desk import Desk
 
     device = distributed.start(device=config.device)
     model = local_folder(config.model)
@@ -40,7 +40,7 @@ def run(config: ServeFlags) -> None:
     ):
         port = listener.getsockname()[1]
         coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
-        desk = open_desk(
+        desk = Desk(
             coder,
             folder,
             model=config.model,

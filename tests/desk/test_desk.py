@@ -37,7 +37,7 @@ from histocoder.data.corrections import read_corrections
 from histocoder.data.labels import LabelRules
 from histocoder.desk import security, store
 from histocoder.desk.app import create_app
-from histocoder.desk.desk import open_desk
+from histocoder.desk.desk import Desk
 from histocoder.desk.store import Store
 from histocoder.desk.trust import estimate, order_of_review
 from histocoder.evaluation.review import Columns
@@ -68,7 +68,7 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coder, Path]:
 @contextmanager
 def served(coder: tuple[Coder, Path], folder: Path, **options: Any) -> Iterator[TestClient]:
     model, run = coder
-    desk = open_desk(model, folder, model=str(run), model_folder=run, run=run, **options)
+    desk = Desk(model, folder, model=str(run), model_folder=run, run=run, **options)
     with TestClient(create_app(desk, token=TOKEN), base_url="http://127.0.0.1:8000", headers=HEADERS) as client:
         yield client
 

@@ -7,11 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from archives import config, read, write_archive
-from jobs import two_ranks
 from models import save_tiny_model, tiny_model
 
 from histocoder.checkpoints.model_files import load_model
@@ -177,19 +175,6 @@ def test_resumed_coding_keeps_known_codes_and_counts_them(model: Path, tmp_path:
         assert any("Resuming an interrupted run: " in text for text in said) is (other == "a")
         assert said[-1] == whole[-1]
         assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-
-
-def test_two_ranks_know_what_one_does(model: Path, tmp_path: Path):
-    frame = pd.DataFrame({"occ1": ["farmer"] * 10_000 + ["baker"] * 5 + ["FARMER"], "id": np.arange(10_006)})
-    frame.to_csv(tmp_path / "in.csv", index=False)
-    (tmp_path / "known.csv").write_text("occ1,hisco_1\nFarmer,61115\n")
-    flags = ("predict", "--model", model, "--input", tmp_path / "in.csv", "--mode", "flat", "--language", "en")
-    command = ["-m", "histocoder", *flags, "--known", tmp_path / "known.csv", "--output", tmp_path / "out.csv"]
-    ended = two_ranks(command)
-    assert [one.stdout.count("10,001 of 10,006 rows got the codes") for one in ended] == [1, 0]
-    out = read(tmp_path / "out.csv")
-    assert out["source"].tolist() == ["known"] * 10_000 + ["model"] * 5 + ["known"]
-    assert out.loc[10_005, "hisco_1"] == "61115"
 
 
 def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys):
