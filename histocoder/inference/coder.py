@@ -331,18 +331,10 @@ class Coder:
         *,
         cancel: Callable[[], bool] | None = None,
     ) -> Iterator[tuple[np.ndarray, Result]]:
-        """Yield the indices (B,) of each batch of descriptions, and the result of work on it.
+        """Yield the indices (B,) of each batch of descriptions of similar lengths, and the result of `work` on it.
 
-        Batches have descriptions of similar lengths, and are divided if memory is short.
-
-        Parameters
-        ----------
-        work : callable
-            Takes token ids, thresholds of the flat head, and characters for the linear expert; see `predict_batch`.
-        texts, langs : sequence of str, of n
-        options : PredictOptions
-        cancel : callable, optional
-            Asked before each batch; if it returns True, `Cancelled` is raised.
+        `work` takes token ids, thresholds of the flat head, and characters for the linear expert; see `predict_batch`.
+        Batches are divided if memory is short. `cancel` is asked before each batch; see `predict`.
         """
         self.decoding.forget_weights()
         config, at_once = self.model.config, RowsAtOnce(self.device)

@@ -75,7 +75,8 @@ def test_parquet_columns_that_are_no_text(model: Path, tmp_path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as that of a language "nan"
         code(model, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert pq.read_table(tmp_path / "out.parquet").select(list(columns)).equals(pq.read_table(tmp_path / "in.parquet"))
+    out = pq.read_table(tmp_path / "out.parquet")
+    assert out.select(["notes", "year"]).to_pydict() == {"notes": [["a"], []], "year": [1880, None]}
     with pytest.raises(UserError, match=r"column 'notes': .* --output that ends in \.parquet"):
         code(model, tmp_path / "in.parquet", tmp_path / "out.csv")
     with pytest.raises(UserError, match=r"column 'notes': .* one value in each cell"):
