@@ -257,8 +257,7 @@ class Coder:
                 parts.append((rows, part))
                 tell(len(rows))
         prediction = Prediction.join(parts, len(texts), width=self._width(mode, options.k))
-        if mode != "full":
-            prediction.drop_unsure(options.min_confidence)
+        prediction.drop_unsure(0.0 if mode == "full" else options.min_confidence)
         return prediction
 
     @torch.inference_mode()

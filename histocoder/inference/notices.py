@@ -11,33 +11,25 @@ from histocoder import distributed
 from histocoder.errors import CountedNotice, Notice, counted
 
 
-class FileNotices:
-    """Collects notices over the parts of a file; `say` receives each of them, on rank 0."""
+@contextmanager
+def notices_of_file(say: Callable[[str], None]) -> Iterator[None]:
+    """Have rank 0 say each notice of all processes once, and at the end the sums of numbers."""
+    counts: Counter[tuple[str, str]] = Counter()
+    shown: set[str] = set()
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._shown: set[str] = set()
-
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Add up numbers, and show every other notice once."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", Notice)
-            warnings.showwarning = partial(self._take, warnings.showwarning)
-            yield
-
-    def _take(self, show: Callable[..., None], message: Warning | str, *where: Any, **more: Any) -> None:
+    def take(show: Callable[..., None], message: Warning | str, *where: Any, **more: Any) -> None:
         if isinstance(message, CountedNotice):
-            self._counts[message.words] += message.count
-        elif str(message) not in self._shown:
-            self._shown.add(str(message))
+            counts[message.words] += message.count
+        elif str(message) not in shown:
+            shown.add(str(message))
             if not isinstance(message, Notice):
                 show(message, *where, **more)
             elif distributed.is_primary():
-                self._say(str(message))
+                say(str(message))
 
-    def tell(self) -> None:
-        """Show the numbers of all processes."""
-        for words, count in sum(distributed.gather_objects(self._counts), Counter[tuple[str, str]]()).items():
-            self._say(counted(count, *words))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
+        warnings.showwarning = partial(take, warnings.showwarning)
+        yield
+    for words, count in sum(distributed.gather_objects(counts), Counter[tuple[str, str]]()).items():
+        say(counted(count, *words))

@@ -23,7 +23,7 @@ from histocoder.files import make_folder, remove_leftovers
 from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
 from histocoder.inference.known import Known
-from histocoder.inference.notices import FileNotices
+from histocoder.inference.notices import notices_of_file
 from histocoder.inference.parts import Parts
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
@@ -73,19 +73,21 @@ def predict_file(
         say(f"{config.input}: languages are taken as unknown (unk); the column {LANG_COL!r} is not chosen for them.")
     for notice in table.notices:
         say(notice)
-    output, notices = Path(config.output), FileNotices(say)
+    output = Path(config.output)
     settings = {**asdict(config), "source": _state(table.path), "model": model_id, "known": known and known.source_id}
     settings["processes"] = distributed.world_size()
     parts = Parts(output, settings, part_texts=_BATCHES * config.batch_size)
     check_free(output, overwrite=overwrite, source=table.path)
-    with _writing(output), notices.collecting(), parts.kept():
-        read = partial(_read, table, tables, parts, config, block_rows=block_rows or tables.block_rows, say=say)
-        distributed.run_on_primary(read, doing="reading the input")
-        if not parts.open():
-            raise UserError(f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see.")
-        _code(tables, parts, progress=progress, cancel=cancel)
-        distributed.barrier(doing="coding its share")
-        notices.tell()
+    with _writing(output), parts.kept():
+        with notices_of_file(say):
+            read = partial(_read, table, tables, parts, config, block_rows=block_rows or tables.block_rows, say=say)
+            distributed.run_on_primary(read, doing="reading the input")
+            if not parts.open():
+                raise UserError(
+                    f"{output.parent} is not the folder that rank 0 writes to. Name one that all nodes see."
+                )
+            _code(tables, parts, progress=progress, cancel=cancel)
+            distributed.barrier(doing="coding its share")
         distributed.run_on_primary(partial(_write, tables, parts, form, join, say=say), doing="writing the output")
 
 
