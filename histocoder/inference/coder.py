@@ -335,7 +335,6 @@ class Coder:
         `work` takes token ids, thresholds of the flat head, and characters for the linear expert; see `predict_batch`.
         Batches are divided if memory is short. `cancel` is asked before each batch; see `predict`.
         """
-        self.decoding.forget_weights()
         config, at_once = self.model.config, RowsAtOnce(self.device)
         thresholds = torch.from_numpy(thresholds_of(config, langs, options.threshold))
         sizes = {"at_least": self._encoded_at_once, "at_most": options.batch_size}

@@ -73,12 +73,12 @@ class CombinedSearch:
         """
         blocks = self._blocks[self._candidates]  # (B, K, size)
         going_on = self._going_on[:, None]
-        first = self._stepper.step_tree(self._newest, self._parents, going_on)[:, 0].float().log_softmax(-1)
+        first = self._stepper.step(self._newest, self._parents, going_on)[:, 0].float().log_softmax(-1)
         written = first.gather(1, blocks[..., 0])
         real = going_on.expand_as(self._candidates) & ~self._taken
         parents = torch.zeros_like(self._candidates)
         for i in range(1, blocks.shape[2]):
-            following = self._stepper.step_tree(blocks[..., i - 1], parents, real).float().log_softmax(-1)
+            following = self._stepper.step(blocks[..., i - 1], parents, real).float().log_softmax(-1)
             written = written + following.gather(-1, blocks[..., i : i + 1])[..., 0]
             parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(self._candidates)
         if self._end is None:

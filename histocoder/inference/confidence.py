@@ -71,7 +71,7 @@ def _other_orders(stepper: Stepper, blocks: Tensor, counts: Tensor) -> Tensor:
     used, as_given = torch.zeros(batch, 1, num_blocks, dtype=torch.bool, device=device), parents.eq(0)
     for position in range(num_blocks * block_size):
         num_used, offset = divmod(position, block_size)
-        log_probs = stepper.step_tree(tokens, parents, scores > -torch.inf).float().log_softmax(-1)
+        log_probs = stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)
         choices = places.expand(*scores.shape, -1) if offset == 0 else current[..., None]
         next_tokens = blocks[row[..., None], choices, offset]  # (B, W, choices)
         candidates = scores[..., None] + log_probs.gather(-1, next_tokens)

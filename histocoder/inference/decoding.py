@@ -64,10 +64,6 @@ class Decoding:
     def _search(self) -> TrieSearch:
         return TrieSearch(self._computing.decoder, self._trie)
 
-    def forget_weights(self) -> None:
-        """Drop what was computed from the weights, which may have changed since."""
-        self.__dict__.pop("_search", None)
-
     def decode(
         self, batch: Encoded, mode: str, *, thresholds: Tensor | None = None, k: int = 5, constrain: bool = False
     ) -> Prediction:

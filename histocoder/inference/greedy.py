@@ -8,8 +8,6 @@ from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
 
-_WORTH_COPYING = 0.75  # if no more than this share of rows continues, the others are dropped: copying costs less
-
 
 @torch.no_grad()
 def greedy(
@@ -44,28 +42,21 @@ def greedy(
         Probability of each decoded token, among all tokens.
     """
     batch, device = len(memory), memory.device
-    stepper = Stepper(decoder, memory, memory_mask, prior, room=num_tokens)
+    stepper = Stepper(decoder, memory, memory_mask, prior)
     tokens = torch.full((batch, 1 + num_tokens), PAD, device=device)
     tokens[:, 0] = BOS
     probabilities = torch.ones(batch, num_tokens, device=device)
-    rows = torch.arange(batch, device=device)  # those that the stepper still has
-    ended = torch.zeros(batch, dtype=torch.bool, device=device)  # of these
+    ended = torch.zeros(batch, dtype=torch.bool, device=device)
     path = _TriePath(trie, batch) if trie is not None else None
     for i in range(num_tokens):
-        probs = stepper.step(tokens[rows, i]).float().softmax(-1)
+        probs = stepper.step(tokens[:, i : i + 1], real=~ended[:, None])[:, 0].float().softmax(-1)
         chosen = torch.where(ended, PAD, probs.argmax(-1) if path is None else path.choose(probs, i))
-        tokens[rows, i + 1] = chosen
-        probabilities[rows, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
+        tokens[:, i + 1] = chosen
+        probabilities[:, i] = torch.where(ended, 1.0, probs.gather(1, chosen[:, None])[:, 0])
         if (i + 1) % block_size == 0:
-            ended |= tokens[rows, i + 2 - block_size].eq(PAD)
-            going_on = (~ended).nonzero()[:, 0]
-            if not len(going_on):
+            ended |= tokens[:, i + 2 - block_size].eq(PAD)
+            if bool(ended.all()):
                 break
-            if len(going_on) <= _WORTH_COPYING * len(rows):
-                rows, ended = rows[going_on], ended[going_on]
-                stepper.keep(going_on)
-                if path is not None:
-                    path.keep(going_on)
     return tokens, probabilities
 
 
@@ -88,6 +79,3 @@ class _TriePath:
             self._unused |= probs[:, PAD] >= best.values[:, 0]
         self._node = children.gather(1, best.indices)[:, 0]
         return torch.where(self._unused, PAD, tokens.gather(1, best.indices)[:, 0])
-
-    def keep(self, rows: Tensor) -> None:
-        self._node, self._unused = self._node[rows], self._unused[rows]

@@ -1,13 +1,15 @@
-"""Decoding step by step, a token or a level of a tree of tokens at a time, with cached keys and values."""
+"""Decoding step by step, a token of each sequence at a time, with cached keys and values."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from histocoder.inference.packed import PackedLayer
 from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
+from histocoder.model.layers import affine
 from histocoder.model.prior import Prior, PriorSteps
+
+_WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
 
 
 def select_rows(
@@ -21,133 +23,140 @@ def select_rows(
 class Stepper:
     """Predicts what follows growing sequences, each step from the newest tokens alone.
 
-    Either one sequence for each row, by `step`, or a tree of sequences, by `step_tree`.
+    Each row of the batch has one sequence or several, which may share their beginnings: a step adds a level of W nodes
+    to the row's tree, and each node attends to its ancestors and itself.
 
     Parameters
     ----------
     decoder, memory, memory_mask, prior
         See `Decoder.forward`; used without dropout.
-    room : int
-        Initial capacity of the cache, in nodes of a row.
 
     Examples
     --------
     >>> decoder = Decoder(8, 4, num_heads=2).eval()
     >>> stepper = Stepper(decoder, torch.zeros(2, 3, 4))
-    >>> stepper.step(torch.tensor([2, 2])).shape
-    torch.Size([2, 8])
+    >>> stepper.step(torch.tensor([[2], [2]])).shape
+    torch.Size([2, 1, 8])
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        memory: Tensor,
-        memory_mask: Tensor | None = None,
-        prior: Prior | None = None,
-        *,
-        room: int = 8,
+        self, decoder: Decoder, memory: Tensor, memory_mask: Tensor | None = None, prior: Prior | None = None
     ) -> None:
         self._decoder = decoder
         memory, memory_mask = seen_memory(memory, memory_mask)
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
-        self._layers = [_Layer(layer, memory, room) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
-        self._visible = torch.empty(len(memory), 1, 0, dtype=torch.bool, device=memory.device)  # (B, W, nodes)
+        self._layers = [_Layer(layer, memory) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
         self._prior = None if prior is None else PriorSteps(prior)
+        self._batch = len(memory)
+        self._rows = torch.arange(self._batch, device=memory.device)  # those that have nodes still
+        self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in the cache, (B, W)
         self._depth = 0  # position of the next tokens in their sequences, BOS at 0
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Predict what follows `tokens` (B,), each row's newest; return logits of shape (B, vocab_size)."""
-        logits = self._logits(tokens, _Nodes(len(tokens), 1), None)
-        return logits if self._prior is None else logits.float() + self._prior.step(tokens)
+    def step(self, tokens: Tensor, parents: Tensor | None = None, real: Tensor | None = None) -> Tensor:
+        """Predict what follows each node of the next level.
 
-    def step_tree(self, tokens: Tensor, parents: Tensor, real: Tensor) -> Tensor:
-        """Predict what follows each node of the next level; return logits of shape (B, W, vocab_size).
+        Parameters
+        ----------
+        tokens : Tensor of int, of shape (B, W) or (1, W)
+            Tokens of the nodes. If all rows have the same tree, give it once, in each step: what precedes the first
+            attention to memory is then computed once.
+        parents : Tensor of int, shaped like tokens, optional
+            Indices of the nodes' parents in the previous level; by default the first.
+        real : Tensor of bool, shaped like tokens, optional
+            Where there is a node; by default everywhere. A row without any node has ended, and must stay without.
 
-        `tokens` (B, W) are the nodes' newest, `parents` (B, W) the indices of their parents in the previous level,
-        ignored in the first. Where `real` (B, W) is false there is no node: logits are undefined, and not computed.
+        Returns
+        -------
+        Tensor of shape (B, W, vocab_size)
+            Logits, 0 where there is no node.
         """
-        batch, width = tokens.shape
-        inherited = self._visible.gather(1, parents[..., None].expand(-1, -1, self._visible.shape[2]))
-        itself = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
-        self._visible = torch.cat([inherited, itself], dim=2)
-        nodes = _Nodes(batch, width, real)
-        logits = nodes.spread(self._logits(nodes.collect(tokens), nodes, self._visible[:, None]))
-        return logits if self._prior is None else logits.float() + self._prior.step_tree(tokens, parents)
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only some rows of the batch, by their indices."""
-        self._mask = None if self._mask is None else self._mask[rows]
-        self._visible = self._visible[rows]
-        if self._prior is not None:
-            self._prior.keep(rows)
-        for layer in self._layers:
-            layer.keep(rows)
-
-    def _logits(self, tokens: Tensor, nodes: _Nodes, visible: Tensor | None) -> Tensor:
-        decoder = self._decoder
-        x = decoder.token_emb(tokens) + decoder.positional_encoding.pos_embedding[self._depth, 0]
-        for layer in self._layers:
-            x = layer.step(x, nodes, visible, self._mask)
+        batch, width = self._batch, self._index.shape[1]
+        parents = torch.zeros_like(tokens) if parents is None else parents
+        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        ancestors = self._index.gather(1, parents)[real]  # (N,), of the N nodes there are
+        self._index = (real.flatten().cumsum(0) - 1).view_as(real)
+        x = self._decoder.token_emb(tokens[real]) + self._decoder.positional_encoding.pos_embedding[self._depth, 0]
+        is_shared = len(tokens) < batch
+        real = real.expand(batch, -1)
+        self._drop_rows(real.any(1))
+        nodes = _Nodes(real[self._rows])
+        for i, layer in enumerate(self._layers):
+            x = layer.attend_to_ancestors(x, ancestors)
+            if is_shared and i == 0:
+                first = width * torch.arange(batch, device=x.device)[:, None]  # of each row in the previous level
+                ancestors = (first + ancestors).flatten()
+                x = x.repeat(batch, 1)
+            x = layer.attend_to_memory(x, nodes, self._mask)
         self._depth += 1
-        return decoder.head(x)
+        logits = _Nodes(real).spread(self._decoder.head(x))
+        if self._prior is None:
+            return logits
+        return logits.float() + self._prior.step(*(x.expand(batch, -1) for x in (tokens, parents)))
+
+    def _drop_rows(self, has_nodes: Tensor) -> None:
+        """Drop the memory of rows (B,) without nodes, if that is worth copying the rest."""
+        if int(has_nodes.sum()) > _WORTH_COPYING * len(self._rows):
+            return
+        kept = has_nodes[self._rows]
+        self._rows = self._rows[kept]
+        self._mask = None if self._mask is None else self._mask[kept]
+        for layer in self._layers:
+            layer.keep_rows(kept)
 
 
 class _Nodes:
-    """The newest nodes of a batch, W for each row; only the real ones are computed."""
+    """The newest nodes of some rows, W for each row; only the real ones (R, W) are computed."""
 
-    def __init__(self, batch: int, width: int, real: Tensor | None = None) -> None:
-        self._shape = (batch, width)
-        self._places = None if real is None else real.flatten().nonzero()[:, 0]
+    def __init__(self, real: Tensor) -> None:
+        self._shape = real.shape
+        self._indices = real.flatten().nonzero()[:, 0]
 
     def spread(self, x: Tensor) -> Tensor:
-        """Spread `x` (real nodes, …) to the shape (B, W, …), 0 where there is no node."""
-        if self._places is None or len(self._places) == self._shape[0] * self._shape[1]:
+        """Spread `x` (N, dim) of the real nodes to the shape (R, W, dim), 0 where there is no node."""
+        if len(x) == self._shape.numel():
             return x.unflatten(0, self._shape)
-        spread = x.new_zeros(self._shape[0] * self._shape[1], *x.shape[1:])
-        return spread.index_copy_(0, self._places, x).unflatten(0, self._shape)
+        spread = x.new_zeros(self._shape.numel(), x.shape[1])
+        return spread.index_copy_(0, self._indices, x).unflatten(0, self._shape)
 
     def collect(self, x: Tensor) -> Tensor:
-        """Collect the real nodes of `x` (B, W, …)."""
-        return x.flatten(0, 1) if self._places is None else x.flatten(0, 1)[self._places]
+        """Collect the real nodes of `x` (R, W, dim), of shape (N, dim)."""
+        x = x.flatten(0, 1)
+        return x if len(x) == len(self._indices) else x[self._indices]
 
 
 class _Layer:
-    """A decoder layer with the keys and values of memory, and of the nodes so far."""
+    """A decoder layer with the keys and values of memory, and of the newest nodes' ancestors."""
 
-    def __init__(self, layer: DecoderLayer, memory: Tensor, room: int) -> None:
+    def __init__(self, layer: DecoderLayer, memory: Tensor) -> None:
         self._layer = layer
-        self._products = PackedLayer(layer)
-        self._keys, self._values = layer.multihead_attn.keys_values(memory)  # (B, heads, S, dim / heads)
-        heads, head_dim = layer.self_attn.num_heads, memory.shape[2] // layer.self_attn.num_heads
-        self._own = memory.new_empty(len(memory), room, 2, heads, head_dim)  # keys and values, with spare capacity
-        self._num_nodes = 0
+        self._memory = layer.multihead_attn.keys_values(memory)  # each (R, heads, S, dim / heads)
+        self._paths = memory.new_empty(0, len(memory), 2 * memory.shape[2])  # (depth, N, 2 * dim)
 
-    def step(self, x: Tensor, nodes: _Nodes, visible: Tensor | None, memory_mask: Tensor | None) -> Tensor:
-        """Return the layer's output for new nodes, of shape (real nodes, dim), like `x`.
+    def attend_to_ancestors(self, x: Tensor, ancestors: Tensor) -> Tensor:
+        """Return self-attention and its norm of new nodes `x` (N, dim), by the indices (N,) of their parents."""
+        attention = self._layer.self_attn
+        dim = x.shape[1]
+        projected = affine(x, attention.in_proj_weight, attention.in_proj_bias)
+        paths = x.new_empty(len(self._paths) + 1, len(x), 2 * dim)
+        torch.index_select(self._paths, 1, ancestors, out=paths[:-1])  # a cat of the two would copy twice
+        paths[-1] = projected[:, dim:]
+        self._paths = paths
+        keys, values = paths.transpose(0, 1).chunk(2, dim=-1)  # each (N, depth, dim)
+        mixed = attention.mix(*map(attention.heads, (projected[:, None, :dim], keys, values)))
+        return self._layer.norm1(_apply(attention.out_proj, mixed[:, 0]).add_(x))
 
-        `visible` (B, 1, W, all nodes of a row so far) tells what they attend to, everything by default; `memory_mask`
-        is of shape (B, 1, 1, S).
-        """
-        layer, products, attention = self._layer, self._products, self._layer.self_attn
-        projected = nodes.spread(products.own(x).view(len(x), 3, attention.num_heads, -1))
-        keys, values = self._append(projected[:, :, 1:])
-        mixed = attention.mix(projected[:, :, 0].transpose(1, 2), keys, values, attn_mask=visible)
-        x = layer.norm1(products.own_out.add_to(x, nodes.collect(mixed)))
-        queries = nodes.spread(products.queries(x).view(len(x), attention.num_heads, -1)).transpose(1, 2)
-        mixed = layer.multihead_attn.mix(queries, self._keys, self._values, attn_mask=memory_mask)
-        x = layer.norm2(products.out.add_to(x, nodes.collect(mixed)))
-        return layer.norm3(products.outer.add_to(x, products.inner.relu(x)))
+    def attend_to_memory(self, x: Tensor, nodes: _Nodes, memory_mask: Tensor | None) -> Tensor:
+        """Return the rest of the layer for `x` (N, dim); `memory_mask` is of shape (R, 1, 1, S)."""
+        layer, attention = self._layer, self._layer.multihead_attn
+        queries = attention.heads(nodes.spread(affine(x, *attention.query_projection)))
+        mixed = nodes.collect(attention.mix(queries, *self._memory, attn_mask=memory_mask))
+        x = layer.norm2(_apply(attention.out_proj, mixed).add_(x))
+        return layer.norm3(_apply(layer.linear2, _apply(layer.linear1, x).relu_()).add_(x))
 
-    def keep(self, rows: Tensor) -> None:
-        self._keys, self._values, self._own = self._keys[rows], self._values[rows], self._own[rows]
+    def keep_rows(self, rows: Tensor) -> None:
+        keys, values = self._memory
+        self._memory = keys[rows], values[rows]
 
-    def _append(self, newest: Tensor) -> tuple[Tensor, Tensor]:
-        """Cache keys and values (B, W, 2, heads, head_dim); return all of them, each (B, heads, nodes, head_dim)."""
-        start, end = self._num_nodes, self._num_nodes + newest.shape[1]
-        if end > self._own.shape[1]:
-            room = newest.new_empty(len(newest), end, *newest.shape[2:])  # at least doubles
-            self._own = torch.cat([self._own[:, :start], room], dim=1)
-        self._own[:, start:end] = newest
-        self._num_nodes = end
-        keys, values = self._own[:, :end].unbind(2)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+
+def _apply(module: nn.Linear, x: Tensor) -> Tensor:
+    return affine(x, module.weight, module.bias)

@@ -34,17 +34,7 @@ class Prior(NamedTuple):
     def following(self, tokens: Tensor) -> Tensor:
         """Return the log shares (B, L, vocab_size) of what follows each target token (B, L), BOS first."""
         steps = PriorSteps(self)
-        return torch.stack([steps.step(tokens[:, i]) for i in range(tokens.shape[1])], dim=1)
-
-    def of_nodes(self, nodes: Tensor, num_nodes: int) -> Tensor:
-        """Return the log shares (B, num_nodes, vocab_size) of what follows each node of a trie over the classes.
-
-        `nodes` (num_classes, block_size) are those on the path of each class, the root first.
-        """
-        masses = self.shares.new_zeros(len(self.shares), num_nodes * self.vocab_size)
-        indices = nodes[self.classes] * self.vocab_size + self.blocks  # (B, K, block_size)
-        masses.scatter_add_(1, indices.flatten(1), self.shares.repeat_interleave(indices.shape[2], dim=1))
-        return log_shares(masses.unflatten(1, (num_nodes, self.vocab_size)))
+        return torch.cat([steps.step(token, torch.zeros_like(token)) for token in tokens.split(1, dim=1)], dim=1)
 
 
 class PriorSteps:
@@ -62,11 +52,7 @@ class PriorSteps:
         self._ended = torch.zeros_like(self._shares[..., 0], dtype=torch.bool)  # by an unused block, (B, W)
         self._depth = 0
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the log shares (B, vocab_size) of what follows `tokens` (B,), each row's newest."""
-        return self.step_tree(tokens[:, None], torch.zeros_like(tokens)[:, None])[:, 0]
-
-    def step_tree(self, tokens: Tensor, parents: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Return the log shares (B, W, vocab_size) of what follows each node of the next level; see `Stepper`."""
         position = self._depth % self._blocks.shape[3]
         if self._depth:
@@ -86,10 +72,6 @@ class PriorSteps:
         masses[..., PAD] = masses[..., PAD].masked_fill(self._ended, 1.0)
         self._depth += 1
         return log_shares(masses)
-
-    def keep(self, rows: Tensor) -> None:
-        self._shares, self._blocks = self._shares[rows], self._blocks[rows]
-        self._left, self._fits, self._ended = self._left[rows], self._fits[rows], self._ended[rows]
 
 
 def class_blocks(codes: Sequence[str], formatter: dict[str, Any]) -> Tensor:
