@@ -45,7 +45,7 @@ browser-page: $(ORT_WEB)/ort.wasm.min.mjs
 	rm -rf docs/browser/model docs/browser/ort
 	cp -r $(ORT_WEB) docs/browser/ort
 	$(BIN)/histocoder export --model demo/best --onnx docs/browser/model --int8
-	cd docs/browser/model && rm -f decoder_*.onnx linear*
+	cd docs/browser/model && rm -f linear*
 
 # The page of histocoder serve in Debian's chromium, with axe-core, which checks accessibility; and docs/browser.
 test-browser: $(ORT_WEB)/ort.wasm.min.mjs

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from histocoder.formatters.tokens import BOS, PAD
 from histocoder.inference.greedy import greedy
-from histocoder.inference.onnx_search import LEAST, LEAST_DOUBT, NUM_CANDIDATES
+from histocoder.inference.predictions import LEAST, NUM_CANDIDATES
 from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior
+
+_LEAST_DOUBT = 1e-6  # least probability on either side of odds
 
 
 class CombinedSearch:
@@ -83,7 +85,7 @@ class CombinedSearch:
             parents = torch.arange(blocks.shape[1], device=blocks.device).expand_as(self._candidates)
         if self._end is None:
             return {"decoder": written, **self._of_others}, torch.full_like(first[:, 0], -torch.inf)
-        return {"decoder": written, **self._of_others}, first[:, self._end].exp().logit(eps=LEAST_DOUBT)
+        return {"decoder": written, **self._of_others}, first[:, self._end].exp().logit(eps=_LEAST_DOUBT)
 
     def choose(self, place: Tensor, going_on: Tensor) -> None:
         """Take each row's candidate at an index (B,), if the row has a further code at all."""

@@ -84,15 +84,20 @@ class Decoding:
             return self._greedy(batch, prior, constrain=constrain)
         raise ValueError(f"there is no mode {mode!r}")
 
-    def combined_search(self, batch: Encoded) -> CombinedSearch:
-        """Return the search with the opinions of all the model's experts."""
-        model, flat_logits = self._computing, self._computing.classify(batch.pooled)
-        beliefs = {"flat": self._real_classes(model.class_probabilities(flat_logits))}
+    def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
+        """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
+        flat_logits = self._computing.classify(batch.pooled)
+        beliefs = {"flat": self._real_classes(self._computing.class_probabilities(flat_logits))}
         if self._model.linear_expert is not None:
             beliefs["linear"] = self._real_classes(self._model.linear_expert(batch.characters)).softmax(-1)
-        start = (model.decoder, self._trie, batch.memory, batch.memory_mask, model.prior(flat_logits))
+        return beliefs
+
+    def combined_search(self, batch: Encoded) -> CombinedSearch:
+        """Return the search with the opinions of all the model's experts."""
+        prior = self._computing.prior(self._computing.classify(batch.pooled))
+        start = (self._computing.decoder, self._trie, batch.memory, batch.memory_mask, prior)
         missing = self.formatter.missing_token(self.codes)
-        return CombinedSearch(*start, beliefs, num_blocks=self.formatter.num_blocks, missing=missing)
+        return CombinedSearch(*start, self.beliefs(batch), num_blocks=self.formatter.num_blocks, missing=missing)
 
     def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:
         """Return the answer of all experts together, and the first codes that they considered, the best first."""

@@ -1,5 +1,6 @@
 """A model as ONNX graphs, which `OnnxCoder` runs without torch."""
 
+import copy
 import importlib.util
 import logging
 import os
@@ -10,32 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
 from histocoder.checkpoints.model_files import CARD_FILE, save_config
+from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.formatters.tokenizers import join_language
 from histocoder.inference.coder import Coder
+from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import (
     ENCODER_FILE,
     LINEAR_FILE,
     MODES,
     NGRAMS_FILE,
-    START_FILE,
-    STEP_FILE,
     TOKENIZER_FOLDER,
     OnnxCoder,
+    without_decoder,
 )
-from histocoder.inference.onnx_graphs import EncoderGraph, NgramsGraph, StartGraph, StepGraph
-from histocoder.inference.predictions import code_columns
+from histocoder.inference.predictions import Prediction, code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
-from histocoder.model.linear_expert import SHARPNESS
+from histocoder.model.linear_expert import SHARPNESS, linear_ngrams
+from histocoder.model.ngram import NgramEncoder, Ngrams
 
 _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")  # to record graphs with
@@ -79,7 +83,7 @@ def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | 
             quantize(temporary)
             after = _accuracy(OnnxCoder(temporary), examples)
             said = f"{before:.1f} % in fp32, {after:.1f} % in int8"
-            log.info(f"Accuracy in the mode {_mode(coder)} on {len(examples):,} rows: {said}.")
+            log.info(f"Accuracy in the mode {exported.mode} on {len(examples):,} rows: {said}.")
             if before - after > max_loss:
                 raise UserError(
                     f"In int8 the model loses {before - after:.1f} points of accuracy, more than --max-loss "
@@ -88,17 +92,12 @@ def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | 
         os.replace(temporary, folder)
 
 
-def _mode(coder: Coder | OnnxCoder) -> str:
-    """Return the model's mode, or flat if exported models do not have it."""
-    return coder.mode if coder.mode in MODES else "flat"
-
-
 def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
     """Return how graphs compare with their model on examples; raise a UserError if they give other codes."""
     most = 0.0
-    for mode in MODES:
-        ours = coder.predict(examples.texts, examples.langs, mode=mode, progress=False)
-        theirs = exported.predict(examples.texts, examples.langs, mode=mode)
+    answers = {mode: exported.predict(examples.texts, examples.langs, mode=mode) for mode in MODES}
+    for mode, theirs in answers.items():
+        ours = predict_without_decoder(coder, examples, mode=mode)
         codes = list(code_columns(ours))
         probs = [name for name in ours if name.startswith("prob_") or name == "conf"]
         num_others = int((ours[codes].fillna("") != theirs[codes].fillna("")).any(axis=1).sum())
@@ -109,30 +108,54 @@ def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
                 f"{len(examples):,} descriptions, and probabilities by up to {difference:.0e}. Nothing was written."
             )
         most = max(most, difference)
-    return f"Same codes as the model for {len(examples):,} descriptions; probabilities differ by {most:.0e} at most."
+    whole = coder.predict(examples.texts, examples.langs, progress=False)
+    same = [a == b for a, b in zip(_code_sets(whole), _code_sets(answers[exported.mode]), strict=True)]
+    return (
+        f"Same codes as the model without its decoder for {len(examples):,} descriptions; probabilities differ by "
+        f"{most:.0e} at most. With the decoder, in the mode {coder.mode}, {100 * np.mean(same):.1f} % of the codes are "
+        "the same."
+    )
+
+
+def predict_without_decoder(coder: Coder, examples: Examples, *, mode: str) -> pd.DataFrame:
+    """Return what an exported model has to predict, by the model itself."""
+    if mode == "flat":
+        return coder.predict(examples.texts, examples.langs, mode="flat", progress=False)
+    config = coder.model.config
+
+    @torch.inference_mode()
+    def work(ids: Tensor, _thresholds: Tensor, characters: Tensor | None) -> Prediction:
+        beliefs = coder.decoding.beliefs(coder.encode(ids, characters))
+        return without_decoder({name: x.numpy() for name, x in beliefs.items()}, config.experts, coder.codes)
+
+    rows = Descriptions.of(examples.texts, examples.langs, languages=config.languages)
+    parts = list(coder.each_batch(work, rows.distinct, PredictOptions()))
+    return rows.spread(Prediction.join(parts, len(rows.distinct), width=1).frame(config))
 
 
 def _accuracy(exported: OnnxCoder, examples: Examples) -> float:
     """Return the percentage of rows that get exactly their codes."""
-    table = exported.predict(examples.texts, examples.langs, mode=_mode(exported))
-    codes = table[list(code_columns(table))]
-    ours, true = (
-        [{code for code in row if isinstance(code, str)} for row in rows.to_numpy(dtype=object)]
-        for rows in (codes, examples.codes)
-    )
-    return 100 * float(np.mean([a == b for a, b in zip(ours, true, strict=True)]))
+    ours = _code_sets(exported.predict(examples.texts, examples.langs))
+    return 100 * float(np.mean([a == b for a, b in zip(ours, _sets(examples.codes), strict=True)]))
+
+
+def _code_sets(prediction: pd.DataFrame) -> list[set[str]]:
+    return _sets(prediction[list(code_columns(prediction))])
+
+
+def _sets(codes: pd.DataFrame) -> list[set[str]]:
+    return [{code for code in row if isinstance(code, str)} for row in codes.to_numpy(dtype=object)]
 
 
 def quantize(folder: Path) -> None:
-    """Replace the graphs that hold weights by graphs with weights in 8 bits."""
+    """Replace the encoder's graph by one with weights in 8 bits."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    for name in (ENCODER_FILE, START_FILE, STEP_FILE):
-        small = folder / f"small-{name}"
-        with _quiet():
-            # unsigned: CPUs without VNNI add up products of signed with unsigned numbers in too few bits
-            quantize_dynamic(folder / name, small, weight_type=QuantType.QUInt8)
-        os.replace(small, folder / name)
+    small = folder / f"small-{ENCODER_FILE}"
+    with _quiet():
+        # unsigned: CPUs without VNNI add up products of signed with unsigned numbers in too few bits
+        quantize_dynamic(folder / ENCODER_FILE, small, weight_type=QuantType.QUInt8)
+    os.replace(small, folder / ENCODER_FILE)
 
 
 def export_graphs(model: MixerModel, folder: Path) -> None:
@@ -142,85 +165,73 @@ def export_graphs(model: MixerModel, folder: Path) -> None:
     tokens = tokenize(texts, max_len=config.max_len, tokenizer=model.tokenizer)
     rows = np.arange(len(texts))
     ids = torch.from_numpy(tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)).long()
-    batch, words = Dim("batch"), Dim("words")
     num_positions = 4 * Dim("quarters", max=config.max_len // 4) if model.tokenizer.reads_characters else Dim("tokens")
-    with torch.no_grad(), _quiet():
-        encoder, start = EncoderGraph(model), StartGraph(model)
-        logits, memory, mask = encoder(ids)
-        of_memory, *prior = start(memory, logits)
-        _write(
-            encoder,
-            {"input_ids": (ids, {0: batch, 1: num_positions})},
-            ("flat_logits", "memory", "memory_mask"),
-            folder / ENCODER_FILE,
-        )
-        _write(
-            start,
-            {"memory": (memory, {0: batch, 1: words}), "flat_logits": (logits, {0: batch})},
-            ("of_memory", "shares", "blocks")[: 1 + len(prior)],
-            folder / START_FILE,
-        )
-        outputs = _STEP_OUTPUTS[: 3 + 3 * bool(prior)]
-        _write(StepGraph(model), _step_inputs(of_memory, mask, prior), outputs, folder / STEP_FILE)
-        if model.linear_expert is not None:
-            characters = torch.from_numpy(lower_characters(texts)).long()
-            shape = {0: batch, 1: Dim("characters")}
-            _write(NgramsGraph(), {"characters": (characters, shape)}, ("buckets",), folder / NGRAMS_FILE)
-            expert = {name: value.numpy() for name, value in model.linear_expert.state_dict().items()}
-            np.savez(folder / LINEAR_FILE, sharpness=SHARPNESS, **expert)
+    _write(EncoderGraph(model), "input_ids", ids, num_positions, "flat_logits", folder / ENCODER_FILE)
+    if model.linear_expert is not None:
+        characters = torch.from_numpy(lower_characters(texts)).long()
+        _write(NgramsGraph(), "characters", characters, Dim("characters"), "buckets", folder / NGRAMS_FILE)
+        expert = {name: value.numpy() for name, value in model.linear_expert.state_dict().items()}
+        np.savez(folder / LINEAR_FILE, sharpness=SHARPNESS, **expert)
 
 
-_STEP_WITHOUT_PRIOR = 7  # number of inputs of the decoder's step, without those of the prior
-_STEP_OUTPUTS = ("log_probs", "next.own", "next.visible", "next.left", "next.fits", "next.ended")
+class EncoderGraph(nn.Module):
+    """Encoder and flat head, as torch can export them."""
+
+    def __init__(self, model: MixerModel) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        if isinstance(model.encoder, NgramEncoder):
+            self.model.encoder = _DenseNgrams(model.encoder)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return flat logits (B, num_classes)."""
+        return self.model.classify(self.model.encode(input_ids)[1])
 
 
-def _step_inputs(of_memory: Tensor, mask: Tensor, prior: list[Tensor]) -> dict[str, tuple[Tensor, dict[int, Any]]]:
-    """Return examples of the decoder step's inputs, with their dynamic axes."""
-    batch, width, parents, words, nodes = map(Dim, ("batch", "width", "parents", "words", "nodes"))
-    num_rows, of_parents, of_nodes = len(mask), 4, 5
-    tokens = torch.full((num_rows, 6), 7)
-    own = of_memory[..., :1, :].expand(*of_memory.shape[:4], of_nodes, -1).contiguous()
-    visible = torch.ones(num_rows, of_parents, of_nodes, dtype=torch.bool)
-    inputs: dict[str, tuple[Tensor, dict[int, Any]]] = {
-        "tokens": (tokens, {0: batch, 1: width}),
-        "parents": (tokens % of_parents, {0: batch, 1: width}),
-        "depth": (torch.tensor([2]), {}),
-        "of_memory": (of_memory, {0: batch, 4: words}),
-        "memory_mask": (mask, {0: batch, 1: words}),
-        "own": (own, {0: batch, 4: nodes}),
-        "visible": (visible, {0: batch, 1: parents, 2: nodes}),
-    }
-    if prior:
-        shares, blocks = prior
-        known = torch.ones(num_rows, of_parents, shares.shape[1], dtype=torch.bool)
-        of_level = {0: batch, 1: parents}
-        inputs |= {"shares": (shares, {0: batch}), "blocks": (blocks, {0: batch})}
-        # torch.export takes the same tensor twice for one input
-        inputs |= {"left": (known, of_level), "fits": (known.clone(), of_level), "ended": (~known[..., 0], of_level)}
-    return inputs
+class _DenseNgrams(NgramEncoder):
+    """An n-gram encoder of operators whose output sizes follow from input sizes; its last n-gram is zeros, for none."""
+
+    def __init__(self, encoder: NgramEncoder) -> None:
+        super().__init__(encoder.config)
+        self.load_state_dict(encoder.state_dict())
+        self.table = nn.Parameter(F.pad(encoder.table, (0, 0, 0, 1)))
+
+    def _words(self, ngrams: Ngrams, num_words: int) -> tuple[Tensor, Tensor]:
+        torch._check(num_words >= 1)
+        torch._check(num_words <= self.config.max_words + 1)
+        real, number = ngrams.buckets >= 0, torch.arange(num_words)
+        buckets = torch.where(real, ngrams.buckets, self.config.num_buckets)
+        total = F.embedding(buckets, self.table).sum(2)  # (B, S, dim)
+        in_word = (ngrams.words[:, None] == number[:, None]).float()  # (B, W, S)
+        counts = torch.matmul(in_word, real.sum(-1, keepdim=True).float())  # (B, W, 1)
+        return torch.matmul(in_word, total) / counts.clamp(min=1), (counts[..., 0] > 0) | (number == 0)
 
 
-def _write(
-    module: nn.Module, inputs: dict[str, tuple[Tensor, dict[int, Any]]], outputs: tuple[str, ...], path: Path
-) -> None:
-    """Export a module; `inputs` are examples by name, each with its dynamic axes."""
-    examples, axes = zip(*inputs.values(), strict=True)
-    if len(inputs) > _STEP_WITHOUT_PRIOR:  # inputs of the prior are one argument
-        examples, axes = ((*x[:_STEP_WITHOUT_PRIOR], tuple(x[_STEP_WITHOUT_PRIOR:])) for x in (examples, axes))
-    module.eval()(*examples)  # fill caches, which would otherwise keep tensors of the export
+class NgramsGraph(nn.Module):
+    """Buckets of the n-grams that the linear expert reads."""
+
+    def forward(self, characters: Tensor) -> Tensor:
+        return linear_ngrams(characters)
+
+
+@torch.no_grad()
+def _write(module: nn.Module, name: str, example: Tensor, length: Any, output: str, path: Path) -> None:
+    """Export a module of one input (B, length), by an example of it, and one output."""
+    module.eval()(example)  # fill caches, which would otherwise keep tensors of the export
     try:
-        program = torch.onnx.export(
-            module,
-            examples,
-            input_names=list(inputs),
-            output_names=list(outputs),
-            dynamic_shapes=axes,
-            opset_version=_OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-        assert program is not None
-        program.save(path, external_data=False)
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                (example,),
+                input_names=[name],
+                output_names=[output],
+                dynamic_shapes=({0: Dim("batch"), 1: length},),
+                opset_version=_OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+            assert program is not None
+            program.save(path, external_data=False)
     except Exception as error:  # torch raises errors of any kind here
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise UserError(f"torch can't write this encoder as an ONNX graph ({reason}). Nothing was written.") from error

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from histocoder.config import ModelConfig
 
+NUM_CANDIDATES = 8  # codes of a row that experts beside the decoder propose; the decoder adds its own
+LEAST = 1e-9  # least probability of an expert, which is not 0 so that none has a veto
+
 
 class Prediction(NamedTuple):
     """Codes of n descriptions, the first or most probable first.

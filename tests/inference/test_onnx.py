@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import logging
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -120,7 +122,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         ngram._kinds.cache_clear()  # as in a process of its own
         with lines_logged() as lines:
             onnx_export.export(coder, folder / "onnx", examples())
-        assert lines[0].startswith(f"Same codes as the model for {len(TEXTS)} descriptions")
+        assert lines[0].startswith(f"Same codes as the model without its decoder for {len(TEXTS)} descriptions")
         return coder, folder / "onnx"
 
     return of
@@ -134,22 +136,32 @@ def examples() -> Examples:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["canine", "ngram", "bert"])
-def test_graphs_give_what_the_model_gives(exported: Callable[[str], tuple[Coder, Path]], kind: str):
+def test_graphs_answer_as_the_model_without_decoder(exported: Callable[[str], tuple[Coder, Path]], kind: str):
     coder, folder = exported(kind)
     graphs = Coder.from_onnx(folder, num_threads=1)
-    asked: list[dict] = [{"mode": mode} for mode in MODES]
-    asked += [{"mode": "greedy", "constrain": True}, {"mode": "flat", "threshold": 0.05}, {"min_confidence": 0.5}]
-    for how in asked:
-        then, now = (one.predict([*TEXTS, None], "en", **how) for one in (coder, graphs))
+    for how in ({}, {"threshold": 0.05}, {"min_confidence": 0.5}):
+        then, now = (one.predict([*TEXTS, None], "en", mode="flat", **how) for one in (coder, graphs))
         pd.testing.assert_frame_equal(then, now, atol=1e-4, rtol=0, check_dtype=False)
+    names = ("decoder", "flat") if coder.model.linear_expert is None else ("decoder", "flat", "linear")
+    weights = coder.model.config.experts or dict.fromkeys(names, 1 / len(names))
+    scale = 1 + weights["decoder"] / sum(weights[name] for name in names[1:])
+    silent = copy.copy(coder.model)
+    silent.config = replace(
+        silent.config, experts={"decoder": 0.0, **{name: scale * weights[name] for name in names[1:]}}
+    )
+    then, now = (one.predict(TEXTS, "en", mode="combined") for one in (Coder(silent, "cpu"), graphs))
+    first = [name for name in now if name != "conf"]
+    pd.testing.assert_frame_equal(then[first], now[first], atol=1e-4, rtol=0, check_dtype=False)
+    np.testing.assert_array_equal(now["conf"], now["prob_1"])
     assert len(graphs.predict([])) == 0
-    with pytest.raises(UserError, match="modes combined, greedy, flat; for topk open the model itself"):
-        graphs.predict("farmer", mode="topk")
+    for mode in ("greedy", "topk", "full"):
+        with pytest.raises(UserError, match=f"The mode {mode} needs the decoder.* open the model itself where PyTorch"):
+            graphs.predict("farmer", mode=mode)
 
 
 @pytest.mark.slow
-def test_graphs_run_with_numpy_and_onnxruntime_alone(exported: Callable[[str], tuple[Coder, Path]]):
-    coder, folder = exported("ngram")
+def test_graphs_run_without_torch_and_pandas(exported: Callable[[str], tuple[Coder, Path]]):
+    _, folder = exported("ngram")
     script = f"""
 import sys, json
 others = ("torch", "pandas", "transformers", "safetensors", "pyarrow", "sklearn", "tqdm", "yaml", "onnx")
@@ -167,9 +179,9 @@ print(json.dumps([[one.codes.tolist(), one.conf.tolist()] for one in found]))
         [sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True, check=True
     )
     for mode, (codes, conf) in zip(MODES, json.loads(ended.stdout), strict=True):
-        table = coder.predict(TEXTS, "en", mode=mode)
-        assert [row[0] for row in codes] == [code or None for code in table["hisco_1"]]
-        np.testing.assert_allclose(conf, table["conf"], atol=1e-4)
+        table = OnnxCoder(folder).predict(TEXTS, "en", mode=mode)
+        assert [row[0] for row in codes] == table["hisco_1"].tolist()
+        np.testing.assert_allclose(conf, table["conf"], atol=1e-6)
 
 
 @pytest.mark.slow

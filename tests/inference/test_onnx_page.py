@@ -21,7 +21,6 @@ from test_onnx import TEXTS, ngram_model  # noqa: E402
 from histocoder import Coder  # noqa: E402
 from histocoder.checkpoints.model_files import save_config  # noqa: E402
 from histocoder.inference import onnx_export  # noqa: E402
-from histocoder.inference.onnx_coder import ENCODER_FILE  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 RUNTIME = os.environ.get("ONNXRUNTIME_WEB", "")
@@ -43,14 +42,11 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_the_page_codes_as_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_page_codes_as_python_does(tmp_path: Path):
     coder = Coder(ngram_model(), "cpu")
     page = shutil.copytree(ROOT / "docs" / "browser", tmp_path / "page", ignore=shutil.ignore_patterns("model", "ort"))
     shutil.copytree(RUNTIME, page / "ort")
     (page / "model").mkdir()
-    write = onnx_export._write
-    # the page needs no more, and exporting takes long
-    monkeypatch.setattr(onnx_export, "_write", lambda *args: write(*args) if args[-1].name == ENCODER_FILE else None)
     onnx_export.export_graphs(coder.model, page / "model")
     save_config(page / "model", coder.model.config)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=page))
