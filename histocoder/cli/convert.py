@@ -6,7 +6,7 @@ from pathlib import Path
 from histocoder.cli.flags import ConvertFlags
 from histocoder.errors import UserError
 from histocoder.files import make_folder
-from histocoder.inference.occcanine import load_occcanine, save_occcanine
+from histocoder.inference.convert_occcanine import load_occcanine, save_occcanine
 from histocoder.log import log
 
 

@@ -66,7 +66,7 @@ class CombinedSearch:
         self._stepper = Stepper(decoder, memory, memory_mask, prior)
         self._newest = torch.full_like(self._candidates[:, :1], BOS)
         self._parents = torch.zeros_like(self._newest)
-        self._going_on = torch.ones(len(memory), dtype=torch.bool, device=memory.device)
+        self._unfinished = torch.ones(len(memory), dtype=torch.bool, device=memory.device)
 
     def votes(self) -> tuple[dict[str, Tensor], Tensor]:
         """Return each expert's vote on a row's next code, and the decoder's log-odds that there is none.
@@ -74,10 +74,10 @@ class CombinedSearch:
         Votes are log-probabilities of the candidates, of shape (B, K); log-odds are of shape (B,).
         """
         blocks = self._blocks[self._candidates]  # (B, K, size)
-        going_on = self._going_on[:, None]
-        first = self._stepper.step(self._newest, self._parents, going_on)[:, 0].float().log_softmax(-1)
+        unfinished = self._unfinished[:, None]
+        first = self._stepper.step(self._newest, self._parents, unfinished)[:, 0].float().log_softmax(-1)
         written = first.gather(1, blocks[..., 0])
-        real = going_on.expand_as(self._candidates) & ~self._taken
+        real = unfinished.expand_as(self._candidates) & ~self._taken
         parents = torch.zeros_like(self._candidates)
         for i in range(1, blocks.shape[2]):
             following = self._stepper.step(blocks[..., i - 1], parents, real).float().log_softmax(-1)
@@ -87,13 +87,13 @@ class CombinedSearch:
             return {"decoder": written, **self._of_others}, torch.full_like(first[:, 0], -torch.inf)
         return {"decoder": written, **self._of_others}, first[:, self._end].exp().logit(eps=_LEAST_DOUBT)
 
-    def choose(self, place: Tensor, going_on: Tensor) -> None:
+    def choose(self, index: Tensor, unfinished: Tensor) -> None:
         """Take each row's candidate at an index (B,), if the row has a further code at all."""
-        chosen, self._end = self._candidates.gather(1, place[:, None]), PAD
+        chosen, self._end = self._candidates.gather(1, index[:, None]), PAD
         self._newest = self._blocks[chosen][..., -1]
-        self._parents = place[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(chosen)
+        self._parents = index[:, None] if self._blocks.shape[1] > 1 else torch.zeros_like(chosen)
         self._taken = self._taken | (self._candidates == chosen)
-        self._going_on = self._going_on & going_on & ~self._taken.all(1)
+        self._unfinished = self._unfinished & unfinished & ~self._taken.all(1)
 
     def votes_and_truth(self, true: Tensor) -> list[tuple[dict[str, Tensor], Tensor]]:
         """Return the votes on first codes and, if a row may have several, on whether it has, with what is true.
@@ -134,12 +134,12 @@ class CombinedSearch:
             if number == 0:
                 of_ranked, order = shares.sort(1, descending=True)
                 ranked = self._candidates.gather(1, order).masked_fill(self._taken.gather(1, order), -1)
-            best, place = shares.max(1)
-            goes_on = self._going_on & (best >= ended.clamp(min=weights.get("further", 0.0) if number else 0.0))
-            conf = torch.where(self._going_on, conf * torch.where(goes_on, best, ended), conf)
-            codes[goes_on, number] = self._candidates.gather(1, place[:, None])[goes_on, 0]
-            probabilities[goes_on, number] = best[goes_on]
-            self.choose(place, goes_on)
-            if not bool(self._going_on.any()):
+            best, index = shares.max(1)
+            unfinished = self._unfinished & (best >= ended.clamp(min=weights.get("further", 0.0) if number else 0.0))
+            conf = torch.where(self._unfinished, conf * torch.where(unfinished, best, ended), conf)
+            codes[unfinished, number] = self._candidates.gather(1, index[:, None])[unfinished, 0]
+            probabilities[unfinished, number] = best[unfinished]
+            self.choose(index, unfinished)
+            if not bool(self._unfinished.any()):
                 break
         return codes, probabilities, conf, ranked, of_ranked

@@ -63,7 +63,7 @@ def _other_orders(stepper: Stepper, blocks: Tensor, counts: Tensor) -> Tensor:
     """
     batch, num_blocks, block_size = blocks.shape
     device = blocks.device
-    row, places = torch.arange(batch, device=device)[:, None], torch.arange(num_blocks, device=device)
+    row, indices = torch.arange(batch, device=device)[:, None], torch.arange(num_blocks, device=device)
     same_as_earlier = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1)[:, None]
     total = torch.zeros(batch, device=device)
     parents = current = torch.zeros(batch, 1, dtype=torch.long, device=device)  # (B, W), as all below
@@ -72,16 +72,16 @@ def _other_orders(stepper: Stepper, blocks: Tensor, counts: Tensor) -> Tensor:
     for position in range(num_blocks * block_size):
         num_used, offset = divmod(position, block_size)
         log_probs = stepper.step(tokens, parents, scores > -torch.inf).float().log_softmax(-1)
-        choices = places.expand(*scores.shape, -1) if offset == 0 else current[..., None]
+        choices = indices.expand(*scores.shape, -1) if offset == 0 else current[..., None]
         next_tokens = blocks[row[..., None], choices, offset]  # (B, W, choices)
         candidates = scores[..., None] + log_probs.gather(-1, next_tokens)
         if offset == 0:
             # codes come first, then an unused block; the copies of a repeated code stay in order, or the same sequence
             # would count twice
-            may_follow = ~used & (places < (counts + (counts <= num_used))[:, None, None])
+            may_follow = ~used & (indices < (counts + (counts <= num_used))[:, None, None])
             may_follow &= ~(same_as_earlier & ~used[:, :, None]).any(-1)
             # the last choice there is: it makes the given order
-            may_follow &= ~((as_given & (counts[:, None] <= num_used + 2))[..., None] & (places == num_used))
+            may_follow &= ~((as_given & (counts[:, None] <= num_used + 2))[..., None] & (indices == num_used))
             candidates = candidates.masked_fill(~may_follow, -torch.inf)
         scores, best = branches_above(candidates.flatten(1), math.log(_NEGLIGIBLE))
         parents = best // choices.shape[2]

@@ -111,13 +111,8 @@ class Decoding:
         probabilities = self._real_classes(self._computing.class_probabilities(flat_logits))
         if thresholds is None:
             thresholds = probabilities.new_full((len(probabilities),), self._model.config.default_threshold)
-        chosen = chosen_classes(probabilities, thresholds[:, None], most=self.formatter.num_blocks)
-        best = probabilities.topk(int(chosen.sum(1).max()))
-        codes, probs = self._named(best.indices), _numpy(best.values)
-        conf = probs[:, 0].copy()
-        left_out = ~chosen.gather(1, best.indices).cpu().numpy()
-        codes[left_out], probs[left_out] = None, np.nan
-        return Prediction(codes, probs, conf)
+        best = probabilities.topk(min(self.formatter.num_blocks, len(self.codes)))
+        return Prediction.above(self._named(best.indices), _numpy(best.values), _numpy(thresholds))
 
     def _greedy(self, batch: Encoded, prior: Prior | None, *, constrain: bool) -> Prediction:
         num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
@@ -136,26 +131,9 @@ class Decoding:
             return probabilities
         return probabilities[:, [i for i, code in enumerate(self._model.config.codes) if code]]
 
-    def _named(self, places: Tensor) -> np.ndarray:
+    def _named(self, indices: Tensor) -> np.ndarray:
         """Return the codes at indices of the key; None for -1."""
-        return np.array([*self.codes, None], dtype=object)[places.cpu().numpy()]
-
-
-def chosen_classes(probabilities: Tensor, thresholds: Tensor | float, *, most: int) -> Tensor:
-    """Return the flat head's answer, of shape (B, num_classes): the best class, and `most` in all above a threshold.
-
-    `thresholds` are of shape (B, 1), or one for all.
-
-    Examples
-    --------
-    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3, most=2)
-    tensor([[ True, False],
-            [ True,  True]])
-    """
-    best = probabilities.topk(min(most, probabilities.shape[1]))
-    counts = best.values > thresholds
-    counts[:, 0] = True
-    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, best.indices, counts)
+        return np.array([*self.codes, None], dtype=object)[indices.cpu().numpy()]
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -167,7 +167,9 @@ class OnnxCoder:
             to_probabilities = _softmax if self._config.flat_loss == "softmax" else _sigmoid
             probabilities = to_probabilities(flat_logits)[:, self._is_code]
             if options.mode == "flat":
-                part = self._flat(probabilities, thresholds[rows])
+                order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self._num_blocks]
+                probs = np.take_along_axis(probabilities, order, 1).astype(np.float64)
+                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds[rows])
             else:
                 beliefs = {"flat": probabilities}
                 if characters is not None:
@@ -175,16 +177,6 @@ class OnnxCoder:
                 part = without_decoder(beliefs, self._config.experts, self.codes)
             parts.append((rows, part))
         return Prediction.join(parts, len(texts), width=self._num_blocks)
-
-    def _flat(self, probabilities: np.ndarray, thresholds: np.ndarray) -> Prediction:
-        order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self._num_blocks]
-        probs = np.take_along_axis(probabilities, order, 1).astype(np.float64)
-        codes, conf = np.array(self.codes, dtype=object)[order], probs[:, 0].copy()
-        left_out = probs <= thresholds[:, None]
-        left_out[:, 0] = False
-        codes[left_out], probs[left_out] = None, np.nan
-        width = int((~left_out).sum(1).max())
-        return Prediction(codes[:, :width], probs[:, :width], conf)
 
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""

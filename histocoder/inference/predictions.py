@@ -49,6 +49,15 @@ class Prediction(NamedTuple):
         missing = (np.full_like(array, None, shape=(1, *array.shape[1:])) for array in self)
         return Prediction(*(np.concatenate(pair)[rows] for pair in zip(self, missing, strict=True)))
 
+    @classmethod
+    def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
+        """Keep the first code of each row, and others with probabilities above its threshold (n,), in place."""
+        conf, left_out = probs[:, 0].copy(), probs <= thresholds[:, None]
+        left_out[:, 0] = False
+        codes[left_out], probs[left_out] = None, np.nan
+        width = int((~left_out).sum(1).max())
+        return cls(codes[:, :width], probs[:, :width], conf)
+
     def drop_unsure(self, min_confidence: float) -> None:
         """Make the codes of rows with less `conf` missing, in place."""
         unsure = self.conf < min_confidence

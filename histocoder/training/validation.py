@@ -9,7 +9,6 @@ from histocoder.config import NUM_GREEDY, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.formatters.tokens import EOS, PAD
-from histocoder.inference.decoding import chosen_classes
 from histocoder.inference.greedy import greedy
 from histocoder.model import MixerModel
 from histocoder.training import losses
@@ -141,6 +140,22 @@ def token_matches(target: Tensor, predicted: Tensor, *, num_blocks: int) -> tupl
     hits = (true[:, :, None].eq(guess[:, None]) & real[:, :, None]).sum(-1)  # (B, true, guess)
     best = hits.masked_fill(~used[:, None, :], 0).max(-1).values
     return best.sum(1), real.sum((1, 2))
+
+
+def chosen_classes(probabilities: Tensor, threshold: float, *, most: int) -> Tensor:
+    """Return the flat head's answer, of shape (B, num_classes): the best class, and `most` in all above a threshold.
+
+    Examples
+    --------
+    >>> import torch
+    >>> chosen_classes(torch.tensor([[0.2, 0.1], [0.4, 0.6]]), 0.3, most=2)
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    best = probabilities.topk(min(most, probabilities.shape[1]))
+    counts = best.values > threshold
+    counts[:, 0] = True
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, best.indices, counts)
 
 
 def flat_exact_set(probabilities: Tensor, class_ids: Tensor, *, threshold: float) -> Tensor:

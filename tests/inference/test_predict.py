@@ -19,7 +19,7 @@ from histocoder.data.key import Key, write_key
 from histocoder.data.normalize import normalize
 from histocoder.errors import Notice, UserError
 from histocoder.formatters import MISSING, PAD, build_formatter
-from histocoder.inference.occcanine import save_occcanine
+from histocoder.inference.convert_occcanine import save_occcanine
 from histocoder.inference.ranked import predict_ranked
 from histocoder.inference.reading import thresholds_of
 from histocoder.inference.search import TrieSearch

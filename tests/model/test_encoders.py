@@ -32,7 +32,7 @@ from histocoder.data.samplers import SequentialSampler, Share
 from histocoder.data.tokens import tokenize
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
-from histocoder.inference.occcanine import save_occcanine
+from histocoder.inference.convert_occcanine import save_occcanine
 from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
 from histocoder.training.frozen import use_encodings
