@@ -128,9 +128,9 @@ def predict_without_decoder(coder: Coder, examples: Examples, *, mode: str) -> p
         beliefs = coder.decoding.beliefs(coder.encode(ids, characters))
         return without_decoder({name: x.numpy() for name, x in beliefs.items()}, config.experts, coder.codes)
 
-    rows = Descriptions.of(examples.texts, examples.langs, languages=config.languages)
-    parts = list(coder.each_batch(work, rows.distinct, PredictOptions()))
-    return rows.spread(Prediction.join(parts, len(rows.distinct), width=1).frame(config))
+    texts, langs, rows = Descriptions.of(examples.texts, examples.langs, languages=config.languages)
+    parts = list(coder.each_batch(work, texts, langs, PredictOptions()))
+    return Prediction.join(parts, len(texts), width=1).take(rows).frame(config)
 
 
 def _accuracy(exported: OnnxCoder, examples: Examples) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from histocoder.model.decoder import Decoder, DecoderLayer, seen_memory
-from histocoder.model.layers import affine
+from histocoder.model.layers import linear
 from histocoder.model.prior import Prior, PriorSteps
 
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
@@ -136,27 +137,23 @@ class _Layer:
         """Return self-attention and its norm of new nodes `x` (N, dim), by the indices (N,) of their parents."""
         attention = self._layer.self_attn
         dim = x.shape[1]
-        projected = affine(x, attention.in_proj_weight, attention.in_proj_bias)
+        projected = F.linear(x, attention.in_proj_weight.to(x.dtype), attention.in_proj_bias.to(x.dtype))
         paths = x.new_empty(len(self._paths) + 1, len(x), 2 * dim)
         torch.index_select(self._paths, 1, ancestors, out=paths[:-1])  # a cat of the two would copy twice
         paths[-1] = projected[:, dim:]
         self._paths = paths
         keys, values = paths.transpose(0, 1).chunk(2, dim=-1)  # each (N, depth, dim)
         mixed = attention.mix(*map(attention.heads, (projected[:, None, :dim], keys, values)))
-        return self._layer.norm1(_apply(attention.out_proj, mixed[:, 0]).add_(x))
+        return self._layer.norm1(linear(mixed[:, 0], attention.out_proj).add_(x))
 
     def attend_to_memory(self, x: Tensor, nodes: _Nodes, memory_mask: Tensor | None) -> Tensor:
         """Return the rest of the layer for `x` (N, dim); `memory_mask` is of shape (R, 1, 1, S)."""
         layer, attention = self._layer, self._layer.multihead_attn
-        queries = attention.heads(nodes.spread(affine(x, *attention.query_projection)))
+        queries = attention.heads(nodes.spread(F.linear(x, *attention.query_projection(x.dtype))))
         mixed = nodes.collect(attention.mix(queries, *self._memory, attn_mask=memory_mask))
-        x = layer.norm2(_apply(attention.out_proj, mixed).add_(x))
-        return layer.norm3(_apply(layer.linear2, _apply(layer.linear1, x).relu_()).add_(x))
+        x = layer.norm2(linear(mixed, attention.out_proj).add_(x))
+        return layer.norm3(linear(linear(x, layer.linear1).relu_(), layer.linear2).add_(x))
 
     def keep_rows(self, rows: Tensor) -> None:
         keys, values = self._memory
         self._memory = keys[rows], values[rows]
-
-
-def _apply(module: nn.Linear, x: Tensor) -> Tensor:
-    return affine(x, module.weight, module.bias)

@@ -30,11 +30,9 @@ class Attention(nn.Module):
         """Split `x` (B, L, dim) into heads, of shape (B, heads, L, dim / heads)."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    @property
-    def query_projection(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the projection to queries."""
-        dim = self.out_proj.in_features
-        return self.in_proj_weight[:dim], self.in_proj_bias[:dim]
+    def query_projection(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the projection to queries."""
+        return self._projections(dtype)[0]
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of `x` (B, L, dim), each of shape (B, heads, L, dim / heads)."""
