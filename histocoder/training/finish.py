@@ -18,9 +18,9 @@ from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.prepare import held_out
 from histocoder.log import log
-from histocoder.training.console import Progress
 from histocoder.training.data import augmenter_of, open_data
 from histocoder.training.frozen import use_encodings
+from histocoder.training.meter import Progress
 from histocoder.training.out_of_memory import explaining_out_of_memory
 from histocoder.training.trainer import Trainer
 

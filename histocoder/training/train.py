@@ -1,6 +1,5 @@
 """A run from its settings to a fitted model, as both scripts do it."""
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 
 from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder
-from histocoder.checkpoints.training_state import Checkpoint, checkpoint_bytes
+from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -19,8 +18,8 @@ from histocoder.data.prepare import KEY_FILE
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
-from histocoder.model import MixerModel
 from histocoder.model.devices import compute_deterministically
+from histocoder.training.banner import banner, say_resumed, warn_of_a_small_disk
 from histocoder.training.building import choose_tokenizer, seeded_model
 from histocoder.training.checks import (
     check_batch_size,
@@ -30,7 +29,6 @@ from histocoder.training.checks import (
     refuse_other_settings,
     settings_to_compare,
 )
-from histocoder.training.console import banner
 from histocoder.training.dashboards import check_dashboards, open_trackers
 from histocoder.training.data import augmenter_of, example_files, open_data
 from histocoder.training.finish import finish
@@ -135,7 +133,7 @@ def fit(
     distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
     warn_of_a_small_disk(run.path, model)
     if checkpoint is not None:
-        _say_resumed(config, checkpoint)
+        say_resumed(config, checkpoint)
     for line in banner(trainer, encoder=config.encoder):
         log.info(line)
     tracker = open_trackers(config, run, start_step=start_step, system=model.config.system)
@@ -166,23 +164,4 @@ def _check_settings(settings: dict[str, Any], config: RunConfig, checkpoint: Che
     if checkpoint is not None:
         refuse_other_settings(
             checkpoint, settings, folder, gradient_accumulation_steps=config.gradient_accumulation_steps
-        )
-
-
-def _say_resumed(config: RunConfig, checkpoint: Checkpoint) -> None:
-    log.info(f"Resuming from step {checkpoint.state.step} ({checkpoint.path}).")
-    if config.initial_checkpoint is not None:
-        flags = "--initial-checkpoint and --only-encoder have" if config.only_encoder else "--initial-checkpoint has"
-        log.info(
-            f"Notice: {flags} no effect on a resumed run. To start a new run from those weights, choose another folder."
-        )
-
-
-def warn_of_a_small_disk(folder: Path, model: MixerModel) -> None:
-    """Warn if there is no room for two checkpoints: the last one, and the one that is being written."""
-    needed, free = 2 * checkpoint_bytes(model), shutil.disk_usage(folder).free
-    if free < needed:
-        log.info(
-            f"Warning: two checkpoints take {needed / 1e9:,.1f} GB, and {folder} has room for {free / 1e9:,.1f} GB. "
-            "Saving may fail."
         )

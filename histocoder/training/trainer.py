@@ -29,10 +29,9 @@ from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.ops.memory import peak_gpu_memory
 from histocoder.signals import StopRequest, handling_stop_signals
-from histocoder.training.console import Progress
 from histocoder.training.frozen import use_encodings
 from histocoder.training.learner import Learner
-from histocoder.training.meter import Meter, profiling
+from histocoder.training.meter import Meter, Progress, profiling
 from histocoder.training.tracking import Tracker
 from histocoder.training.validation import validate
 

@@ -10,8 +10,10 @@ from conftest import run, write_table
 from jobs import finetune, two_ranks
 from trainers import begin, dataset
 
-from histocoder.training import console
-from histocoder.training.console import Progress, banner
+from histocoder.training import banner as banner_module
+from histocoder.training import meter
+from histocoder.training.banner import banner
+from histocoder.training.meter import Progress
 
 
 def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -20,8 +22,10 @@ def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.
     )
     trainer.model.freeze_encoder()
     names = ["NVIDIA A100"] * 4 + ["NVIDIA H100"] * 4
-    monkeypatch.setattr(console, "device_name", lambda _: "GPU")
-    monkeypatch.setattr(console.distributed, "gather_objects", lambda text: names if text == "GPU" else ["a", "b"] * 4)
+    monkeypatch.setattr(banner_module, "device_name", lambda _: "GPU")
+    monkeypatch.setattr(
+        banner_module.distributed, "gather_objects", lambda text: names if text == "GPU" else ["a", "b"] * 4
+    )
     lines = banner(trainer, encoder="tiny")
     assert re.fullmatch(r"parameters  [\d.]+ million: [\d.]+ million trainable, [\d.]+ million frozen", lines[2])
     assert lines[3].endswith(", 1 code")
@@ -47,7 +51,7 @@ def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):
 
 def test_the_time_of_all_steps_is_that_of_steps_alone(monkeypatch: pytest.MonkeyPatch, capsys):
     now = 1000.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr(meter.time, "monotonic", lambda: now)
     shown = Progress(10_000, start=1_000)
     for step in range(1, 31):
         now += 60.0 if step <= 5 else 0.5  # the first ones take long
