@@ -85,12 +85,12 @@ class Neighbours:
         for start in range(0, len(self._encodings), _COMPARED_AT_ONCE):
             similar = wanted @ self._encodings[start : start + _COMPARED_AT_ONCE].T
             most = min(_NEIGHBOURS, similar.shape[1])
-            places = np.argpartition(similar, -most, axis=1)[:, -most:]
-            parts.append((np.take_along_axis(similar, places, axis=1), places + start))
-        similar, places = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
+            indices = np.argpartition(similar, -most, axis=1)[:, -most:]
+            parts.append((np.take_along_axis(similar, indices, axis=1), indices + start))
+        similar, indices = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
         order = np.argsort(-similar, axis=1, kind="stable")[:, :_NEIGHBOURS]
         found: list[list[tuple[TrainedRow, float]]] = [[] for _ in encodings]
-        for row, own, near, best in zip(np.flatnonzero(is_real), similar, places, order, strict=True):
+        for row, own, near, best in zip(np.flatnonzero(is_real), similar, indices, order, strict=True):
             found[row] = [(self.rows[near[i]], float(own[i])) for i in best]
         return found
 

@@ -126,7 +126,7 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
     with_language = len(set(train.langs)) > 1
     features = vectorizer.fit_transform(_inputs(train, with_language))
-    distinct, place = np.unique(np.array(_inputs(asked, with_language), dtype=object), return_inverse=True)
+    distinct, indices = np.unique(np.array(_inputs(asked, with_language), dtype=object), return_inverse=True)
     asked_features = vectorizer.transform(distinct)
     rows, codes = _codes_of_rows(train)
     index, names = pd.factorize(codes, sort=True)
@@ -145,7 +145,7 @@ def linear_codes(train: Examples, asked: Examples) -> list[tuple[str, ...]]:
     given = np.take_along_axis(values, order, axis=1) > 0
     given[:, 0] = True
     sets = [tuple(names[order[row, given[row]]]) for row in range(len(distinct))]
-    return [sets[row] for row in place]
+    return [sets[row] for row in indices]
 
 
 def _is_right(examples: Examples, predicted: Sequence[tuple[str, ...]]) -> np.ndarray:

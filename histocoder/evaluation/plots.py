@@ -50,8 +50,8 @@ def reliability(calibrations: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure, (upper, lower) = _figure(height=5.6, rows=2, height_ratios=(3, 1), sharex=True)
     upper.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfect calibration")
     shift = 100 / len(next(iter(calibrations.values()))["bins"]) * 0.4
-    for place, (name, found) in enumerate(calibrations.items()):
-        colour = (BLUE, ORANGE)[place]
+    for i, (name, found) in enumerate(calibrations.items()):
+        colour = (BLUE, ORANGE)[i]
         bins = [one for one in found["bins"] if one["count"]]
         x, y = ([100 * one[value] for one in bins] for value in ("conf", "accuracy"))
         upper.plot(
@@ -64,7 +64,7 @@ def reliability(calibrations: Mapping[str, Mapping[str, Any]]) -> Figure:
         )
         lows = [100 * one["low"] for one in found["bins"]]
         counts = [one["count"] for one in found["bins"]]
-        lower.bar(np.array(lows) + shift * (place + 0.25), counts, width=shift, align="edge", color=colour)
+        lower.bar(np.array(lows) + shift * (i + 0.25), counts, width=shift, align="edge", color=colour)
     upper.set(ylabel="exactly right", xlim=(0, 100), ylim=(0, 100))
     _legend(upper, loc="upper left")
     lower.set(xlabel="confidence", ylabel="descriptions")
@@ -115,10 +115,10 @@ def accuracy_by_group(
     """
     figure, (axes,) = _figure(height=3.4)
     width = 0.8 / len(groups)
-    for place, (name, by) in enumerate(groups.items()):
+    for i, (name, by) in enumerate(groups.items()):
         values = [100 * scores["accuracy"] for scores in by.values()]
-        x = np.arange(len(by)) + width * (place + 0.5) - 0.4
-        bars = axes.bar(x, values, width * 0.94, color=(BLUE, ORANGE)[place], label=name)
+        x = np.arange(len(by)) + width * (i + 0.5) - 0.4
+        bars = axes.bar(x, values, width * 0.94, color=(BLUE, ORANGE)[i], label=name)
         axes.bar_label(bars, [f"{value:.0f}" for value in values], padding=2, fontsize=9)
     first = next(iter(groups.values()))
     labels = [f"{group}\nn = {scores['n']:,}" if show_n else group for group, scores in first.items()]
@@ -162,5 +162,5 @@ def _percent(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
 
 
-def _legend(axes: Axes, **place: Any) -> None:
-    axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, **place)
+def _legend(axes: Axes, **location: Any) -> None:
+    axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, **location)

@@ -114,9 +114,9 @@ def first_true_rank(truth: pd.DataFrame, ranked: pd.DataFrame | np.ndarray) -> n
         inf where no true code is among them; NaN for rows without true codes.
     """
     codes = np.asarray(ranked, dtype=object)
-    rows, places = np.indices(codes.shape)
+    rows, columns = np.indices(codes.shape)
     long = pd.DataFrame(
-        {"row": rows.ravel(), "code": pd.Series(codes.ravel(), dtype=object), "rank": places.ravel() + 1}
+        {"row": rows.ravel(), "code": pd.Series(codes.ravel(), dtype=object), "rank": columns.ravel() + 1}
     )
     first = long.merge(truth, on=["row", "code"]).groupby("row")["rank"].min()
     ranks = np.full(len(codes), np.nan)
@@ -146,8 +146,8 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
         edges `low` and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
     """
     edges = np.arange(_NUM_BINS + 1) / _NUM_BINS
-    places = np.searchsorted(edges[1:-1], conf)
-    found = pd.DataFrame({"count": 1, "conf": conf, "accuracy": right}).astype(float).groupby(places).sum()
+    bins = np.searchsorted(edges[1:-1], conf)
+    found = pd.DataFrame({"count": 1, "conf": conf, "accuracy": right}).astype(float).groupby(bins).sum()
     means = found.div(found["count"], axis=0).assign(count=found["count"].astype(int)).to_dict("index")
     empty = {"count": 0, "conf": None, "accuracy": None}
     bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)]
@@ -206,15 +206,15 @@ def best_thresholds(
     num_true = _count(truth, len(langs))
     is_true = probable.merge(truth.assign(hit=True), on=["row", "code"], how="left")["hit"].notna().to_numpy()
     rows, probs = probable["row"].to_numpy(), probable["prob"].to_numpy()
-    places, names = pd.factorize(langs)
-    sizes = np.bincount(places)
+    lang_of_row, names = pd.factorize(langs)
+    sizes = np.bincount(lang_of_row)
     f1 = np.empty((len(THRESHOLDS), len(sizes) + 1))
     best_of_row = is_best(probable).to_numpy()
     for i, threshold in enumerate(THRESHOLDS):
         above = (probs > threshold) | best_of_row
         hits = np.bincount(rows[above & is_true], minlength=len(langs))
         row_f1 = _f1(hits, num_true, np.bincount(rows[above], minlength=len(langs)))
-        f1[i] = [row_f1.mean(), *(np.bincount(places, weights=row_f1) / sizes)]
+        f1[i] = [row_f1.mean(), *(np.bincount(lang_of_row, weights=row_f1) / sizes)]
     found = {}
     for j, (name, size) in enumerate(zip([ALL_LANGUAGES, *names], [len(langs), *sizes], strict=True)):
         if j == 0 or size >= min_rows:
@@ -257,7 +257,7 @@ def confusions(
         true code (None without one); and an `example`, the commonest description among them.
     """
     missed, extra = _without(truth, predicted), _without(predicted, truth)
-    pairs = missed.merge(extra, on=["row", "place"], how="outer", suffixes=("_true", "_predicted")).fillna("")
+    pairs = missed.merge(extra, on=["row", "index"], how="outer", suffixes=("_true", "_predicted")).fillna("")
     pairs["example"] = np.asarray(texts, dtype=object)[pairs["row"]]
     by = ["code_true", "code_predicted"]
     counts = pairs.groupby(by)["row"].nunique().rename("count").reset_index()
@@ -314,10 +314,10 @@ def mean_scores_by(scores: pd.DataFrame, groups: pd.Series) -> dict[str, dict[st
 
 
 def _without(sets: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of `sets` that are not in `others`, with their place in their row."""
+    """Return the lines of `sets` that are not in `others`, with their index in their row."""
     joined = sets[["row", "code"]].merge(others[["row", "code"]], how="left", indicator=True)
     left = joined.loc[joined["_merge"] == "left_only", ["row", "code"]]
-    return left.assign(place=left.groupby("row").cumcount())
+    return left.assign(index=left.groupby("row").cumcount())
 
 
 def _count(sets: pd.DataFrame, num_rows: int) -> np.ndarray:

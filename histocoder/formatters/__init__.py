@@ -3,8 +3,18 @@
 from collections.abc import Sequence
 
 from histocoder.formatters.formatter import Formatter
-from histocoder.formatters.systems import HISCO, OCC1950, CodeSystem, GeneralCodes, Labels
-from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD
+from histocoder.formatters.systems import (
+    BOS,
+    CODE_SEP,
+    EOS,
+    HISCO,
+    MISSING,
+    OCC1950,
+    PAD,
+    CodeSystem,
+    GeneralCodes,
+    Labels,
+)
 
 FORMATTERS = ("hisco", "occ1950", "general")
 

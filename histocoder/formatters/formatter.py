@@ -7,8 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from histocoder.formatters.systems import CHARACTERS, CodeSystem, GeneralCodes
-from histocoder.formatters.tokens import BOS, CODE_SEP, EOS, MISSING, PAD, UNK
+from histocoder.formatters.systems import (
+    BOS,
+    CHARACTERS,
+    CODE_SEP,
+    EOS,
+    MISSING,
+    PAD,
+    UNK,
+    CodeSystem,
+    GeneralCodes,
+)
 
 
 class Formatter:

@@ -5,8 +5,10 @@ import string
 from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
-from histocoder.formatters.tokens import CODE_SEP, EOS, FIRST_TOKEN, MISSING
-
+UNK, PAD, BOS, EOS, SEP = 0, 1, 2, 3, 4  # tokens that every code system shares
+FIRST_TOKEN = 5  # the first token of a code's symbol
+CODE_SEP = "&"  # separator of the codes of one description in one string
+MISSING = "?"  # symbol of a missing first code
 WITHIN_BLOCK_SEP = ","
 _NUMBERS = [str(number) for number in range(-999, 1000)]
 _PUNCTUATION = [c for c in string.punctuation if c not in CODE_SEP + WITHIN_BLOCK_SEP]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from histocoder.formatters.tokens import BOS, PAD
+from histocoder.formatters.systems import BOS, PAD
 from histocoder.inference.greedy import greedy
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES
 from histocoder.inference.stepper import Stepper

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from histocoder.formatters.tokens import BOS, PAD
+from histocoder.formatters.systems import BOS, PAD
 from histocoder.inference.stepper import Stepper, select_rows
 from histocoder.inference.trie import branches_above
 from histocoder.model import Decoder, Prior

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from histocoder.formatters.tokens import BOS, PAD
+from histocoder.formatters.systems import BOS, PAD
 from histocoder.inference.stepper import Stepper
 from histocoder.inference.trie import CodeTrie
 from histocoder.model import Decoder, Prior

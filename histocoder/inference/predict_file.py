@@ -1,6 +1,8 @@
 """Codes whole files: a run that was interrupted resumes, and memory does not grow with the file."""
 
 import signal
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,12 +20,11 @@ from histocoder.config import PredictConfig
 from histocoder.data.examples import LANG_COL
 from histocoder.data.output import Form, check_output, write_table
 from histocoder.data.table import TableFile, is_bytes, is_parquet, open_table, strings
-from histocoder.errors import Interrupted, UserError, counted
+from histocoder.errors import CountedNotice, Interrupted, Notice, UserError, counted
 from histocoder.files import make_folder, remove_leftovers
 from histocoder.inference.coder import Coder
 from histocoder.inference.join import Join
 from histocoder.inference.known import Known
-from histocoder.inference.notices import notices_of_file
 from histocoder.inference.parts import Parts
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
@@ -79,7 +80,7 @@ def predict_file(
     parts = Parts(output, settings, part_texts=_BATCHES * config.batch_size)
     check_free(output, overwrite=overwrite, source=table.path)
     with _writing(output), parts.kept():
-        with notices_of_file(say):
+        with _notices_once(say):
             read = partial(_read, table, tables, parts, config, block_rows=block_rows or tables.block_rows, say=say)
             distributed.run_on_primary(read, doing="reading the input")
             if not parts.open():
@@ -241,3 +242,28 @@ def _write_tables(
         say(notice)
     for notice in join.notices() if join is not None else ():
         say(notice)
+
+
+@contextmanager
+def _notices_once(say: Callable[[str], None]) -> Iterator[None]:
+    """Have rank 0 say each notice of all processes once, and at the end the sums of numbers."""
+    counts: Counter[tuple[str, str]] = Counter()
+    shown: set[str] = set()
+
+    def take(show: Callable[..., None], message: Warning | str, *where: Any, **more: Any) -> None:
+        """Count a notice, or show it unless it was shown already."""
+        if isinstance(message, CountedNotice):
+            counts[message.words] += message.count
+        elif str(message) not in shown:
+            shown.add(str(message))
+            if not isinstance(message, Notice):
+                show(message, *where, **more)
+            elif distributed.is_primary():
+                say(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
+        warnings.showwarning = partial(take, warnings.showwarning)
+        yield
+    for words, count in sum(distributed.gather_objects(counts), Counter[tuple[str, str]]()).items():
+        say(counted(count, *words))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from histocoder.formatters.tokens import BOS
+from histocoder.formatters.systems import BOS
 from histocoder.inference.stepper import Stepper, select_rows
 from histocoder.inference.trie import CodeTrie, branches_above
 from histocoder.model import Decoder, Prior

@@ -107,6 +107,7 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
     weights = trainer.learner.weights()
 
     def save() -> None:
+        """Write the refitted model in place of the measured one, whole."""
         from histocoder.training.experts import rewrite_model, set_linear_expert
         from histocoder.training.svm import fit_linear_expert
 

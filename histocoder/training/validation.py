@@ -8,7 +8,7 @@ from histocoder import distributed
 from histocoder.config import NUM_GREEDY, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
-from histocoder.formatters.tokens import EOS, PAD
+from histocoder.formatters.systems import EOS, PAD
 from histocoder.inference.greedy import greedy
 from histocoder.model import MixerModel
 from histocoder.training import losses
