@@ -146,8 +146,8 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
         edges `low` and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
     """
     edges = np.arange(_NUM_BINS + 1) / _NUM_BINS
-    bins = np.searchsorted(edges[1:-1], conf)
-    found = pd.DataFrame({"count": 1, "conf": conf, "accuracy": right}).astype(float).groupby(bins).sum()
+    bin_of_row = np.searchsorted(edges[1:-1], conf)
+    found = pd.DataFrame({"count": 1, "conf": conf, "accuracy": right}).astype(float).groupby(bin_of_row).sum()
     means = found.div(found["count"], axis=0).assign(count=found["count"].astype(int)).to_dict("index")
     empty = {"count": 0, "conf": None, "accuracy": None}
     bins = [{"low": edges[i], "high": edges[i + 1], **means.get(i, empty)} for i in range(_NUM_BINS)]
