@@ -1,4 +1,4 @@
-"""What a run says of itself before it trains."""
+"""Lines with which a run describes itself before it trains."""
 
 import shutil
 import socket
