@@ -50,6 +50,7 @@ class CsvFile:
         self.path = path
         self.notices: list[str] = []
         self.delimiter, self._num_skipped = ",", 0
+        self._num_read, self._breaks = 0, [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         try:
             self._scan()
             with self._reader() as reader:
@@ -89,10 +90,13 @@ class CsvFile:
                 pa.csv.ParseOptions(ignore_empty_lines=False, **parse),
                 pa.csv.ConvertOptions(**unchanged),
             ):
-                if warn and (found := self._rows_in_cell(batch, passed)):
+                if passed >= self._num_read:
+                    self._note_breaks(batch, passed)
+                passed += len(batch)
+                self._num_read = max(passed, self._num_read)
+                if warn and (found := self._rows_in_cell(batch, passed - len(batch))):
                     warn_user(Notice(found))
                     warn = False
-                passed += len(batch)
                 last = batch.columns[-1][-1].as_py() if len(batch) else last
                 yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], self.header)
         except pa.ArrowInvalid as error:
@@ -109,13 +113,10 @@ class CsvFile:
         return sum(map(len, self.batches(warn=False)))
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
-        """Return the first line of each of some rows, which are counted from 0 behind the header and ascend."""
-        lines = np.empty(len(positions), dtype=np.int64)
-        with self._reader() as reader:
-            for i, num_rows in enumerate(np.diff(positions, prepend=0).tolist()):
-                next(itertools.islice(reader, num_rows, num_rows), None)
-                lines[i] = self._num_skipped + reader.line_num + 1
-        return lines
+        """Return the first line of each of some rows that were read, which are counted from 0 behind the header."""
+        rows, num_breaks = map(np.concatenate, zip(*self._breaks, strict=True))
+        before = np.concatenate([[0], np.cumsum(num_breaks)])[np.searchsorted(rows, positions)]
+        return self._num_skipped + 1 + positions + before
 
     @contextmanager
     def _reader(self) -> Iterator[Any]:
@@ -167,15 +168,19 @@ class CsvFile:
             "Quote a field that contains the separator, or fix the row."
         )
 
+    def _note_breaks(self, batch: pa.RecordBatch, passed: int) -> None:
+        """Note the rows that take several lines, for `lines`."""
+        if counts := [np.asarray(pc.count_substring_regex(c, _BREAK)) for c in batch.columns if _has_breaks(c)]:
+            num_breaks = np.sum(counts, axis=0)
+            rows = np.flatnonzero(num_breaks)
+            self._breaks.append((rows + passed, num_breaks[rows]))
+
     def _rows_in_cell(self, batch: pa.RecordBatch, passed: int) -> str | None:
         """Return a notice on the first cell whose line breaks end as many separators as a row has.
 
         Two stray quotation marks make one cell of all rows between them.
         """
-        for column in batch.columns:
-            content = (column.buffers()[2] or b"") and column.buffers()[2].to_pybytes()
-            if b"\n" not in content and b"\r" not in content:  # much faster than to look at each cell
-                continue
+        for column in filter(_has_breaks, batch.columns):
             num_breaks = np.asarray(pc.count_substring_regex(column, _BREAK))
             num_marks = np.asarray(pc.count_substring(column, self.delimiter))
             found = np.flatnonzero((num_breaks > 0) & (num_marks == num_breaks * (batch.num_columns - 1)))
@@ -250,3 +255,9 @@ class CsvFile:
 def _opened(path: Path) -> BinaryIO:
     """Open a file to read its bytes, unpacked if its name ends in .gz."""
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _has_breaks(column: pa.Array) -> bool:
+    """Return whether a cell holds a line break; much faster than to look at each."""
+    content = column.buffers()[2].to_pybytes() if column.buffers()[2] else b""
+    return b"\n" in content or b"\r" in content
