@@ -19,19 +19,20 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from histocoder.config import PrepareConfig
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import ExampleArrays, build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, prepare
 from histocoder.data.samplers import BucketSampler
+from histocoder.data.store import EXAMPLES_FILE, TRAIN, StoredExamples, store_examples
 from histocoder.formatters import build_formatter
 from histocoder.log import log
 from histocoder.training.data import some_descriptions
@@ -129,13 +130,6 @@ def training_files(folder: Path) -> ExampleFiles:
     return ExampleFiles((folder / "out" / TRAIN_FILE,), ("hisco_1",), formatter, key=key, rules=rules)
 
 
-def open_training_arrays(folder: Path) -> ExampleArrays:
-    """Open the tokenized training rows, and build them if they do not exist."""
-    cache_dir = folder / "cache"
-    built = build_cache(training_files(folder), cache_dir, max_len=MAX_LEN, text_normalization="none")
-    return open_cache(built)
-
-
 def prepare_table(folder: Path) -> dict[str, float]:
     """Prepare the table."""
     started = now()
@@ -143,12 +137,13 @@ def prepare_table(folder: Path) -> dict[str, float]:
     return rate(sum(record["rows"].values()), started)
 
 
-def tokenise(folder: Path) -> dict[str, float]:
-    """Read, check and tokenize the prepared rows, and write the arrays."""
+def store(folder: Path) -> dict[str, float]:
+    """Read and check the prepared rows, and write them to `examples.arrow`, as train_mixer.py does."""
     started = now()
-    arrays = open_training_arrays(folder)
-    num_bytes = sum(path.stat().st_size for path in arrays.folder.iterdir())
-    return {**rate(len(arrays), started), "cache_mb": round(num_bytes / 1e6), "bytes_per_row": num_bytes // len(arrays)}
+    store_examples(folder / "stored", {TRAIN: training_files(folder)}, text_normalization="none")
+    path = folder / "stored" / EXAMPLES_FILE
+    num_rows, num_bytes = len(StoredExamples(path, TRAIN)), path.stat().st_size
+    return {**rate(num_rows, started), "examples_mb": round(num_bytes / 1e6), "bytes_per_row": num_bytes // num_rows}
 
 
 def start_again(folder: Path) -> dict[str, float]:
@@ -187,15 +182,13 @@ def collate(folder: Path, *, augment: bool) -> dict[str, float]:
 
 def dataset(folder: Path, *, augment: bool) -> OccupationDataset:
     """Return the training data, with the scripts' default noise if asked for."""
-    arrays, files = open_training_arrays(folder), training_files(folder)
-    assert files.key is not None
-    noise = None
+    examples = StoredExamples(folder / "out" / EXAMPLES_FILE, TRAIN)
+    form: dict[str, Any] = {"formatter": build_formatter("general", num_blocks=1), "max_len": MAX_LEN}
+    data = OccupationDataset(examples, classes=read_key(folder / "out" / KEY_FILE).codes, cache_dir=folder, **form)
     if augment:
-        words = WordList.from_texts(some_descriptions(arrays))
-        noise = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
-    return OccupationDataset(
-        arrays, formatter=files.formatter, classes=files.key.codes, max_len=MAX_LEN, augmenter=noise
-    )
+        words = WordList.from_texts(some_descriptions(data))
+        data.augmenter = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
+    return data
 
 
 def sampler(data: OccupationDataset, *, num_replicas: int = 1) -> BucketSampler:
@@ -206,7 +199,7 @@ def sampler(data: OccupationDataset, *, num_replicas: int = 1) -> BucketSampler:
 
 STAGES: dict[str, Callable[[Path], dict[str, float]]] = {
     "prepare": prepare_table,
-    "tokenise": tokenise,
+    "store": store,
     "start again": start_again,
     "sample an epoch": sample_an_epoch,
     "collate": lambda folder: collate(folder, augment=False),

@@ -46,7 +46,7 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
         "ratio": round(median["once"] / median["in each step"], 1),
         "rows": len(data.plain),
         "seconds_to_encode": round(seconds, 1),
-        "mb": round(sum(path.stat().st_size for path in folder.glob("cache/*/encodings-*/*")) / 1e6),
+        "mb": round(sum(path.stat().st_size for path in folder.glob("cache/*/*")) / 1e6),
     }
 
 

@@ -23,6 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,11 @@ from histocoder import distributed
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import build_cache, open_cache
 from histocoder.data.dataset import Batch, OccupationDataset
-from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
-from histocoder.data.prepare import TRAIN_FILE, prepare
+from histocoder.data.prepare import prepare
 from histocoder.data.samplers import Share
+from histocoder.data.store import EXAMPLES_FILE, TRAIN, StoredExamples
 from histocoder.data.tokens import tokenize
 from histocoder.formatters import build_formatter
 from histocoder.log import log
@@ -78,13 +78,11 @@ class Data:
         config = PrepareConfig(str(source), ("hisco_1",), language="en", zero_pad_codes=True)
         prepare(config, folder)
         self.formatter, self.key = build_formatter("general", num_blocks=1), read_key(folder / "key.csv")
-        files = ExampleFiles((folder / TRAIN_FILE,), config.target_cols, self.formatter, key=self.key)
-        arrays = open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
-        texts = arrays.descriptions(np.arange(len(arrays)))
-        common: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}
-        self.plain = OccupationDataset(arrays, **common)
+        form: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}
+        self.plain = OccupationDataset(StoredExamples(folder / EXAMPLES_FILE, TRAIN), cache_dir=folder, **form)
+        texts = self.plain.descriptions(np.arange(len(self.plain)))
         noise = Augmenter(WordList.from_texts(texts), augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
-        self.noisy = OccupationDataset(arrays, augmenter=noise, **common)
+        self.noisy = replace(self.plain, augmenter=noise)
 
     def model(self) -> MixerModel:
         """Return a model of CANINE-s's sizes, or a tiny one, with random weights."""
@@ -196,7 +194,7 @@ class Reference:
         for _ in range(count):
             rows = self.rng.permutation(len(self.data.noisy))[: self.batch_size]
             batch = _share(self.data.noisy, rows).to(self.device)
-            texts = self.data.noisy.arrays.texts(rows)
+            texts = self.data.noisy.examples.inputs(rows)
             ids = [tokenize([text], max_len=128).pad(np.arange(1), max_len=128, num_positions=128) for text in texts]
             output = self.model(torch.from_numpy(np.concatenate(ids)).to(self.device), batch.targets, masked=False)
             loss = mixed_loss(output, batch, self.model.model.config, self.config)

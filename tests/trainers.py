@@ -10,10 +10,10 @@ import torch
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
+from histocoder.data.store import EXAMPLES_FILE, TRAIN, StoredExamples, store_examples
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
 from histocoder.training.trainer import Trainer
@@ -22,14 +22,22 @@ MAX_LEN = 64
 CPU = torch.device("cpu")
 
 
+def stored(folder: Path, files: ExampleFiles, *, text_normalization: str = "none") -> StoredExamples:
+    """Files' rows, all of them to train on."""
+    store_examples(folder, {TRAIN: files}, text_normalization=text_normalization)
+    return StoredExamples(folder / EXAMPLES_FILE, TRAIN)
+
+
 def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: bool = False) -> OccupationDataset:
     formatter = build_formatter("hisco", num_blocks=len(target_cols))
     files = ExampleFiles((source,), target_cols, formatter)
-    arrays = open_cache(build_cache(files, folder, max_len=MAX_LEN, text_normalization="none"))
-    key = Key.from_codes(code for code in arrays.code_table)
+    examples = stored(folder / "examples" / source.stem, files)
+    key = Key.from_codes(examples.code_table)
     words = WordList({"journeyman": 1.0, "of": 2.0})
     augmenter = Augmenter(words, augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25) if noise else None
-    return OccupationDataset(arrays, formatter=formatter, classes=key.codes, max_len=MAX_LEN, augmenter=augmenter)
+    return OccupationDataset(
+        examples, formatter=formatter, classes=key.codes, max_len=MAX_LEN, cache_dir=folder, augmenter=augmenter
+    )
 
 
 def begin(

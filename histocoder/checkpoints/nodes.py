@@ -1,6 +1,6 @@
 """Folders that rank 0 has written, on nodes that do not see its disk."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def on_each_node(
     *,
     marker: str,
     copy: Path | None = None,
-    files: str = "*",
+    files: Sequence[str] = ("*",),
     is_whole: Callable[[Path], bool] = Path.is_dir,
 ) -> Path:
     """Return the path of a folder that rank 0 has finished; nodes that do not see it receive a copy.
@@ -29,23 +29,26 @@ def on_each_node(
         Name of a file that identifies the folder's content, such as a manifest.
     copy : Path, optional
         Path of the copy on nodes that do not see the folder (default: `folder`).
-    files : str
-        Pattern of the files to copy: by default those in the folder itself, with "**/*" also those in its subfolders.
+    files : sequence of str
+        Patterns of the files to copy: by default those in the folder itself, with "**/*" also those in its subfolders.
     is_whole : callable
         Check of the folder, called once per node if the marker is there.
     """
     if distributed.world_size() == 1:
         return folder
 
-    def content() -> tuple[bytes, dict[str, int]]:
-        mark = (folder / marker).read_bytes() if (folder / marker).is_file() else b""
-        found = (path for path in sorted(folder.glob(files)) if path.is_file())
-        return mark, {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+    def content(path: Path) -> tuple[bytes, dict[str, int]]:
+        mark = (path / marker).read_bytes() if (path / marker).is_file() else b""
+        found = (file for pattern in files for file in sorted(path.glob(pattern)) if file.is_file())
+        return mark, {file.relative_to(path).as_posix(): file.stat().st_size for file in found}
 
-    original = distributed.broadcast_from_primary(content, doing=f"checking {folder.name}")
-    is_seen = content() == original
-    target = folder if is_seen else copy or folder
-    receives = distributed.is_local_primary() and not distributed.is_primary() and not (is_seen and is_whole(folder))
+    original = distributed.broadcast_from_primary(lambda: content(folder), doing=f"checking {folder.name}")
+    target = folder if content(folder) == original else copy or folder
+    receives = (
+        distributed.is_local_primary()
+        and not distributed.is_primary()
+        and not (content(target) == original and is_whole(target))
+    )
     if distributed.all_reduce(torch.tensor(int(receives)), "max"):
         chunks = _chunks(folder, original[1])
         if receives:

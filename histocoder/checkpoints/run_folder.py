@@ -155,7 +155,7 @@ class RunFolder:
         if not found:
             return None
         copy = self.path / f".{Path(found).name}.copy.tmp"
-        path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy, files="**/*")
+        path = on_each_node(Path(found), marker=MANIFEST_FILE, copy=copy, files=("**/*",))
         checkpoint = load_checkpoint(path)
         if not is_own:
             state = checkpoint.state

@@ -46,7 +46,10 @@ def run(config: EvaluateFlags) -> None:
         raise UserError(f"--baselines needs the training data, and there is no {train_data}. Add --train-data FILE.")
     coder = Coder.from_pretrained(folder, str(device), precision=config.precision, verify=not config.no_verify)
     rules = LabelRules(
-        config.zero_pad_codes, config.allow_codes_shorter_than_block_size, config.drop_bad_labels, is_training=False
+        zero_pad=config.zero_pad_codes,
+        allow_short=config.allow_codes_shorter_than_block_size,
+        drop_bad=config.drop_bad_labels,
+        is_training=False,
     )
     examples = _coded_rows(config, coder, rules)
     seen: dict = {}

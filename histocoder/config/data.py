@@ -162,5 +162,7 @@ class DataConfig(Settings):
     zero_pad_codes: bool = free(False, "restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "accept codes shorter than --block-size")
     cache_dir: str | None = free(
-        None, "folder for tokenised data, which several runs may share (default: the run's cache/)", metavar="DIR"
+        None,
+        "folder for a frozen encoder's outputs and train_mixer.py's examples; runs may share it (default: the run's)",
+        metavar="DIR",
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from histocoder.config import PrepareConfig
 from histocoder.data.checked import CHECKED_COL
-from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
+from histocoder.data.examples import CODES, LANG_COL, ExampleFiles, Examples, is_codes, row_schema
 from histocoder.data.labels import LabelRules
 from histocoder.data.languages import language_code
 from histocoder.data.normalize import description_keys, normalize
@@ -74,51 +74,55 @@ class Corrections:
         self._held_out = set(chosen[:_MOST_HELD_OUT])
         return sum(one.key in self._held_out for one in self._found.values())
 
-    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray, np.ndarray]:
-        """Return prepared rows with corrected codes, and masks of shape (n,).
+    def apply(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray, np.ndarray]:
+        """Return checked rows, which have a `key`, with corrected codes, and masks of shape (n,).
 
         The masks are those of rows with corrected codes, and, in whatever language, of rows whose description has a
-        correction to train on, and of those whose correction is held out.
+        correction to train on, and of those whose correction is held out. No dropped row is among them.
         """
-        texts, langs = batch[TEXT_COL], batch[LANG_COL].to_pylist()
-        keys = description_keys(texts).tolist()
-        is_held_out = np.array([key in self._held_out for key in keys], dtype=bool)
+        langs, keys = rows["lang"].to_pylist(), rows["key"].to_pylist()
+        is_kept = np.asarray(rows["reason"].is_null())
         known = {one.key for one in self._found.values()} - self._held_out
-        is_known = np.array([key in known for key in keys], dtype=bool)
-        rows = np.flatnonzero(is_known | is_held_out)
+        is_held_out, is_known = (
+            np.array([key in some for key in keys], dtype=bool) & is_kept for some in (self._held_out, known)
+        )
+        index = np.flatnonzero(is_known | is_held_out)
         found: dict[int, _Key] = {}
-        for row, spelling in zip(rows.tolist(), normalize(texts.take(rows).to_pylist(), "lower"), strict=True):
+        for row, spelling in zip(index.tolist(), normalize(rows["text"].take(index).to_pylist(), "lower"), strict=True):
             own = [(spelling, lang) for lang in (langs[row], _ANY)]
             other = [self._by_key.get((keys[row], lang)) for lang in (langs[row], _ANY)]
             if place := next((place for place in (*own, *other) if place in self._found), None):
                 found[row] = place
         self._used.update(found.values())
-        is_corrected = np.zeros(len(batch), dtype=bool)
+        is_corrected = np.zeros(len(rows), dtype=bool)
         is_corrected[list(found)] = True
-        for i, name in enumerate(self._target_cols if found else ()):
-            column = batch[name].to_pylist()
+        for i, name in enumerate(filter(is_codes, rows.schema.names if found else ())):
+            column = rows[name].to_pylist()
             for row, place in found.items():
                 column[row] = self._found[place].codes[i]
-            batch = batch.set_column(batch.schema.get_field_index(name), name, pa.array(column, pa.string()))
-        return batch, is_corrected & ~is_held_out, is_known, is_held_out
+            rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(column, pa.string()))
+        return rows, is_corrected & ~is_held_out, is_known, is_held_out
 
-    def others(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the corrections that were in no row and are not held out, as prepared rows."""
-        rest = (at for at, one in self._found.items() if at not in self._used and one.key not in self._held_out)
-        return self._rows(rest, schema)
+    def others(self) -> pa.RecordBatch:
+        """Return the corrections that were in no row and are not held out, as checked rows."""
+        return self._rows(
+            at for at, one in self._found.items() if at not in self._used and one.key not in self._held_out
+        )
 
-    def held_out(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the held-out corrections as prepared rows."""
-        return self._rows((at for at, one in self._found.items() if one.key in self._held_out), schema)
+    def held_out(self) -> pa.RecordBatch:
+        """Return the held-out corrections as checked rows."""
+        return self._rows(at for at, one in self._found.items() if one.key in self._held_out)
 
-    def _rows(self, places: Iterable[_Key], schema: pa.Schema) -> pa.RecordBatch:
+    def _rows(self, places: Iterable[_Key]) -> pa.RecordBatch:
         found = {place: self._found[place] for place in places}
         columns = {
-            TEXT_COL: [one.text for one in found.values()],
-            LANG_COL: [self._default_language if lang == _ANY else lang for _, lang in found],
-            **{name: [one.codes[i] for one in found.values()] for i, name in enumerate(self._target_cols)},
+            "text": [one.text for one in found.values()],
+            "lang": [self._default_language if lang == _ANY else lang for _, lang in found],
+            **{f"{CODES}{name}": [one.codes[i] for one in found.values()] for i, name in enumerate(self._target_cols)},
         }
-        return pa.RecordBatch.from_pydict(columns, schema=schema)
+        schema = row_schema(self._target_cols)
+        nothing = [None] * len(found)
+        return pa.RecordBatch.from_pydict({name: columns.get(name, nothing) for name in schema.names}, schema=schema)
 
 
 def read_corrections(

@@ -90,13 +90,16 @@ class CsvFile:
                 pa.csv.ParseOptions(ignore_empty_lines=False, **parse),
                 pa.csv.ConvertOptions(**unchanged),
             ):
-                if passed >= self._num_read:
-                    self._note_breaks(batch, passed)
-                passed += len(batch)
-                self._num_read = max(passed, self._num_read)
-                if warn and (found := self._rows_in_cell(batch, passed - len(batch))):
+                breaks = {name: num for name in names if (num := _line_breaks(batch[name])) is not None}
+                if breaks and passed >= self._num_read:
+                    num_breaks = np.sum([*breaks.values()], axis=0)
+                    rows = np.flatnonzero(num_breaks)
+                    self._breaks.append((rows + passed, num_breaks[rows]))
+                if warn and (found := self._rows_in_cell(batch, breaks, passed)):
                     warn_user(Notice(found))
                     warn = False
+                passed += len(batch)
+                self._num_read = max(passed, self._num_read)
                 last = batch.columns[-1][-1].as_py() if len(batch) else last
                 yield pa.RecordBatch.from_arrays([as_meant(column) for column in batch.columns], self.header)
         except pa.ArrowInvalid as error:
@@ -168,26 +171,18 @@ class CsvFile:
             "Quote a field that contains the separator, or fix the row."
         )
 
-    def _note_breaks(self, batch: pa.RecordBatch, passed: int) -> None:
-        """Note the rows that take several lines, for `lines`."""
-        if counts := [np.asarray(pc.count_substring_regex(c, _BREAK)) for c in batch.columns if _has_breaks(c)]:
-            num_breaks = np.sum(counts, axis=0)
-            rows = np.flatnonzero(num_breaks)
-            self._breaks.append((rows + passed, num_breaks[rows]))
-
-    def _rows_in_cell(self, batch: pa.RecordBatch, passed: int) -> str | None:
+    def _rows_in_cell(self, batch: pa.RecordBatch, breaks: dict[str, np.ndarray], passed: int) -> str | None:
         """Return a notice on the first cell whose line breaks end as many separators as a row has.
 
         Two stray quotation marks make one cell of all rows between them.
         """
-        for column in filter(_has_breaks, batch.columns):
-            num_breaks = np.asarray(pc.count_substring_regex(column, _BREAK))
-            num_marks = np.asarray(pc.count_substring(column, self.delimiter))
+        for name, num_breaks in breaks.items():
+            num_marks = np.asarray(pc.count_substring(batch[name], self.delimiter))
             found = np.flatnonzero((num_breaks > 0) & (num_marks == num_breaks * (batch.num_columns - 1)))
             if len(found):
-                line, breaks = self.lines(found[:1] + passed)[0], f"{num_breaks[found[0]]:,} line breaks"
+                line, number = self.lines(found[:1] + passed)[0], f"{num_breaks[found[0]]:,} line breaks"
                 return (
-                    f"{self.path}, line {line}: one cell holds {breaks} and looks like rows of the table. If there is "
+                    f"{self.path}, line {line}: one cell holds {number} and looks like rows of the table. If there is "
                     "a quotation mark too few or too many, these rows are lost: fix it, and start again."
                 )
         return None
@@ -257,7 +252,8 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _has_breaks(column: pa.Array) -> bool:
-    """Return whether a cell holds a line break; much faster than to look at each."""
+def _line_breaks(column: pa.Array) -> np.ndarray | None:
+    """Return the number of line breaks in each cell; None if there are none, which is much faster to find out."""
     content = column.buffers()[2].to_pybytes() if column.buffers()[2] else b""
-    return b"\n" in content or b"\r" in content
+    has_breaks = b"\n" in content or b"\r" in content
+    return np.asarray(pc.count_substring_regex(column, _BREAK)) if has_breaks else None

@@ -1,9 +1,10 @@
-"""Batches of a cache's arrays."""
+"""Batches of `examples.arrow`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,12 +13,12 @@ from torch.utils.data import Dataset
 
 from histocoder.config import LANG_SEP
 from histocoder.data.augment import Augmenter
-from histocoder.data.cache import ExampleArrays
-from histocoder.data.encodings import Encoded, Encodings
+from histocoder.data.encoder_outputs import EncoderOutput, StoredOutputs
 from histocoder.data.samplers import Share
-from histocoder.data.tokens import UNKNOWN, ragged, tokenize
+from histocoder.data.store import StoredExamples
+from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.formatters.tokenizers import SEP_ID, join_language
+from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, Tokenizer, join_language
 
 _ROWS_AT_ONCE = 1 << 18
 _ROWS_MULTIPLE = 16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
@@ -35,7 +36,7 @@ class Batch:
     weight: float
     rows: np.ndarray  # indices of the rows in the dataset
     counts: Tensor  # number of times each row occurs, of shape (B,), float32; see `merged`
-    encoded: Encoded | None = None  # outputs of a frozen encoder, if they were computed before
+    encoded: EncoderOutput | None = None  # outputs of a frozen encoder, if they were computed before
 
     def merged(self) -> Batch:
         """Return the batch with rows of equal text and codes once, and their number in `counts`.
@@ -75,7 +76,7 @@ class Batch:
             targets=function(self.targets),
             class_ids=function(self.class_ids),
             counts=function(self.counts),
-            encoded=None if self.encoded is None else Encoded(*map(function, self.encoded)),
+            encoded=None if self.encoded is None else EncoderOutput(*map(function, self.encoded)),
         )
 
 
@@ -86,30 +87,31 @@ class OccupationDataset(Dataset):
     Raises ValueError if a code does not fit the formatter, or is no class.
     """
 
-    arrays: ExampleArrays
-    formatter: Formatter  # the one that the arrays were made with
+    examples: StoredExamples
+    formatter: Formatter  # the one that the examples were checked with
     classes: Sequence[str]  # codes of the flat head, in order
     max_len: int  # maximum number of tokens of an input
+    cache_dir: Path  # folder for a frozen encoder's outputs
+    tokenizer: Tokenizer = CHARACTERS
     augmenter: Augmenter | None = None
     pad_to: int | None = None  # number of positions of all batches; None: as many as the longest row needs
-    encodings: Encodings | None = field(default=None, init=False)  # a frozen encoder's, which each batch then holds
+    outputs: StoredOutputs | None = field(default=None, init=False)  # a frozen encoder's, which each batch then holds
 
     def __post_init__(self) -> None:
-        blocks = self.formatter.blocks(self.arrays.code_table).astype(np.int64)
+        blocks = self.formatter.blocks(self.examples.code_table).astype(np.int64)
         self._blocks = np.pad(blocks, ((1, 0), (0, 0)), constant_values=PAD)  # an unused block, then each code's
-        self._class_ids = _class_table(self.arrays.code_table, self.classes)
-        languages = self.arrays.languages
-        self._lang_lengths = np.array([len(lang) for lang in languages])
-        prefixes = tokenize(join_language([""] * len(languages), languages), max_len=self.max_len)
-        self._prefixes = prefixes.pad(np.arange(len(languages)), max_len=self.max_len)
-        self._prefix_lengths = prefixes.lengths - 1  # without the last token, SEP
+        self._class_ids = _class_table(self.examples.code_table, self.classes)
+        self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
+        self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
+        self.num_target_blocks = (self.examples.codes > 0).sum(1, dtype=np.uint8)
+        """Number of codes of each row, of shape (n,)."""
 
     def __len__(self) -> int:
-        return len(self.arrays)
+        return len(self.examples)
 
-    def of(self, arrays: ExampleArrays, *, augmenter: Augmenter | None) -> OccupationDataset:
+    def of(self, examples: StoredExamples, *, augmenter: Augmenter | None) -> OccupationDataset:
         """Return a dataset of other rows in the same form."""
-        return replace(self, arrays=arrays, augmenter=augmenter)
+        return replace(self, examples=examples, augmenter=augmenter)
 
     def lengths(self, epoch: int = 0) -> np.ndarray:
         """Return the number of tokens of each row in an epoch, of shape (n,).
@@ -117,33 +119,39 @@ class OccupationDataset(Dataset):
         If tokens are not characters, these are the lengths before noise: only tokenising all rows once more would give
         those after it. They serve to make batches of like lengths; a batch is padded to its own rows.
         """
-        plain = self.arrays.lengths
-        if self.augmenter is None or not self.arrays.tokenizer.reads_characters:
-            return plain
-        found = np.empty(len(plain), dtype=np.min_scalar_type(self.max_len))
-        for start in range(0, len(plain), _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(plain)))
+        if self.augmenter is None or not self.tokenizer.reads_characters:
+            return self._lengths
+        found = np.empty_like(self._lengths)
+        for start in range(0, len(found), _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(found)))
             noise = self.augmenter.noise(rows, epoch)
-            lang = np.where(noise.withheld, len(UNKNOWN), self._lang_lengths[self.arrays.langs[rows]])
-            text = self.augmenter.lengths(noise, self.arrays.offsets[rows + 1] - self.arrays.offsets[rows])
-            found[rows] = np.minimum(lang + len(LANG_SEP) + 2 + text, self.max_len)
+            prefix = self._prefix_lengths[self.examples.langs[rows]]
+            text = self.augmenter.lengths(noise, self.examples.num_characters[rows] - prefix)
+            prefix = np.where(noise.withheld, len(UNKNOWN + LANG_SEP), prefix)
+            found[rows] = np.minimum(prefix + text + 2, self.max_len)
         return found
 
-    @property
-    def num_target_blocks(self) -> np.ndarray:
-        """Number of codes of each row, of shape (n,)."""
-        return self.arrays.num_codes
+    def _count_tokens(self) -> np.ndarray:
+        if self.tokenizer.reads_characters:
+            return np.minimum(self.examples.num_characters.astype(np.int64) + 2, self.max_len)
+        parts = np.array_split(np.arange(len(self)), -(-len(self) // _ROWS_AT_ONCE))
+        tokens = (self.tokenizer.token_ids(self.examples.inputs(rows), max_len=self.max_len) for rows in parts)
+        return np.concatenate([lengths for _, lengths, _ in tokens])
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows, a row of k classes k times, and their classes, both of shape (num_labels,)."""
-        class_ids = self._class_ids[self.arrays.codes]  # (n, num_blocks)
+        class_ids = self._class_ids[self.examples.codes]  # (n, num_blocks)
         rows, blocks = (class_ids >= 0).nonzero()
         return rows, class_ids[rows, blocks]
 
+    def descriptions(self, rows: np.ndarray) -> list[str]:
+        """Return normalised descriptions, without their languages."""
+        return self.examples.inputs(rows, skip=self._prefix_lengths[self.examples.langs[rows]])
+
     def __getitem__(self, share: Share) -> Batch:
         rows, input_ids = share.rows, self._input_ids(share)
-        num_encoded = self.arrays.tokenizer.num_encoded(input_ids.shape[1], self.max_len)
-        codes = self.arrays.codes[rows]  # (B, num_blocks)
+        num_encoded = self.tokenizer.num_encoded(input_ids.shape[1], self.max_len)
+        codes = self.examples.codes[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         targets = np.full((len(rows), 2 + blocks.shape[1]), BOS)
         targets[:, 1:-1], targets[:, -1] = blocks, EOS
@@ -156,37 +164,30 @@ class OccupationDataset(Dataset):
             weight=share.weight,
             rows=rows,
             counts=torch.ones(len(rows)),
-            encoded=None if self.encodings is None else self.encodings.pad(rows, num_positions=num_encoded),
+            encoded=None if self.outputs is None else self.outputs.pad(rows, num_positions=num_encoded),
         )
 
     def _input_ids(self, share: Share) -> np.ndarray:
         """Return token ids, of shape (B, S)."""
-        tokenizer = self.arrays.tokenizer
-        if self.augmenter is None and tokenizer.reads_characters:
+        if self.augmenter is None and self.tokenizer.reads_characters:
             return self._characters(share.rows)
-        texts = self.arrays.texts(share.rows) if self.augmenter is None else self._augment(self.augmenter, share)
-        tokens = tokenize(texts, max_len=self.max_len, tokenizer=tokenizer)
+        texts = self.examples.inputs(share.rows) if self.augmenter is None else self._augment(self.augmenter, share)
+        tokens = tokenize(texts, max_len=self.max_len, tokenizer=self.tokenizer)
         return tokens.pad(np.arange(len(texts)), max_len=self.max_len, num_positions=self.pad_to)
 
     def _characters(self, rows: np.ndarray) -> np.ndarray:
         """Return what `tokenize` makes of rows' characters, in half its time, since no strings are made of them."""
-        arrays, langs = self.arrays, self.arrays.langs[rows]
-        starts, before = arrays.offsets[rows].astype(np.int64), self._prefix_lengths[langs]
-        lengths = np.minimum(arrays.offsets[rows + 1].astype(np.int64) - starts, self.max_len - 1 - before)
-        ends = (before + lengths)[:, None]
-        num_positions = self.pad_to or arrays.tokenizer.num_positions(int(ends.max()) + 1, self.max_len)
-        place = np.arange(num_positions)
+        characters, lengths = self.examples.characters(rows, most=self.max_len - 2)
+        num_positions = self.pad_to or self.tokenizer.num_positions(int(lengths.max()) + 2, self.max_len)
         ids = np.zeros((len(rows), num_positions), dtype=np.int32)
-        ids[:, : self._prefixes.shape[1]] = self._prefixes[langs, :num_positions]
-        ids[(place >= before[:, None]) & (place < ends)] = arrays.characters[ragged(starts, lengths)]
-        ids[np.arange(len(rows)), ends[:, 0]] = SEP_ID
+        ids[:, 1:][np.arange(num_positions - 1) < lengths[:, None]] = characters
+        ids[:, 0], ids[np.arange(len(rows)), lengths + 1] = CLS_ID, SEP_ID
         return ids
 
     def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
         noise = augmenter.noise(share.rows, share.epoch)
-        descriptions = self.arrays.descriptions(share.rows)
-        altered = [augmenter.alter(text, noise, i) for i, text in enumerate(descriptions)]
-        langs = [self.arrays.languages[place] for place in self.arrays.langs[share.rows]]
+        altered = [augmenter.alter(text, noise, i) for i, text in enumerate(self.descriptions(share.rows))]
+        langs = [self.examples.languages[lang] for lang in self.examples.langs[share.rows]]
         return join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
 
 

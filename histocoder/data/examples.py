@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.checked import checked_tables
@@ -28,6 +28,20 @@ MAX_CODES = 5  # largest number of code columns of a prepared file
 _INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))  # those of indices into a key
 
 
+ROW = pa.schema(
+    [
+        ("row", pa.int64()),  # position in its file, from 0
+        ("line", pa.int64()),  # its first line there; in Parquet the row, from 1
+        ("text", pa.string()),  # description
+        ("lang", pa.string()),
+        ("reason", pa.string()),  # why it is dropped; null if it is kept
+    ]
+)
+"""First columns of checked rows; behind them are those of codes, which a dropped row has as the file does."""
+CODES = "codes."
+"""Begin of the names of columns of codes."""
+
+
 @dataclass
 class Examples:
     """Descriptions with languages and codes, of n rows."""
@@ -38,6 +52,13 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @classmethod
+    def from_rows(cls, rows: pa.RecordBatch) -> Examples:
+        """Take checked rows from their columns."""
+        names = filter(is_codes, rows.schema.names)
+        codes = {name.removeprefix(CODES): rows[name].to_numpy(zero_copy_only=False) for name in names}
+        return cls(rows["text"].to_pylist(), rows["lang"].to_pylist(), pd.DataFrame(codes, dtype=object))
 
     def take(self, rows: np.ndarray) -> Examples:
         texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
@@ -85,32 +106,27 @@ class ExampleFiles:
     sheet: str | None = None
     """Sheet of Excel workbooks; None: the only one with content."""
 
-    def chunks(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Examples]:
-        """Yield all rows in chunks; labels that do not fit raise an error at the end."""
+    def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows as `checked_rows` does; labels that do not fit raise an error at the end."""
         is_empty = True
         for path in self.paths:
-            for examples in self._file_chunks(path, say):
-                is_empty &= len(examples) == 0
-                yield examples
+            for batch in self._file_rows(path, say):
+                is_empty &= batch["reason"].null_count == 0
+                yield batch
         if is_empty:
             raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
+
+    def chunks(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Examples]:
+        """Yield the rows that are kept, in chunks."""
+        for batch in self.rows(say=say):
+            yield Examples.from_rows(batch.filter(batch["reason"].is_null()))
 
     def read(self, *, say: Callable[[str], None] = lambda _: None) -> Examples:
         return Examples.join(list(self.chunks(say=say)))
 
-    def sample(self, num_rows: int, *, of: int, seed: int) -> Examples:
-        """Draw `num_rows` of the `of` rows at random, in their order; all of them if there are fewer."""
-        chosen = np.sort(np.random.default_rng(seed).permutation(of)[:num_rows])
-        parts, passed = [], 0
-        for examples in self.chunks():
-            first, last = np.searchsorted(chosen, (passed, passed + len(examples)))
-            parts.append(examples.take(chosen[first:last] - passed))
-            passed += len(examples)
-        return Examples.join(parts)
-
     def count_codes(self) -> Counter[str]:
         """Count the codes in all files, for `fit_codes`."""
-        files = [self._open(path) for path in self.paths]
+        files = map(self._open, self.paths)
         return sum((count_codes(file, [*self._code_columns(file)[0].values()]) for file in files), Counter[str]())
 
     def _open(self, path: Path) -> TableFile:
@@ -118,26 +134,24 @@ class ExampleFiles:
         optional, columns = [self.language_col, *codes], {self.input_col: "input_col"}
         return open_table(path, columns, optional=optional, sheet=self.sheet, codes=codes)
 
-    def _file_chunks(self, path: Path, say: Callable[[str], None]) -> Iterator[Examples]:
+    def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         file = self._open(path)
         code_columns, use_index = self._code_columns(file)
-        targets, columns = list(code_columns), list(code_columns.values())
         lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
-        wanted = [self.input_col, *lang_cols, *columns]
         for notice in file.notices:
             say(notice)
-        checker = LabelChecker(file, targets, self.formatter, self.rules, key=self.key, known=self.known)
-        tables = _with_targets(checked_tables(file, wanted, say), code_columns, self.key if use_index else None)
-        num_blank = 0
+        checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
+        columns = [self.input_col, *lang_cols, *code_columns.values()]
+        tables = _with_targets(checked_tables(file, columns, say), code_columns, self.key if use_index else None)
+        schema, num_blank = row_schema(self.target_cols), 0
         language = self.language or "unk"
-        for chunk in checked_chunks(tables, checker, self.input_col, *lang_cols, language=language, say=say):
-            num_blank += chunk.table.columns[self.input_col].null_count
-            texts, langs = (
-                a.filter(chunk.usable).to_pylist() for a in (chunk.table.columns[self.input_col], chunk.langs)
-            )
-            codes = chunk.codes[np.asarray(chunk.usable)].reset_index(drop=True)
-            codes = codes.assign(**dict.fromkeys(set(self.target_cols) - set(targets)))
-            yield Examples(texts, langs, codes[list(self.target_cols)])
+        for batch in checked_rows(tables, checker, self.input_col, *lang_cols, language=language, say=say):
+            num_blank += batch["text"].null_count
+            columns = [
+                batch[name] if name in batch.schema.names else pa.nulls(len(batch), pa.string())
+                for name in schema.names
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
         if num_blank:
             rows = counted(num_blank, "row without a description is", "rows without a description are")
             say(f"{path}: {rows} left out.")
@@ -163,20 +177,17 @@ class ExampleFiles:
         return dict(zip(self.target_cols, indexed, strict=False)), True
 
 
-class CheckedChunk(NamedTuple):
-    """A chunk of a table, checked."""
-
-    table: Table
-    codes: pd.DataFrame  # codes, of shape (n, k); see `LabelChecker.check`
-    langs: pa.Array
-    reasons: pa.Array  # why each row can't be used; null if it can
-
-    @property
-    def usable(self) -> pa.Array:
-        return self.reasons.is_null()
+def row_schema(target_cols: Sequence[str]) -> pa.Schema:
+    """Return the columns of checked rows."""
+    return pa.schema([*ROW, *((f"{CODES}{name}", pa.string()) for name in target_cols)])
 
 
-def checked_chunks(
+def is_codes(name: str) -> bool:
+    """Return whether a column of checked rows is one of codes."""
+    return name.startswith(CODES)
+
+
+def checked_rows(
     tables: Iterable[Table],
     checker: LabelChecker,
     input_col: str,
@@ -184,27 +195,34 @@ def checked_chunks(
     *,
     language: str,
     say: Callable[[str], None],
-) -> Iterator[CheckedChunk]:
-    """Check a table chunk by chunk, and say what was found.
+) -> Iterator[pa.RecordBatch]:
+    """Check a table chunk by chunk; yield all rows with the columns of `ROW` and the codes, and say what was found.
 
     `language` is that of all rows if there is no column of languages. HTML entities in descriptions are decoded.
     """
     num_decoded = 0
     for table in tables:
-        table.columns[input_col], number = decode_entities(table.columns[input_col])
+        texts, number = decode_entities(table.columns[input_col])
         num_decoded += number
-        codes, reasons = checker.check(table)
-        reasons[np.asarray(table.columns[input_col].is_null())] = "no description"
+        cleaned, reasons = checker.check(table)
+        reasons[np.asarray(texts.is_null())] = "no description"
         if language_col is None:
             langs = pa.repeat(pa.scalar(language_code(language)), len(table))
         else:
             coded = table.columns[language_col].fill_null("unk").dictionary_encode()
             languages = [language_code(text) for text in coded.dictionary.to_pylist()]
             langs = pa.array(languages, pa.string()).take(coded.indices)
-        yield CheckedChunk(table, codes, langs, pa.array(reasons, pa.string()))
+        reason = pa.array(reasons, pa.string())
+        codes = [
+            pc.if_else(reason.is_null(), pa.array(column, pa.string()), table.columns[name])
+            for name, column in cleaned.items()
+        ]
+        lines = table.file.lines(table.rows)
+        columns = [pa.array(table.rows), pa.array(lines), texts, langs, reason, *codes]
+        yield pa.RecordBatch.from_arrays(columns, schema=row_schema([*cleaned]))
     checker.finish(say)
     if num_decoded:
-        say(f"{table.file.path}: {counted(num_decoded, *DECODED)}")
+        say(f"{checker.file.path}: {counted(num_decoded, *DECODED)}")
 
 
 def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:

@@ -37,7 +37,7 @@ _FEWEST_DIGITS = 3  # of codes whose zeros may be lost: shorter ones, such as HI
 _MOST, _NEARLY_ALL = 0.5, 0.9  # shares of cells: with codes, so that words are mistakes; that a block must hold
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LabelRules:
     """Rules for codes that do not fit."""
 
@@ -50,10 +50,10 @@ class LabelRules:
 
 def rules_of(config: DataConfig) -> LabelRules:
     return LabelRules(
-        config.zero_pad_codes,
-        config.allow_codes_shorter_than_block_size,
-        config.drop_bad_labels,
-        config.blank_means_no_occupation,
+        zero_pad=config.zero_pad_codes,
+        allow_short=config.allow_codes_shorter_than_block_size,
+        drop_bad=config.drop_bad_labels,
+        blank_means_no_occupation=config.blank_means_no_occupation,
     )
 
 
@@ -142,7 +142,7 @@ class LabelChecker:
         key: Key | None = None,
         known: Collection[str] = (),
     ) -> None:
-        self._file, self._target_cols, self._formatter = file, target_cols, formatter
+        self.file, self._target_cols, self._formatter = file, target_cols, formatter
         self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
         self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
         self._has_codes = False
@@ -159,8 +159,8 @@ class LabelChecker:
         """Number of rows with codes that do not fit."""
         return self._bad.count
 
-    def check(self, table: Table) -> tuple[pd.DataFrame, np.ndarray]:
-        """Return the codes of a chunk's n rows, of shape (n, k), and the reasons why rows can't be used.
+    def check(self, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return each column's codes of a chunk's n rows, and the reasons why rows can't be used.
 
         Codes are strings, None where there is none; reasons are None if a row can be used. Chunks come in order.
         """
@@ -176,12 +176,12 @@ class LabelChecker:
             is_read[:] = is_filled[:] = True
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
-        self._bad.add(table.rows, bad, len(bad))
+        self._bad.add(table, bad, len(bad))
         self._num_uncoded += int((~is_filled).sum())
         reasons = np.empty(len(table), dtype=object)
         reasons[~is_filled] = "no code"
         reasons[list(bad)] = list(bad.values())
-        return pd.DataFrame(self._without_repeats(codes), dtype=object), reasons
+        return self._without_repeats(codes), reasons
 
     def _without_repeats(self, codes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return columns of codes with each row's codes once, the first ones first."""
@@ -211,9 +211,8 @@ class LabelChecker:
         system = self._formatter.system
         short = np.array([*(is_short(code, system) for code in distinct), False])
         short = np.flatnonzero(short[index] & present)
-        self._short.add(
-            table.rows, {row: f"{name}: {shown(distinct[index[row]])}" for row in short[:_NUM_EXAMPLES]}, len(short)
-        )
+        few = {row: f"{name}: {shown(distinct[index[row]])}" for row in short[:_NUM_EXAMPLES].tolist()}
+        self._short.add(table, few, len(short))
         problems = [self._problem(code) for code in distinct]
         is_bad = np.array([problem is not None for problem in problems] + [False])
         for row in np.flatnonzero(is_bad[index] & present).tolist():
@@ -269,7 +268,7 @@ class LabelChecker:
         if name not in self._holds_integers:
             cells = {
                 bare(cell)
-                for table in checked_tables(self._file, [name], lambda _: None)
+                for table in checked_tables(self.file, [name], lambda _: None)
                 for cell in pc.unique(table.columns[name]).drop_null().to_pylist()
             }
             self._holds_integers[name] = all(
@@ -302,7 +301,7 @@ class LabelChecker:
 
         Raises UserError if there is no code at all, or one does not fit and no rule covers it; names rows by line.
         """
-        path = self._file.path
+        path = self.file.path
         if not self._has_codes:
             raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")
         if self._short.count and not self._allow_short and not self._rules.zero_pad:
@@ -344,14 +343,14 @@ class LabelChecker:
         if self._formatter.name == "general":
             ways += "; if they are correct, add --allow-codes-shorter-than-block-size"
         return (
-            f"{self._file.path}: {codes} fewer than {self._formatter.block_size} characters, such as "
-            f"{self._short.describe(self._file)}. {ways}."
+            f"{self.file.path}: {codes} fewer than {self._formatter.block_size} characters, such as "
+            f"{self._short}. {ways}."
         )
 
     def _describe_bad(self) -> str:
         rows = counted(self._bad.count, "row has a label that does", "rows have labels that do")
         return (
-            f"{self._file.path}: {rows} not fit: {self._bad.describe(self._file)}. Correct "
+            f"{self.file.path}: {rows} not fit: {self._bad}. Correct "
             "the labels, or leave such rows out with --drop-bad-labels."
         )
 
@@ -361,15 +360,14 @@ class _Found:
     """Number of findings in a file, and the first few of them."""
 
     count: int = 0
-    first: list[tuple[int, str]] = field(default_factory=list)  # positions in the file, and what is there
+    first: list[tuple[int, str]] = field(default_factory=list)  # line in the file, and what is there
 
-    def add(self, positions: np.ndarray, found: dict[int, str], count: int) -> None:
+    def add(self, table: Table, found: Mapping[int, str], count: int) -> None:
         """Add `count` findings of a chunk; `found` maps rows of the first few of them, at least, to texts."""
         self.count += count
-        few = sorted(found.items())[:_NUM_EXAMPLES]
-        self.first = sorted([*self.first, *((int(positions[row]), text) for row, text in few)])[:_NUM_EXAMPLES]
+        rows = sorted(found)[:_NUM_EXAMPLES]
+        lines = table.lines(np.array(rows, dtype=np.int64)).tolist()
+        self.first = sorted([*self.first, *zip(lines, map(found.__getitem__, rows), strict=True)])[:_NUM_EXAMPLES]
 
-    def describe(self, file: TableFile) -> str:
-        """Return the first few with their lines."""
-        lines = file.lines(np.array([position for position, _ in self.first], dtype=np.int64))
-        return "; ".join(f"line {line}, {text}" for line, (_, text) in zip(lines, self.first, strict=True))
+    def __str__(self) -> str:
+        return "; ".join(f"line {line}, {text}" for line, text in self.first)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
 _HAS = "HTML entities, such as &amp;, which are decoded."
 DECODED = f"description has {_HAS}", f"descriptions have {_HAS}"  # for `counted`
-_NOT_PLAIN = rf"[^ -~]|^ |  | $|{_ENTITY}"  # texts in which "lower" changes more than the case of ASCII letters
+_NOT_PLAIN = rf"[^ -~]|^ |  | $|{_ENTITY}"  # texts of which normalising changes more than the case of ASCII letters
 
 
 def normalize(texts: Sequence[str], how: str) -> list[str]:
@@ -46,6 +46,17 @@ def normalize(texts: Sequence[str], how: str) -> list[str]:
     if how == "lower_ascii":
         return [text if text.isascii() else text.translate(_ASCII) for text in (text.lower() for text in texts)]
     raise UserError(f"Unknown text normalisation {how!r}; choose one of {', '.join(NORMALIZATIONS)}.")
+
+
+def normalize_column(texts: pa.Array, how: str) -> pa.Array:
+    """Normalise an Arrow array of descriptions as `normalize` does; plain ASCII ones are changed all at once."""
+    import pyarrow as pa  # here, since exported models run without it
+    import pyarrow.compute as pc
+
+    is_other = pc.fill_null(pc.match_substring_regex(texts, _NOT_PLAIN), False)
+    others = normalize(texts.filter(is_other).to_pylist(), how)
+    plain = texts if how in ("none", "nfc") else pc.ascii_lower(texts)
+    return pc.replace_with_mask(plain, is_other, pa.array(others, pa.string()))
 
 
 def without_entities(text: str) -> str:

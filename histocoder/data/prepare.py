@@ -1,6 +1,5 @@
 """Preparation of a user's table, once, as training and validation data and a key, which later runs use again."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,29 +12,41 @@ import pyarrow as pa
 
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.corrections import Corrections, read_corrections
+from histocoder.data.examples import CODES, LANG_COL, TEXT_COL, ExampleFiles, is_codes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.labels import LabelChecker, LabelRules, count_codes, fit_codes, rules_of
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import CsvWriter, write_table
-from histocoder.data.screen import Screened, columns_of, screen
-from histocoder.data.table import TableFile, fingerprint, open_table
+from histocoder.data.record import describe, read_record, record_of, refuse_other
+from histocoder.data.screen import columns_of, conflicts, rejected, screen
+from histocoder.data.store import (
+    EXAMPLES_FILE,
+    HELD_OUT,
+    NO_SPLIT,
+    PREPARED_FILE,
+    PREPARED_VERSION,
+    SPLITS,
+    TRAIN,
+    VAL,
+    ExampleWriter,
+    made_from,
+    write_record,
+)
+from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted
-from histocoder.files import is_same_file, make_folder, temporary_folder, write_text
-from histocoder.formatters import Formatter, Labels, build_formatter
+from histocoder.files import is_same_file, make_folder, temporary_folder
+from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
 from histocoder.log import log, quiet
 
 TRAIN_FILE, VAL_FILE, KEY_FILE = "data_train.csv", "data_val.csv", "key.csv"
-REJECTED_FILE, CONFLICTS_FILE, PREPARED_FILE = "rejected.csv", "conflicts.csv", "prepared.json"
+REJECTED_FILE, CONFLICTS_FILE = "rejected.csv", "conflicts.csv"
 HELD_OUT_FILE = "data_held_out.csv"  # corrections to compare the model with the one before
-PREPARED_TABLES = (TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, CONFLICTS_FILE, HELD_OUT_FILE)
+_SPLIT_FILES = {TRAIN: TRAIN_FILE, VAL: VAL_FILE, HELD_OUT: HELD_OUT_FILE}
+PREPARED_TABLES = (EXAMPLES_FILE, TRAIN_FILE, VAL_FILE, KEY_FILE, REJECTED_FILE, CONFLICTS_FILE, HELD_OUT_FILE)
 _ROWS_FILE = "rows.arrow"
-PREPARED_VERSION, _OLDEST_VERSION = 3, 2
-"""Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`."""
+_TRAIN, _VAL = SPLITS.index(TRAIN), SPLITS.index(VAL)
 PREPARED_RULES = LabelRules(allow_short=True, blank_means_no_occupation=True)
 """Rules by which prepared data, which were checked before, are read."""
-_NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only", "cache_dir"}
-_NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
-"""Setting -> its name in `prepared.json`, if it differs."""
 
 
 def formatter_of(record: dict[str, Any], key: Key) -> Formatter:
@@ -50,14 +61,31 @@ def formatter_of(record: dict[str, Any], key: Key) -> Formatter:
     )
 
 
+def prepared_files(folder: Path, record: dict[str, Any], key: Key) -> dict[str, ExampleFiles]:
+    """Return the tables of prepared data by the names of their splits."""
+    paths = {name: folder / file for name, file in _SPLIT_FILES.items()}
+    columns, formatter = tuple(record["settings"]["target_cols"]), formatter_of(record, key)
+    return {
+        name: ExampleFiles((path,), columns, formatter, key=key, rules=PREPARED_RULES)
+        for name, path in paths.items()
+        if path.is_file()
+    }
+
+
 def prepare(
-    config: PrepareConfig, folder: Path, *, known: Key | None = None, overwrite: bool = False
+    config: PrepareConfig,
+    folder: Path,
+    *,
+    known: Key | None = None,
+    overwrite: bool = False,
+    text_normalization: str = "none",
 ) -> dict[str, Any]:
     """Prepare data in a folder, or use those prepared there before; return the content of `prepared.json`.
 
-    Writes `data_train.csv`, `data_val.csv`, `key.csv`, `rejected.csv` (each row that was dropped, with its line in
-    the source and why), `conflicts.csv` (descriptions with different codes), `data_held_out.csv` (corrections to
-    compare models on) and, last, `prepared.json` (the settings and the source's SHA-256).
+    Writes `examples.arrow` (all rows, see `ExampleWriter`), `key.csv`, and what people read of both: `data_train.csv`,
+    `data_val.csv`, `rejected.csv` (each row that was dropped, with its line in the source and why), `conflicts.csv`
+    (descriptions with different codes) and `data_held_out.csv` (corrections to compare models on). Last comes
+    `prepared.json` (the settings and the source's SHA-256).
 
     Parameters
     ----------
@@ -67,15 +95,17 @@ def prepare(
         Codes of the model that is trained further, which come first in the key, whether or not they occur.
     overwrite : bool
         Whether to replace other data that were prepared in the folder before.
+    text_normalization : str
+        How the model reads descriptions; see `normalize`.
 
     Raises UserError if the table or the settings can't be used; no half-prepared files are left.
     """
-    record = _record(config)
+    record = record_of(config)
     make_folder(folder)
-    existing = None if overwrite else _read_record(folder / PREPARED_FILE)
+    existing = None if overwrite else read_record(folder / PREPARED_FILE)
     if existing is not None:
-        _refuse_other(existing, record, config, folder)
-        log.info(f"Using the data prepared in {folder}: {_describe(existing)}")
+        refuse_other(existing, record, config, folder)
+        log.info(f"Using the data prepared in {folder}: {describe(existing)}")
         if existing["format_version"] < PREPARED_VERSION:
             log.info(
                 "Notice: an earlier histocoder prepared them; spellings such as væver and vaever may be in both the "
@@ -83,20 +113,20 @@ def prepare(
             )
         return existing
     try:
-        _prepare(config, folder, record, known)
+        _prepare(config, folder, record, known, text_normalization)
     except UserError as error:
         raise _all_problems(error, config, folder, known) from error
-    _write_record(folder, record)
+    write_record(folder, record)
     if len({name[:1].lower() for name in config.target_cols}) > 1:
         log.info(
             f"The columns {', '.join(config.target_cols)} are read as several codes in one classification. If they are "
             "of different classifications, train a model for each."
         )
-    if rejected := record["rows"]["rejected"]:
-        rows = counted(rejected, "row was", "rows were")
+    if num_rejected := record["rows"]["rejected"]:
+        rows = counted(num_rejected, "row was", "rows were")
         why = ", ".join(f"{count:,} {reason}" for reason, count in record["dropped"].items())
         log.info(f"{rows} dropped ({why}); see {folder / REJECTED_FILE}.")
-    log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")
+    log.info(f"Prepared {config.dataset} into {folder}: {describe(record)}")
     return record
 
 
@@ -109,7 +139,7 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
         try:
             fixed = fixed.corrected(error)
             with temporary_folder(folder / "tried") as scratch, quiet():
-                _prepare(fixed, scratch, _record(fixed), known)
+                _prepare(fixed, scratch, record_of(fixed), known, "none")
             failed = False
         except UserError as other:
             error = UserError(str(other)) if str(other) in problems else other
@@ -124,7 +154,9 @@ def _all_problems(error: UserError, config: PrepareConfig, folder: Path, known: 
     return UserError(message, **settings)
 
 
-def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None) -> None:
+def _prepare(
+    config: PrepareConfig, folder: Path, record: dict[str, Any], known: Key | None, text_normalization: str
+) -> None:
     """Write the tables, all or none of them, and add their numbers of rows and codes to the record."""
     _refuse_to_replace(config, folder)
     chosen_language(config.language)  # raises an error if it is not one
@@ -144,27 +176,42 @@ def _prepare(config: PrepareConfig, folder: Path, record: dict[str, Any], known:
     corrections = read_corrections(config, formatter, rules, own) if config.corrections else None
     checker = LabelChecker(file, config.target_cols, formatter, rules, key=key, known=known.codes if known else ())
     with temporary_folder(folder / "prepared") as scratch:
-        found = screen(file, config, checker, scratch / _ROWS_FILE)
-        if len(found.codes) < 2:
+        rows = screen(file, config, checker, scratch / _ROWS_FILE)
+        kept = rows["reason"].is_null()
+        columns = (rows[name].filter(kept).unique().to_pylist() for name in filter(is_codes, rows.column_names))
+        codes = {code for column in columns for code in column} - {None, MISSING}
+        if len(codes) < 2:
             raise UserError(
-                f"{config.dataset} has only one code ({''.join(found.codes) or 'none'}) in "
+                f"{config.dataset} has only one code ({''.join(codes) or 'none'}) in "
                 f"{', '.join(config.target_cols)}; there is nothing to learn. Check --target-cols."
             )
-        key = _whole_key(key or Key.from_codes(found.codes), known, found.codes, corrections)
-        record["rows"] = {**_write_split(scratch, found, config, corrections), "rejected": found.reasons.total()}
-        record["dropped"] = found.reasons
-        record["codes"] = len(key.codes)
+        key = _whole_key(key or Key.from_codes(codes), known, codes, corrections)
         write_key(scratch / KEY_FILE, key)
-        found.write_rejected(scratch / REJECTED_FILE)
-        if number := found.write_conflicts(scratch / CONFLICTS_FILE):
+        writer = ExampleWriter(scratch / EXAMPLES_FILE, config.target_cols, text_normalization=text_normalization)
+        num_rows = _write_split(scratch, rows, config, corrections, writer)
+        dropped = Counter(map(_kind_of, rows["reason"].drop_null().to_pylist()))
+        record |= {"rows": {**num_rows, "rejected": dropped.total()}, "dropped": dropped, "codes": len(key.codes)}
+        source = made_from(prepared_files(scratch, record, key), text_normalization)
+        record["examples"] = {"made_from": source, **writer.record(), "notices": []}
+        write_table(scratch / REJECTED_FILE, rejected(rows, config))
+        table, number = conflicts(rows, config)
+        if number:
+            write_table(scratch / CONFLICTS_FILE, [table])
             descriptions = counted(number, "description has", "descriptions have")
             log.info(f"{descriptions} different codes in different rows; {folder / CONFLICTS_FILE} lists them.")
-        _write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
+        del rows, table  # which keep their file open
+        write_record(folder, {"format_version": PREPARED_VERSION})  # so that half a folder is not taken as prepared
         for name in PREPARED_TABLES:
             if (scratch / name).exists():
                 os.replace(scratch / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)  # of data that are replaced
+
+
+def _kind_of(reason: str) -> str:
+    """Return the kind of a reason, as a notice counts them."""
+    kinds = {"no description": "without a description", "no code": "without a code"}
+    return kinds.get(reason, "with codes that do not fit")
 
 
 def _fitting(
@@ -197,70 +244,6 @@ def _whole_key(given: Key, known: Key | None, codes: set[str], corrections: Corr
     return key
 
 
-def _record(config: PrepareConfig) -> dict[str, Any]:
-    names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
-    settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
-    settings |= {"target_cols": list(config.target_cols), "key": fingerprint(config.key) if config.key else None}
-    if config.corrections:
-        settings["corrections"] = [fingerprint(path) for path in config.corrections]
-    dataset = Path(config.dataset)
-    source = {"file": dataset.name, "sha256": fingerprint(dataset), "bytes": dataset.stat().st_size}
-    return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
-
-
-def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    write_text(folder / PREPARED_FILE, json.dumps(record, indent=2) + "\n")
-
-
-def _read_record(path: Path) -> dict[str, Any] | None:
-    """Return the content of `prepared.json`; None if it is missing, or the data are not all there yet."""
-    if not path.is_file():
-        return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        version = record["format_version"]
-        newer, older = version > PREPARED_VERSION, version < _OLDEST_VERSION and "settings" in record
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged; prepare the data again with --overwrite.") from error
-    if newer:
-        raise UserError(f"{path} was written by a newer histocoder; update, or prepare again with --overwrite.")
-    if older:
-        raise UserError(
-            f"{path.parent} holds data that an earlier histocoder prepared, by other rules (rows without any "
-            "code are kept, and variants of a description may be in both files). Choose another folder, or add "
-            "--overwrite to prepare them again."
-        )
-    return record if "settings" in record else None
-
-
-def _refuse_other(existing: dict[str, Any], wanted: dict[str, Any], config: PrepareConfig, folder: Path) -> None:
-    old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (existing, wanted))
-    if new["block_size"] is None:  # which fits any data
-        new["block_size"] = old["block_size"]
-    changed = [name for name in {**new, **old} if old.get(name) != new.get(name)]
-    if not changed:
-        return
-    old["dataset"], new["dataset"] = (
-        f"{r['source']['file']} (SHA-256 {r['source']['sha256'][:8]}…)" for r in (existing, wanted)
-    )
-    files = {"key": [config.key] if config.key else [], "corrections": [*(config.corrections or ())]}
-
-    def difference(name: str) -> str:
-        if name not in files:
-            return f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        then, now = ([one] if isinstance(one, str) else one or [] for one in (old.get(name), new.get(name)))  # SHA-256
-        others = [path for path, digest in zip(files[name], now, strict=True) if digest not in then]
-        if others and len(then) == len(now):
-            return "; ".join(f"{path} has changed" for path in others)
-        return f"{name}: {len(then) or 'no'} files there, {', '.join(files[name]) or 'none'} now"
-
-    differences = "; ".join(map(difference, changed))
-    raise UserError(
-        f"{folder} holds data prepared with other settings ({differences}). Choose another folder, or add "
-        "--overwrite to replace them."
-    )
-
-
 def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
     """Raise a UserError if a file that is read would be replaced."""
     corrections = (("--corrections", path) for path in config.corrections or ())
@@ -269,63 +252,62 @@ def _refuse_to_replace(config: PrepareConfig, folder: Path) -> None:
             raise UserError(f"{flag} {path}: preparing would replace this file. Copy it, or choose another folder.")
 
 
-def _describe(record: dict[str, Any]) -> str:
-    rows = record["rows"]
-    val = counted(rows["val"], "validation row", "validation rows")
-    return f"{counted(rows['train'], 'training row', 'training rows')}, {val}, {record['codes']:,} codes."
-
-
 def _write_split(
-    folder: Path, found: Screened, config: PrepareConfig, corrections: Corrections | None
+    folder: Path, rows: pa.Table, config: PrepareConfig, corrections: Corrections | None, writer: ExampleWriter
 ) -> dict[str, int]:
-    """Write the data to train on, which include all corrections, and to validate on; return their numbers of rows.
+    """Write all rows with their splits, and a table of each split; return their numbers of rows.
 
-    Held-out corrections are in neither, but in a file of their own.
+    All corrections are to train on, except for held-out ones, which have a split of their own.
     """
-    last = _last_of_validation(found.units(), config)
+    last = _last_of_validation(rows, config)
     num_held_out = corrections.hold_out(config.seed) if corrections else 0
-    num_train = num_val = num_corrected = num_passed = 0
-    with ExitStack() as stack:
-        train, val = (stack.enter_context(CsvWriter(folder / name, found.schema)) for name in (TRAIN_FILE, VAL_FILE))
-        for kept, units in found.kept():
-            batch, is_val = kept, units <= last
-            is_train = ~is_val
+    num_rows, changed = Counter[str](), Counter[str]()
+    schema = pa.schema([(name, pa.string()) for name in (TEXT_COL, LANG_COL, *config.target_cols)])
+    names = ["text", "lang", *(f"{CODES}{name}" for name in config.target_cols)]
+    files = {name: file for name, file in _SPLIT_FILES.items() if name != HELD_OUT or num_held_out}
+    with writer, ExitStack() as stack:
+        tables = {name: stack.enter_context(CsvWriter(folder / file, schema)) for name, file in files.items()}
+
+        def write(batch: pa.RecordBatch, split: np.ndarray) -> None:
+            writer.write(batch, split)
+            for name, table in tables.items():
+                kept = batch.select(names).filter(pa.array(split == SPLITS.index(name)))
+                table.write(pa.RecordBatch.from_arrays(kept.columns, schema=schema))
+                num_rows[name] += len(kept)
+
+        for checked in rows.to_batches():
+            batch, split = checked, np.where(checked["unit"].to_numpy() <= last, _VAL, _TRAIN)
             if corrections is not None:
-                batch, is_corrected, is_known, is_held_out = corrections.apply(kept)
-                is_val &= ~(is_known | is_held_out)
-                is_train = ~(is_val | is_held_out)
-                num_corrected += int(is_corrected.sum())
-                num_passed += int(is_held_out.sum())
-            train.write(batch.filter(pa.array(is_train)))
-            val.write(batch.filter(pa.array(is_val)))
-            num_train += int(is_train.sum())
-            num_val += int(is_val.sum())
+                batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
+                split[is_known], split[is_held_out] = _TRAIN, NO_SPLIT
+                changed.update(corrected=int(is_corrected.sum()), passed=int(is_held_out.sum()))
+            split[checked["reason"].is_valid()] = NO_SPLIT
+            write(batch, split)
         if corrections is not None:
-            others = corrections.others(found.schema)
-            train.write(others)
-            num_train += len(others)
-            added = f"{counted(len(others), 'description is', 'descriptions are')} added"
-            log.info(
-                f"{counted(num_corrected, 'row has', 'rows have')} corrected codes, and {added}; all are training data."
-            )
-    if num_val == 0:
+            others, held_out = corrections.others(), corrections.held_out()
+            write(others, np.full(len(others), _TRAIN))
+            write(held_out, np.full(len(held_out), SPLITS.index(HELD_OUT)))
+            corrected = counted(changed["corrected"], "row has", "rows have")
+            added = counted(len(others), "description is", "descriptions are")
+            log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
+    if num_rows[VAL] == 0:
         raise UserError(
             "All validation data are corrected, which makes them training data. Set aside more with --share-val."
         )
-    if not (corrections and num_held_out):
-        return {"train": num_train, "val": num_val}
-    write_table(folder / HELD_OUT_FILE, [pa.Table.from_batches([corrections.held_out(found.schema)])])
+    numbers = {"train": num_rows[TRAIN], "val": num_rows[VAL]}
+    if corrections is None or not num_held_out:
+        return numbers
+    passed = counted(changed["passed"], "row", "rows")
     log.info(
         f"{num_held_out:,} of {len(corrections):,} corrections, chosen at random, are held out ({HELD_OUT_FILE}) to "
-        f"compare the new model with the old one; training leaves out {counted(num_passed, 'row', 'rows')} of these."
+        f"compare the new model with the old one; training leaves out {passed} of these."
     )
-    return {"train": num_train, "val": num_val, "held_out": num_held_out}
+    return {**numbers, "held_out": num_held_out}
 
 
-def _last_of_validation(units: np.ndarray, config: PrepareConfig) -> np.uint64:
+def _last_of_validation(rows: pa.Table, config: PrepareConfig) -> np.uint64:
     """Return the largest hash that is for validation: a share of the distinct ones, the smallest, is."""
-    units.sort()
-    distinct = units[np.concatenate([[True], units[1:] != units[:-1]])]
+    distinct = np.unique(rows["unit"].filter(rows["reason"].is_null()).to_numpy())
     if len(distinct) < 2:
         raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
     return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]

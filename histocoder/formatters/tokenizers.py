@@ -72,11 +72,6 @@ class CharacterTokenizer:
         ids = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), dtype="<i4")
         return ids, np.minimum(lengths, max_len), num_cut
 
-    def lengths(self, descriptions: Sequence[str], langs: Sequence[str], *, max_len: int) -> np.ndarray:
-        """Return the number of tokens of n descriptions, joined with their languages, of shape (n,)."""
-        num_characters = _num_characters(langs) + len(LANG_SEP) + _num_characters(descriptions)
-        return np.minimum(2 + num_characters, max_len)
-
     def num_positions(self, length: int, max_len: int) -> int:
         """Return the number of positions that a batch needs whose longest row has `length` tokens."""
         return trimmed_length(length, max_len)
@@ -168,9 +163,6 @@ class PretrainedTokenizer:
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
         ids[ids == self.pad_id] = self._instead_of_padding  # some read it from the literal characters
         return ids, lengths, len(too_long)
-
-    def lengths(self, descriptions: Sequence[str], langs: Sequence[str], *, max_len: int) -> np.ndarray:
-        return self.token_ids(join_language(descriptions, langs), max_len=max_len)[1]
 
     def num_positions(self, length: int, max_len: int) -> int:
         return min(max_len, -(-length // _MULTIPLE) * _MULTIPLE)

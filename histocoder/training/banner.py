@@ -16,7 +16,7 @@ from histocoder.model.devices import computing_dtype, device_name, precision_nam
 from histocoder.training.trainer import Trainer
 
 
-def banner(trainer: Trainer, *, encoder: str) -> list[str]:
+def banner(trainer: Trainer, *, encoder: str, num_distinct: int) -> list[str]:
     """Return the lines that describe a run at its start; a collective call."""
     config, model, data = trainer.config, trainer.model, trainer.train_data
     epochs = max(config.num_epochs, trainer.total_steps // trainer.sampler.num_batches(0))  # --min-steps repeats them
@@ -36,7 +36,7 @@ def banner(trainer: Trainer, *, encoder: str) -> list[str]:
         "script": Path(sys.argv[0]).name,
         "encoder": encoder,
         "parameters": f"{_millions(total)}: {_millions(trained)} trainable{frozen}",
-        "data": f"{len(data):,} training rows ({data.arrays.num_distinct:,} distinct descriptions), "
+        "data": f"{len(data):,} training rows ({num_distinct:,} distinct descriptions), "
         f"{len(trainer.val_data):,} validation rows, {counted(model.config.num_classes, 'code', 'codes')}",
         "machine": ", ".join([processes, nodes, *names]),
         "strategy": ", ".join(filter(None, [trainer.learner.strategy.name, distributed.backend(), precision])),

@@ -13,7 +13,6 @@ import torch
 from histocoder import distributed
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import RunConfig, TrainConfig, settings_of
-from histocoder.data.cache import ExampleArrays
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
@@ -83,17 +82,18 @@ def refuse_differences(settings: dict[str, Any]) -> None:
 
 
 def settings_to_compare(
-    config: RunConfig, files: ExampleFiles, train_arrays: ExampleArrays, val_arrays: ExampleArrays, key: Key
+    config: RunConfig, files: ExampleFiles, key: Key, *, train: tuple[int, str], val: tuple[int, str]
 ) -> dict[str, Any]:
     """Return what a resumed run must agree on: its data, all settings declared by `fixed`, and the rows of a step.
 
-    Learning rates in `config` are scaled; `files` are the training files.
+    Learning rates in `config` are scaled; `files` are the training files; `train` and `val` are the number of rows to
+    train on and to validate on, and a hash of the files that they come from.
     """
     form = files.formatter.to_config()
     size, by_rows = config.step_size(distributed.world_size()), config.tokens_per_batch is None
     values: dict[str, Any] = {
-        "data to train on": f"{len(train_arrays):,} rows ({train_arrays.fingerprint})",
-        "data to validate on": f"{len(val_arrays):,} rows ({val_arrays.fingerprint})",
+        "data to train on": "{:,} rows ({})".format(*train),
+        "data to validate on": "{:,} rows ({})".format(*val),
         "codes": f"{len(key.codes)} ({hashlib.sha256('&'.join(key.codes).encode()).hexdigest()[:8]})",
         "columns": ", ".join((files.input_col, files.language_col, *files.target_cols)),
         "formatter": ", ".join(f"{name} {form[name]}" for name in form if name != "labels"),  # which are the codes

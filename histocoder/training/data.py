@@ -1,8 +1,10 @@
-"""The data of a run, which rank 0 reads and tokenises once, into a cache that all ranks map into memory."""
+"""The data of a run, which rank 0 reads and checks once, into a file that all ranks map into memory."""
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +16,76 @@ from histocoder.checkpoints.nodes import on_each_node
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import NUM_CODES, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import CACHE_FILE, ExampleArrays, build_cache, is_whole, open_cache, prune_cache
+from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
-from histocoder.data.key import Key, read_key
+from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules, fit_codes, rules_of
 from histocoder.data.normalize import normalize
-from histocoder.data.prepare import KEY_FILE, PREPARED_RULES, TRAIN_FILE, VAL_FILE, formatter_of, prepare
+from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
+from histocoder.data.store import (
+    EXAMPLES_FILE,
+    PREPARED_FILE,
+    TRAIN,
+    VAL,
+    StoredExamples,
+    made_from,
+    store_examples,
+)
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
+from histocoder.files import sha256
 from histocoder.formatters import Formatter, build_formatter
-from histocoder.model import Tokenizer
 from histocoder.training.building import initial_key
 
 _WORD_ROWS = 250_000  # descriptions whose words are counted at most
 _ROWS_AT_ONCE = 1 << 14
 
 
-def example_files(config: FinetuneConfig | MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
-    """Return the files to train on and to validate on; those of a `FinetuneConfig` are prepared first if needed.
+@dataclass(frozen=True)
+class RunData:
+    """Data of a run: `examples.arrow`, and the files that its rows come from."""
+
+    path: Path
+    files: ExampleFiles  # those to train on
+    record: dict[str, Any]  # see `store_examples`
+
+    def open(self, *splits: str) -> StoredExamples:
+        return StoredExamples(self.path, *splits)
+
+    def fingerprint(self, split: str) -> str:
+        """Return a hash of the files that a split comes from."""
+        return hashlib.sha256("".join(self.record["made_from"]["sources"][split]).encode()).hexdigest()[:8]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that there are: held-out corrections may be lacking."""
+        return tuple(self.record["made_from"]["sources"])
+
+
+def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFiles]:
+    """Return the files of each split; those of a `FinetuneConfig` are prepared first if needed.
 
     Raises a UserError on every rank if the data or the settings can't be used.
     """
     return _prepared_files(config) if isinstance(config, FinetuneConfig) else _given_files(config)
 
 
-def _prepared_files(config: FinetuneConfig) -> tuple[ExampleFiles, ExampleFiles]:
-    def prepared() -> tuple[Key, Formatter]:
+def _prepared_files(config: FinetuneConfig) -> dict[str, ExampleFiles]:
+    def prepared() -> dict[str, ExampleFiles]:
         known = initial_key(config) if config.corrections else None
-        record = prepare(config, config.folder, known=known, overwrite=config.overwrite)
-        key = read_key(config.folder / KEY_FILE)
-        return key, formatter_of(record, key)
+        record = prepare(
+            config,
+            config.folder,
+            known=known,
+            overwrite=config.overwrite,
+            text_normalization=config.text_normalization,
+        )
+        return prepared_files(config.folder, record, read_key(config.folder / KEY_FILE))
 
-    key, formatter = distributed.broadcast_from_primary(prepared, doing="preparing the data")
-    columns = config.target_cols
-    train, val = (
-        ExampleFiles((config.folder / name,), columns, formatter, key=key, rules=PREPARED_RULES)
-        for name in (TRAIN_FILE, VAL_FILE)
-    )
-    return train, val
+    return distributed.broadcast_from_primary(prepared, doing="preparing the data")
 
 
-def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
+def _given_files(config: MixerConfig) -> dict[str, ExampleFiles]:
     columns, rules = config.columns, rules_of(config)
     num_blocks, sep = NUM_CODES.get(config.formatter, len(columns)), config.use_within_block_sep
     formatter = build_formatter(
@@ -88,31 +119,38 @@ def _given_files(config: MixerConfig) -> tuple[ExampleFiles, ExampleFiles]:
     if is_fitted:
         formatter, rules = distributed.broadcast_from_primary(fitted, doing="reading the codes")
         given = replace(given, formatter=formatter, rules=rules)
-    train, val = (replace(given, paths=tuple(map(Path, paths))) for paths in (config.train_data, config.val_data))
-    return train, val
+    paths = {TRAIN: config.train_data, VAL: config.val_data}
+    return {name: replace(given, paths=tuple(map(Path, some))) for name, some in paths.items()}
 
 
-def open_data(
-    config: RunConfig, files: list[ExampleFiles], run: RunFolder, tokenizer: Tokenizer
-) -> list[ExampleArrays]:
-    """Open the examples of files from the cache in `--cache-dir` or the run's folder; rank 0 builds it if missing.
+def open_data(config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFiles], run: RunFolder) -> RunData:
+    """Open `examples.arrow`, which rank 0 writes if it is missing; nodes that do not see it receive a copy.
+
+    It is in the run's folder; that of `train_mixer.py` is in `--cache-dir`, if given, so that runs may share it.
 
     Raises a UserError on every rank if the data or the settings can't be used.
     """
-    cache_dir = Path(config.cache_dir) if config.cache_dir else run.cache
 
-    def build() -> list[str]:
-        form: dict[str, Any] = {"max_len": config.max_len, "text_normalization": config.text_normalization}
-        return [build_cache(part, cache_dir, tokenizer=tokenizer, **form).name for part in files]
+    is_shared = config.cache_dir is not None and isinstance(config, MixerConfig)
+    top, form = Path(config.cache_dir or "") if is_shared else run.path, config.text_normalization
 
-    names = distributed.broadcast_from_primary(build, doing="tokenising the data")
-    built = [on_each_node(cache_dir / name, marker=CACHE_FILE, is_whole=is_whole) for name in names]
-    if config.cache_dir is None and distributed.is_local_primary():
-        prune_cache(cache_dir, built)
-    return [open_cache(path, tokenizer) for path in built]
+    def store() -> tuple[str, dict[str, Any]]:
+        source = json.dumps(made_from(files, form), sort_keys=True).encode()
+        name = hashlib.sha256(source).hexdigest()[:16] if is_shared else ""
+        return name, store_examples(top / name, files, text_normalization=form)
+
+    name, record = distributed.broadcast_from_primary(store, doing="reading the data")
+    found = on_each_node(
+        top / name,
+        marker=PREPARED_FILE,
+        copy=run.cache / "examples",
+        files=(PREPARED_FILE, EXAMPLES_FILE),
+        is_whole=lambda path: sha256(path / EXAMPLES_FILE) == record["sha256"],
+    )
+    return RunData(found / EXAMPLES_FILE, files[TRAIN], record)
 
 
-def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
+def augmenter_of(config: RunConfig, data: OccupationDataset) -> Augmenter | None:
     """Return the augmenter that the settings ask for, or None."""
     alters = config.augmentation_prob > 0 and config.num_transformations > 0
     if not alters and config.unk_lang_prob == 0:
@@ -120,7 +158,7 @@ def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
     if config.fn_word_freq is not None:
         words = read_word_list(config.fn_word_freq, config.text_normalization)
     else:
-        words = WordList.from_texts(some_descriptions(arrays))
+        words = WordList.from_texts(some_descriptions(data))
     return Augmenter(
         words,
         augmentation_prob=config.augmentation_prob,
@@ -130,11 +168,11 @@ def augmenter_of(config: RunConfig, arrays: ExampleArrays) -> Augmenter | None:
     )
 
 
-def some_descriptions(arrays: ExampleArrays) -> Iterator[str]:
+def some_descriptions(data: OccupationDataset) -> Iterator[str]:
     """Yield descriptions evenly spaced over the data, or all of a small one."""
-    rows = np.arange(0, len(arrays), -(-len(arrays) // _WORD_ROWS))
+    rows = np.arange(0, len(data), -(-len(data) // _WORD_ROWS))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        yield from arrays.descriptions(rows[start : start + _ROWS_AT_ONCE])
+        yield from data.descriptions(rows[start : start + _ROWS_AT_ONCE])
 
 
 def read_word_list(path: str, text_normalization: str) -> WordList:

@@ -15,7 +15,7 @@ from histocoder.checkpoints.model_files import CARD_FILE, WEIGHTS_FILE, load_mod
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import NUM_GREEDY, PredictOptions
-from histocoder.data.examples import ExampleFiles, Examples
+from histocoder.data.examples import Examples
 from histocoder.evaluation.evaluate import right_rows
 from histocoder.inference.coder import Coder
 from histocoder.inference.combined import CombinedSearch
@@ -112,14 +112,14 @@ def best_mode(right: dict[str, float], *, num_rows: int) -> str:
     return best if right[best] > right["combined"] + standard_error else "combined"
 
 
-def fit_experts(trainer: Trainer, val_files: ExampleFiles) -> None:
+def fit_experts(trainer: Trainer) -> None:
     """Give the last and the best model a linear expert, weights of their experts, and a mode; for rank 0.
 
     Each description of the validation data counts once, so that frequent ones do not decide.
     """
     run = trainer.run
     expert = fit_linear_expert(trainer.train_data, num_classes=trainer.model.config.num_classes)
-    examples = val_files.sample(NUM_GREEDY, of=len(trainer.val_data), seed=0)
+    examples = trainer.val_data.examples.sample(NUM_GREEDY, seed=0)
     texts = pd.DataFrame({"text": examples.texts, "lang": examples.langs})
     examples = examples.take(np.flatnonzero(~texts.duplicated()))
     is_done = read_model_config(run.best).fitted_to_validation  # by an earlier start of the run

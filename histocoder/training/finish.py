@@ -15,10 +15,9 @@ from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
-from histocoder.data.examples import ExampleFiles
-from histocoder.data.prepare import held_out
+from histocoder.data.store import HELD_OUT
 from histocoder.log import log
-from histocoder.training.data import augmenter_of, open_data
+from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.frozen import use_encodings
 from histocoder.training.meter import Progress
 from histocoder.training.out_of_memory import explaining_out_of_memory
@@ -30,23 +29,21 @@ _LEAST_STEPS, _MOST_STEPS = 50, 200  # bounds of the steps of two epochs; one ep
 _RATE = 0.3  # share of the peak learning rate at the start
 
 
-def finish(
-    config: FinetuneConfig | MixerConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles
-) -> None:
+def finish(config: FinetuneConfig | MixerConfig, trainer: Trainer, data: RunData) -> None:
     """Fit the experts of a trained model, report on it, and refit the best one; a collective call."""
     folder = trainer.run.path
     if not config.no_experts:
         log.info("Training finished. Fitting the linear expert and choosing the prediction mode.")
         from histocoder.training.experts import fit_experts  # here, since it takes a second to import
 
-        distributed.run_on_primary(lambda: fit_experts(trainer, val_files), doing="fitting the experts")
+        distributed.run_on_primary(lambda: fit_experts(trainer), doing="fitting the experts")
     if not config.no_report:
         log.info("Writing the report: predicting on the validation data and comparing with a linear model.")
         before = corrected_model(config)
-        distributed.run_on_primary(lambda: report(trainer, train_files, val_files, before), doing="writing the report")
+        distributed.run_on_primary(lambda: report(trainer, data, before), doing="writing the report")
     if isinstance(config, FinetuneConfig) and refits(config, trainer):
         with explaining_out_of_memory(trainer.config, trainer.device, max_len=config.max_len):
-            refit(config, trainer, train_files, val_files)
+            refit(config, trainer, data)
     log.info(
         f"Saved in {folder}: the last model ({CONFIG_FILE} and model.safetensors) and the best in validation (best/)."
     )
@@ -59,7 +56,7 @@ def corrected_model(config: RunConfig) -> Path | None:
     return path if corrects and config.initial_checkpoint and is_own_model(path) else None
 
 
-def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles, before: Path | None = None) -> None:
+def report(trainer: Trainer, data: RunData, before: Path | None = None) -> None:
     """Write `report.html` on the last model and the validation data, or a sample of them; for rank 0."""
     from histocoder.evaluation.baselines import AFTER_TRAINING, Baselines, gain
     from histocoder.evaluation.evaluate import evaluate, times_seen  # here, since drawing takes a second to import
@@ -71,14 +68,14 @@ def report(trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles,
     run = trainer.run
     load = partial(Coder.from_pretrained, device=str(trainer.device), precision=trainer.config.precision)
     coder = load(run.path)
-    examples = val_files.sample(REPORT_ROWS, of=len(trainer.val_data), seed=0)
+    examples = trainer.val_data.examples.sample(REPORT_ROWS, seed=0)
     baselines = Baselines(examples, Known(languages=coder.model.config.languages), max_size=AFTER_TRAINING)
-    texts_seen, codes_seen = times_seen(baselines.watch(train_files.chunks()), examples.texts)
+    texts_seen, codes_seen = times_seen(baselines.watch(trainer.train_data.examples.chunks()), examples.texts)
     found = evaluate(coder, examples, texts_seen=texts_seen, codes_seen=codes_seen)
     right = found.rows["right"].to_numpy()
     found.metrics["baselines"] = baselines.compare(right)
     if before is not None:
-        corrections = replace(val_files, paths=paths).read() if (paths := held_out(run.path)) else None
+        corrections = data.open(HELD_OUT).read() if HELD_OUT in data.splits else None
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
     for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:
@@ -94,14 +91,12 @@ def refits(config: FinetuneConfig, trainer: Trainer) -> bool:
     return not read_model_config(trainer.run.best).fitted_to_validation
 
 
-def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_files: ExampleFiles) -> None:
+def refit(config: RunConfig, trainer: Trainer, rows: RunData) -> None:
     """Train the best model on training and validation data and held-out corrections; a collective call."""
     run = trainer.run
-    corrections = held_out(run.path)
-    files = replace(train_files, paths=train_files.paths + val_files.paths + corrections)
     log.info(f"Evaluation finished. Training {BEST_FOLDER}/ on the validation data as well (disable with --no-refit).")
-    arrays = open_data(config, [train_files, val_files, files], run, trainer.model.tokenizer)[-1]
-    data = trainer.train_data.of(arrays, augmenter=augmenter_of(config, arrays))
+    data = trainer.train_data.of(rows.open(*rows.splits), augmenter=None)
+    data.augmenter = augmenter_of(config, data)
     weights, _ = initial_weights(run.best)
     _train_on(trainer, data, {name: value for name, value in weights.items() if not name.startswith("linear_expert.")})
     weights = trainer.learner.weights()
@@ -121,7 +116,9 @@ def refit(config: RunConfig, trainer: Trainer, train_files: ExampleFiles, val_fi
         rewrite_model(run, run.best, model, remark=remark)
 
     distributed.run_on_primary(save, doing="saving the model")
-    measured = f"{len(trainer.val_data):,} validation rows{' and the held-out corrections' if corrections else ''}"
+    measured = (
+        f"{len(trainer.val_data):,} validation rows{' and the held-out corrections' if HELD_OUT in rows.splits else ''}"
+    )
     log.info(
         f"{BEST_FOLDER}/ is now trained on all {len(data):,} rows, including the {measured}. The last model, in "
         f"{run.path}, was not trained on those."

@@ -13,16 +13,17 @@ from tqdm import tqdm
 from histocoder import distributed
 from histocoder.checkpoints.nodes import on_each_node
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.encodings import (
-    ENCODINGS_FILE,
+from histocoder.data.encoder_outputs import (
+    OUTPUTS_FILE,
     DistinctTexts,
-    Encoded,
-    Encodings,
+    EncoderOutput,
+    StoredOutputs,
     distinct_texts,
-    has_encodings,
-    write_encodings,
+    has_outputs,
+    write_outputs,
 )
 from histocoder.data.tokens import tokenize
+from histocoder.files import make_folder, sha256
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
 
@@ -33,7 +34,7 @@ _SHARE_OF_DISK = 0.8  # share of the free disk to use at most, so that checkpoin
 def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, folder: Path) -> None:
     """Give each dataset without noise the outputs of the model's frozen encoder; a collective call.
 
-    Rank 0 computes them, once for each distinct text, into files beside the tokenised texts, unless an earlier run has.
+    Rank 0 computes them, once for each distinct text, into files in `cache_dir`, unless an earlier run has.
     If the disk has no room for them, the run warns and computes them in each step. Encodings by other encoders in the
     run's `folder` are deleted.
     """
@@ -48,16 +49,17 @@ def use_encodings(model: MixerModel, datasets: Sequence[OccupationDataset], *, f
     found = distributed.broadcast_from_primary(build, doing="encoding the descriptions")
     for data, name in zip(fixed, found, strict=True):
         if name:
-            path = data.arrays.folder / name
+            path = data.cache_dir / name
             if distributed.is_local_primary():
                 _delete_others(path, folder)
-            data.encodings = Encodings(on_each_node(path, marker=ENCODINGS_FILE, is_whole=has_encodings))
+            data.outputs = StoredOutputs(on_each_node(path, marker=OUTPUTS_FILE, is_whole=has_outputs))
 
 
 def _encoder_id(model: MixerModel) -> str:
     """Return a hash of all that the encoder's outputs depend on."""
     config = json.dumps(model.encoder.config.to_diff_dict(), sort_keys=True, default=str)
-    digest = hashlib.sha256(f"{_VERSION} {model.dtype} {model.config.pooling} {config}".encode())
+    reads = f"{model.config.max_len} {model.tokenizer.fingerprint()}"
+    digest = hashlib.sha256(f"{_VERSION} {reads} {model.dtype} {model.config.pooling} {config}".encode())
     for name, weight in model.encoder.state_dict().items():
         digest.update(name.encode())
         digest.update(weight.cpu().contiguous().numpy().data)
@@ -66,11 +68,13 @@ def _encoder_id(model: MixerModel) -> str:
 
 def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
     """Return the folder of a dataset's encodings, computed if needed; None if there is no room for them."""
-    path = data.arrays.folder / f"encodings-{encoder_id}"  # which is deleted together with the rows
+    make_folder(data.cache_dir)
+    rows = f"{'+'.join(data.examples.splits)}-{sha256(data.examples.path)[:16]}"
+    path = data.cache_dir / f"{rows}-{encoder_id}"
     _delete_others(path, folder)
-    if has_encodings(path):
+    if has_outputs(path):
         return path
-    distinct = distinct_texts(data.arrays)
+    distinct = distinct_texts(data.examples, data.lengths())
     num_vectors = int(distinct.offsets[-1]) + len(distinct.rows)  # of tokens, and of texts
     num_bytes = num_vectors * model.encoder.config.hidden_size * model.dtype.itemsize
     free = shutil.disk_usage(path.parent).free
@@ -82,24 +86,24 @@ def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: 
         )
         return None
     log.info(f"{what} are computed once and stored: {num_bytes / 1e9:,.3g} GB in {path}.")
-    write_encodings(path, distinct, _encode(model, data, distinct))
+    write_outputs(path, distinct, _encode(model, data, distinct))
     return path
 
 
 def _delete_others(path: Path, folder: Path) -> None:
-    """Delete encodings of the same texts by other encoders, if they are in the run's own folder."""
+    """Delete encodings of the same split's earlier texts, or by other encoders, if they are in the run's own folder."""
     if folder in path.parents:
         for other in set(path.parent.glob(f"{path.name.partition('-')[0]}-*")) - {path}:
             shutil.rmtree(other, ignore_errors=True)
 
 
 @torch.no_grad()
-def _encode(model: MixerModel, data: OccupationDataset, distinct: DistinctTexts) -> Iterator[Encoded]:
+def _encode(model: MixerModel, data: OccupationDataset, distinct: DistinctTexts) -> Iterator[EncoderOutput]:
     device = next(model.parameters()).device
     step = 64 if device.type == "cpu" else 1024
     for start in tqdm(range(0, len(distinct.rows), step), unit="batch", disable=None, leave=False):
-        texts = data.arrays.texts(distinct.rows[start : start + step])
+        texts = data.examples.inputs(distinct.rows[start : start + step])
         tokens = tokenize(texts, max_len=model.config.max_len, tokenizer=model.tokenizer)
         ids = tokens.pad(np.arange(len(texts)), max_len=model.config.max_len)
         memory, pooled, _ = model.encode(torch.from_numpy(ids).to(device))
-        yield Encoded(memory, pooled)
+        yield EncoderOutput(memory, pooled)

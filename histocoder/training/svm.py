@@ -62,7 +62,7 @@ def _ngram_counts(data: OccupationDataset, *, max_features: int) -> tuple[np.nda
 
     parts = []
     for start in range(0, len(data), _ROWS_AT_ONCE):
-        texts = data.arrays.texts(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
+        texts = data.examples.inputs(np.arange(start, min(start + _ROWS_AT_ONCE, len(data))))
         ngrams = linear_ngrams(torch.from_numpy(lower_characters(texts))).numpy()
         rows, at, kinds = (ngrams >= 0).nonzero()
         parts.append((start + rows, ngrams[rows, at, kinds], kinds))

@@ -15,6 +15,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
+from histocoder.data.store import TRAIN, VAL
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log
@@ -67,9 +68,9 @@ def train(config: FinetuneConfig | MixerConfig) -> Path:
     config = fill_in(config)
     device = start(config)
     with RunFolder.open(config.folder) as run:
-        train_files, val_files = example_files(config)
+        files = example_files(config)
         if not (isinstance(config, FinetuneConfig) and config.prepare_only):
-            fit(config, train_files, val_files, run=run, device=device)
+            fit(config, files, run=run, device=device)
     return run.path
 
 
@@ -91,50 +92,49 @@ def start(config: RunConfig) -> torch.device:
 
 
 def fit(
-    config: FinetuneConfig | MixerConfig,
-    train_files: ExampleFiles,
-    val_files: ExampleFiles,
-    *,
-    run: RunFolder,
-    device: torch.device,
+    config: FinetuneConfig | MixerConfig, files: dict[str, ExampleFiles], *, run: RunFolder, device: torch.device
 ) -> None:
     """Build the model and the data, and fit; resumes from a checkpoint if there is one."""
     run.raise_if_interrupted()
     checkpoint = run.checkpoint(config.resume, overwrite=config.overwrite)
     tokenizer = choose_tokenizer(config, checkpoint)
-    train_arrays, val_arrays = open_data(config, [train_files, val_files], run, tokenizer)
-    for notice in train_arrays.notices + val_arrays.notices:
+    data = open_data(config, files, run)
+    train_rows, val_rows = data.open(TRAIN), data.open(VAL)
+    for notice in data.record["notices"]:
         log.info(notice)
-    key = train_files.key or Key.from_codes({*train_arrays.code_table, *val_arrays.code_table} - {MISSING})
-    languages = tuple(sorted({*train_arrays.languages, "unk"}))
+    key = data.files.key or Key.from_codes({*train_rows.code_table, *val_rows.code_table} - {MISSING})
+    languages = tuple(sorted({*train_rows.languages, "unk"}))
     if isinstance(config, MixerConfig) and (notice := own_languages(languages)):  # `prepare` prints it otherwise
         log.info(notice)
     model_config = None if checkpoint is None else checkpoint.model_config
-    build = partial(seeded_model, config, train_files, model_config, tokenizer=tokenizer, key=key, languages=languages)
-    check_batch_size(config, len(train_arrays))
-    scaled = config.for_rows(len(train_arrays), distributed.world_size())
-    settings = settings_to_compare(scaled, train_files, train_arrays, val_arrays, key)
+    build = partial(seeded_model, config, data.files, model_config, tokenizer=tokenizer, key=key, languages=languages)
+    check_batch_size(config, len(train_rows))
+    scaled = config.for_rows(len(train_rows), distributed.world_size())
+    numbers = {"train": (len(train_rows), data.fingerprint(TRAIN)), "val": (len(val_rows), data.fingerprint(VAL))}
+    settings = settings_to_compare(scaled, data.files, key, **numbers)
     _check_settings(settings, scaled, checkpoint, run.path)
 
     model = build()
     train_data = OccupationDataset(
-        train_arrays,
+        train_rows,
         formatter=build_formatter(**model.config.formatter),
         classes=key.codes,
         max_len=config.max_len,
+        cache_dir=Path(config.cache_dir) if config.cache_dir else run.cache,
+        tokenizer=tokenizer,
         pad_to=model.config.pad_to,
-        augmenter=augmenter_of(config, train_arrays),
     )
+    train_data.augmenter = augmenter_of(config, train_data)
     explaining = partial(explaining_out_of_memory, scaled, device, max_len=config.max_len)
     with explaining():
-        val_data = train_data.of(val_arrays, augmenter=None)
+        val_data = train_data.of(val_rows, augmenter=None)
         trainer = Trainer(model, train_data, val_data, scaled, loader=scaled, device=device, run=run, settings=settings)
     start_step = 0 if checkpoint is None else checkpoint.state.step
     distributed.run_on_primary(partial(_begin, config, run, key, checkpoint), doing="opening the run's folder")
     warn_of_a_small_disk(run.path, model)
     if checkpoint is not None:
         say_resumed(config, checkpoint)
-    for line in banner(trainer, encoder=config.encoder):
+    for line in banner(trainer, encoder=config.encoder, num_distinct=data.record["num_distinct"][TRAIN]):
         log.info(line)
     tracker = open_trackers(config, run, start_step=start_step, system=model.config.system)
     try:
@@ -147,7 +147,7 @@ def fit(
             tracker.keep_model(run.path)
     finally:
         tracker.close()
-    finish(config, trainer, train_files, val_files)
+    finish(config, trainer, data)
 
 
 def _begin(config: FinetuneConfig | MixerConfig, run: RunFolder, key: Key, checkpoint: Checkpoint | None) -> None:

@@ -4,15 +4,16 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from trainers import stored
 from transformers import CanineTokenizer
 
 from histocoder.data import dataset as dataset_module
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import ExampleArrays, build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.prepare import PREPARED_RULES
 from histocoder.data.samplers import BucketSampler, Share
+from histocoder.data.store import StoredExamples
 from histocoder.data.tokens import tokenize
 from histocoder.formatters import build_formatter
 
@@ -27,16 +28,19 @@ CLASSES = ("-1", "41025", "61220", "62105", "75400", "80110")
 
 
 @pytest.fixture(scope="module")
-def arrays(tmp_path_factory: pytest.TempPathFactory) -> ExampleArrays:
-    """The rows above, from a file, tokenised."""
+def examples(tmp_path_factory: pytest.TempPathFactory) -> StoredExamples:
+    """The rows above, from a file."""
     folder = tmp_path_factory.mktemp("dataset")
     pd.DataFrame({"occ1": TEXTS, "lang": LANGS}).join(CODES).to_csv(folder / "rows.csv", index=False)
     files = ExampleFiles((folder / "rows.csv",), ("a", "b"), FORMATTER, rules=PREPARED_RULES)
-    return open_cache(build_cache(files, folder / "cache", max_len=128, text_normalization="none"))
+    return stored(folder, files)
 
 
-def dataset(arrays: ExampleArrays, augmenter: Augmenter | None = None) -> OccupationDataset:
-    return OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES, max_len=128, augmenter=augmenter)
+def dataset(
+    examples: StoredExamples, augmenter: Augmenter | None = None, *, max_len: int = 128, **form
+) -> OccupationDataset:
+    form = {"formatter": FORMATTER, "classes": CLASSES, "cache_dir": examples.path.parent, **form}
+    return OccupationDataset(examples, max_len=max_len, augmenter=augmenter, **form)
 
 
 def batches(data: OccupationDataset, epoch: int = 0, **kwargs) -> dict[int, list[int]]:
@@ -62,8 +66,8 @@ def test_token_ids_are_canines(texts: list[str]):
             assert ids == TOKENIZER(text)["input_ids"]
 
 
-def test_a_batch_holds_language_separator_and_description(arrays: ExampleArrays):
-    ids = batches(dataset(arrays))
+def test_a_batch_holds_language_separator_and_description(examples: StoredExamples):
+    ids = batches(dataset(examples))
     assert "".join(map(chr, ids[1][1:-1])) == "da[SEP]husmand og væver"
     assert len(ids[4]) == 128  # cut, with SEP at its end
     assert ids[4][0] == 0xE000 and ids[4][-1] == 0xE001
@@ -71,18 +75,18 @@ def test_a_batch_holds_language_separator_and_description(arrays: ExampleArrays)
 
 @pytest.mark.parametrize(("max_len", "pad_to"), [(128, None), (128, 128), (20, None), (9, 9), (4, None)])
 def test_a_batch_without_noise_is_what_its_texts_are_tokenised_to(
-    arrays: ExampleArrays, max_len: int, pad_to: int | None
+    examples: StoredExamples, max_len: int, pad_to: int | None
 ):
-    data = OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES, max_len=max_len, pad_to=pad_to)
+    data = dataset(examples, max_len=max_len, pad_to=pad_to)
     for rows in (np.arange(6), np.array([3, 1]), np.array([0])):
         batch = data[Share(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
-        tokens = tokenize(arrays.texts(rows), max_len=max_len)
+        tokens = tokenize(examples.inputs(rows), max_len=max_len)
         expected = tokens.pad(np.arange(len(rows)), max_len=max_len, num_positions=pad_to)
         assert torch.equal(batch.input_ids, torch.from_numpy(expected))
 
 
-def test_labels_of_a_batch(arrays: ExampleArrays):
-    data = dataset(arrays)
+def test_labels_of_a_batch(examples: StoredExamples):
+    data = dataset(examples)
     batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
     assert batch.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
     assert data.num_target_blocks.tolist() == [1, 2, 1, 1, 1, 1]
@@ -90,9 +94,9 @@ def test_labels_of_a_batch(arrays: ExampleArrays):
     assert np.array_equal(batch.targets, FORMATTER.encode(codes))
 
 
-def test_a_code_that_is_no_class_is_an_error(arrays: ExampleArrays):
+def test_a_code_that_is_no_class_is_an_error(examples: StoredExamples):
     with pytest.raises(ValueError, match="'80110'"):
-        OccupationDataset(arrays, formatter=FORMATTER, classes=CLASSES[:-1], max_len=128)
+        dataset(examples, classes=CLASSES[:-1])
 
 
 def augmenter(**changes) -> Augmenter:
@@ -101,8 +105,10 @@ def augmenter(**changes) -> Augmenter:
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_an_epoch_tokenises_rows_with_noise_once(arrays: ExampleArrays, monkeypatch: pytest.MonkeyPatch, noisy: bool):
-    data, counts = dataset(arrays, augmenter() if noisy else None), []
+def test_an_epoch_tokenises_rows_with_noise_once(
+    examples: StoredExamples, monkeypatch: pytest.MonkeyPatch, noisy: bool
+):
+    data, counts = dataset(examples, augmenter() if noisy else None), []
     monkeypatch.setattr(
         dataset_module, "tokenize", lambda texts, **options: counts.append(len(texts)) or tokenize(texts, **options)
     )
@@ -110,16 +116,16 @@ def test_an_epoch_tokenises_rows_with_noise_once(arrays: ExampleArrays, monkeypa
     assert sum(counts) == (len(TEXTS) if noisy else 0)
 
 
-def test_noise_depends_on_seed_epoch_and_row_alone(arrays: ExampleArrays):
-    data = dataset(arrays, augmenter())
+def test_noise_depends_on_seed_epoch_and_row_alone(examples: StoredExamples):
+    data = dataset(examples, augmenter())
     two_ranks = {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
     assert batches(data) == two_ranks
     assert batches(data, epoch=0) != batches(data, epoch=1)
-    assert batches(data) != batches(dataset(arrays, augmenter(seed=1)))
+    assert batches(data) != batches(dataset(examples, augmenter(seed=1)))
 
 
-def test_noise_is_the_same_in_workers(arrays: ExampleArrays):
-    data = dataset(arrays, augmenter())
+def test_noise_is_the_same_in_workers(examples: StoredExamples):
+    data = dataset(examples, augmenter())
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=2, seed=0)
     loaders = (torch.utils.data.DataLoader(data, sampler=sampler, batch_size=None, num_workers=n) for n in (0, 2))
     for alone, in_worker in zip(*loaders, strict=True):
@@ -163,8 +169,8 @@ def test_lengths_are_known_before_a_text_is_altered(texts: list[str], epoch: int
 
 
 @pytest.mark.parametrize("epoch", range(5))
-def test_lengths_of_an_epoch_are_those_of_its_batches(arrays: ExampleArrays, epoch: int):
-    data = dataset(arrays, augmenter())
+def test_lengths_of_an_epoch_are_those_of_its_batches(examples: StoredExamples, epoch: int):
+    data = dataset(examples, augmenter())
     seen = {row: len(ids) for row, ids in batches(data, epoch).items()}
     assert data.lengths(epoch).tolist() == [seen[row] for row in range(len(data))]
 

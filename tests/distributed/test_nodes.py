@@ -17,6 +17,7 @@ from models import save_tiny_model
 
 STATIC = ("--master_addr=192.168.98.1", "--master_port=29500")
 NAMED = ("--master_addr=node0", "--master_port=29500")
+EXAMPLES = {f"cache/examples/{name}" for name in ("examples.arrow", "prepared.json")}
 DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.168.98.1:29500", "--rdzv-id=7")
 
 
@@ -94,7 +95,7 @@ def end_together(outs: list[Path], *extra: object, steps: int, each_a_node: bool
     """Train with two forked processes, each with a folder; what each printed."""
     with ranks(*(training(out, *extra, steps=steps) for out in outs), each_a_node=each_a_node) as started:
         ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [0, 0], [one.stderr for one in ended]
+    assert [one.returncode for one in ended] == [0, 0], "".join(one.stderr for one in ended)
     return [one.stdout for one in ended]
 
 
@@ -117,8 +118,7 @@ def test_two_nodes_without_a_shared_folder(nodes: list[str], one_node: Path, tmp
     assert_same_end(one_node, outs[0])
     assert "step 8/8" in printed[0] and "step" not in printed[1]
     assert files_of(outs[0]) == files_of(one_node) | {".launcher"}
-    cache = {name for name in files_of(one_node) if name.startswith("cache/")}
-    assert files_of(outs[1]) == cache  # a copy of the arrays, and nothing of the run
+    assert files_of(outs[1]) == EXAMPLES  # a copy of them, and nothing of the run
 
 
 def files_of(folder: Path) -> set[str]:
@@ -147,21 +147,20 @@ def test_checkpoints_of_rank_0s_node_are_resumed(apart: list[Path], together: Pa
 
 def test_outputs_of_a_frozen_encoder_are_sent(apart: list[Path]):
     end_together(apart, "--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0, steps=4)
-    encodings = [path for path in files_of(apart[1]) if "/encodings-" in path]
+    encodings = [path for path in files_of(apart[1]) if path not in EXAMPLES]
     assert len(encodings) == 10  # of training and validation data
     assert all((apart[0] / path).read_bytes() == (apart[1] / path).read_bytes() for path in encodings)
 
 
 def test_damaged_copies_are_sent_again(apart: list[Path]):
     end_together(apart, steps=1)
-    damaged = list(apart[1].glob("cache/*/characters"))
-    for path in damaged:
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    (path,) = apart[1].glob("cache/examples/examples.arrow")
+    whole, sent = path.read_bytes(), path.stat().st_mtime_ns
     end_together(apart, steps=2)
-    assert len(damaged) == 2
-    for path in damaged:
-        assert path.read_bytes() == (apart[0] / path.relative_to(apart[1])).read_bytes()
+    assert path.stat().st_mtime_ns == sent
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    end_together(apart, steps=3)
+    assert path.read_bytes() == whole == (apart[0] / "examples.arrow").read_bytes()
 
 
 def test_differing_flags_are_named(apart: list[Path]):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import run
 from jobs import finetune, is_alive
+from trainers import stored
 
 from histocoder.config import LoaderConfig
-from histocoder.data.cache import build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.loading import BatchLoader
@@ -61,8 +61,9 @@ def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
     files = ExampleFiles(
         (table,), ("hisco_1",), build_formatter("hisco", num_blocks=1), language="en", rules=PREPARED_RULES
     )
-    arrays = open_cache(build_cache(files, tmp_path / "cache", max_len=64, text_normalization="none"))
-    data = OccupationDataset(arrays, formatter=files.formatter, classes=tuple(arrays.code_table), max_len=64)
+    examples = stored(tmp_path, files)
+    form = {"formatter": files.formatter, "classes": examples.code_table, "max_len": 64}
+    data = OccupationDataset(examples, cache_dir=tmp_path, **form)
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=8, seed=0)
     loader = BatchLoader(data, sampler, LoaderConfig(num_workers=1, worker_timeout=1.0), pin_memory=False)
     late = r"Loader worker 0 \(process \d+\) has returned no batch for 1 s"

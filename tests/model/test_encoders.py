@@ -19,13 +19,13 @@ from forked import Forked
 from jobs import assert_same_end, end_of, finetune, logs, two_ranks, wait_for_step
 from pretrained import KINDS, TEXTS, save_pretrained
 from safetensors.torch import load_file, save_file
+from trainers import stored
 
 from histocoder import Coder
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
 from histocoder.config import ModelConfig
 from histocoder.data.augment import Augmenter, WordList
-from histocoder.data.cache import ExampleArrays, build_cache, open_cache
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
 from histocoder.data.samplers import SequentialSampler, Share
@@ -67,10 +67,10 @@ def model_of(folder: Path) -> MixerModel:
     return model.eval()
 
 
-def arrays_of(folder: Path, tokenizer: Tokenizer) -> ExampleArrays:
+def dataset_of(folder: Path, tokenizer: Tokenizer) -> OccupationDataset:
     files = ExampleFiles((write_table(folder / "table.csv"),), ("hisco_1",), FORMATTER)
-    options = {"max_len": MAX_LEN, "text_normalization": "none", "tokenizer": tokenizer}
-    return open_cache(build_cache(files, folder / "cache", **options), tokenizer)
+    form = {"formatter": FORMATTER, "classes": CODES, "max_len": MAX_LEN, "tokenizer": tokenizer}
+    return OccupationDataset(stored(folder / "examples", files), cache_dir=folder / "cache", **form)
 
 
 @pytest.fixture(params=KINDS)
@@ -175,14 +175,13 @@ def test_frozen_its_encodings_are_kept(table: Path, tmp_path: Path):
 def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
     model = model_of(encoder)
     model.freeze_encoder()
-    arrays = arrays_of(tmp_path, model.tokenizer)
-    data = OccupationDataset(arrays, formatter=FORMATTER, classes=CODES, max_len=MAX_LEN)
+    data = dataset_of(tmp_path, model.tokenizer)
     use_encodings(model, [data], folder=tmp_path)
     rows = np.array([0, 9, 30])
     ids = data[Share(rows, epoch=0, num_rows=3, num_target_blocks=1, weight=1.0)].input_ids
     with torch.no_grad():
         memory, pooled, mask = model.encode(ids)
-    kept = data.encodings.pad(rows, num_positions=ids.shape[1])
+    kept = data.outputs.pad(rows, num_positions=ids.shape[1])
     torch.testing.assert_close(kept.pooled, pooled, atol=1e-5, rtol=0)
     torch.testing.assert_close(kept.memory[mask], memory[mask], atol=1e-5, rtol=0)
 
@@ -190,10 +189,10 @@ def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
 def test_kept_encodings_are_pooled_as_the_model_s(tmp_path: Path):
     model = model_of(save_pretrained("bert", tmp_path / "bert"))
     model.freeze_encoder()
-    arrays, rows, pooled = arrays_of(tmp_path, model.tokenizer), np.arange(5), []
+    rows, pooled = np.arange(5), []
     for pooling in ("auto", "mean"):
         model.config = replace(model.config, pooling=pooling)
-        data = OccupationDataset(arrays, formatter=FORMATTER, classes=CODES, max_len=MAX_LEN)
+        data = dataset_of(tmp_path, model.tokenizer)
         use_encodings(model, [data], folder=tmp_path)
         pooled.append(data[Share(rows, epoch=0, num_rows=5, num_target_blocks=1, weight=1.0)].encoded.pooled)
     assert not torch.allclose(*pooled)
@@ -230,12 +229,9 @@ def _compile(layer: torch.nn.Module, options: dict) -> None:
 
 def test_noise_is_put_on_characters_and_tokenised_as_any_text(encoder: Path, tmp_path: Path):
     tokenizer = load_tokenizer(str(encoder))
-    arrays = pickle.loads(pickle.dumps(arrays_of(tmp_path, tokenizer)))
-    own = arrays_of(tmp_path, CHARACTERS)
-    assert own.folder != arrays.folder and arrays.texts(np.arange(64)) == own.texts(np.arange(64))
+    noisy, same = pickle.loads(pickle.dumps(dataset_of(tmp_path, tokenizer))), dataset_of(tmp_path, CHARACTERS)
     noise = Augmenter(WordList.from_texts(TEXTS), augmentation_prob=1.0, num_transformations=3, unk_lang_prob=0.5)
-    common = {"formatter": FORMATTER, "classes": CODES, "max_len": MAX_LEN, "augmenter": noise}
-    noisy, same = OccupationDataset(arrays, **common), OccupationDataset(own, **common)
+    noisy.augmenter = same.augmenter = noise
     for share in SequentialSampler(noisy.lengths(), batch_size=16):
         batch, characters = noisy[share].input_ids, same[share].input_ids
         texts = ["".join(map(chr, row[row.ne(0)].tolist()[1:-1])) for row in characters]

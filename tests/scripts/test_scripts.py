@@ -34,7 +34,16 @@ def test_a_run_and_its_files(table: Path, tmp_path: Path):
     assert not result.stderr
     assert {p.name for p in out.iterdir()} == {
         *("data_train.csv", "data_val.csv", "key.csv", "rejected.csv", "prepared.json", "args.yaml"),
-        *("config.json", "model.safetensors", "manifest.json", "README.md", "checkpoints", "best", "logs.csv", "cache"),
+        *(
+            "config.json",
+            "model.safetensors",
+            "manifest.json",
+            "README.md",
+            "checkpoints",
+            "best",
+            "logs.csv",
+            "examples.arrow",
+        ),
     }
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-0000006", "step-0000009"]
     assert logged(out, "step") == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 9]
@@ -511,22 +520,17 @@ def test_trains_in_a_folder_with_other_files(table: Path, tmp_path: Path):
     assert (tmp_path / "notes.md").read_text() == "mine" and table.exists()
 
 
-def test_a_cache_is_built_once(table: Path, tmp_path: Path):
-    extra = ("--batch-size", 4, "--max-steps", 12, "--cache-dir", tmp_path / "cache")  # two epochs
-    said = "".join(one.stdout for one in two_ranks(finetune(table, tmp_path / "one", *extra)))
-    assert said.count("Tokenised data_train.csv") == said.count("Tokenised data_val.csv") == 1
-    again = two_ranks(finetune(table, tmp_path / "two", *extra))
-    assert not any("Tokenised" in one.stdout for one in again) and not (tmp_path / "two" / "cache").exists()
-    assert_same_weights(tmp_path / "one", tmp_path / "two")
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-
-
-def test_a_cache_drops_other_settings(table: Path, tmp_path: Path):
-    for max_len in (32, 64):
-        run(
-            *finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1, "--max-len", max_len, "--overwrite")
-        )
-        assert len(list((tmp_path / "out" / "cache").iterdir())) == 2
+def test_examples_are_read_once(table: Path, tmp_path: Path):
+    one = tmp_path / "one"
+    files = ("--train-data", one / "data_train.csv", "--val-data", one / "data_val.csv", "--key", one / "key.csv")
+    run(*finetune(table, one, "--prepare-only"))
+    extra = (*("--formatter", "hisco", "--encoder", "tiny", "--max-steps", 2, "--batch-size", 4), "--no-report")
+    mixer = ("train_mixer.py", *files, *extra, "--cache-dir", tmp_path / "cache", "--save-dir")
+    said = "".join(one.stdout for one in two_ranks((*mixer, tmp_path / "two")))
+    assert said.count("Read data_train.csv, data_val.csv into") == 1
+    again = two_ranks((*mixer, tmp_path / "three"))
+    assert not any("Read data" in one.stdout for one in again) and not (tmp_path / "three" / "examples.arrow").exists()
+    assert_same_weights(tmp_path / "two", tmp_path / "three")
 
 
 @pytest.mark.slow

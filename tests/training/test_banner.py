@@ -26,7 +26,7 @@ def test_devices_and_parameters_are_counted(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         banner_module.distributed, "gather_objects", lambda text: names if text == "GPU" else ["a", "b"] * 4
     )
-    lines = banner(trainer, encoder="tiny")
+    lines = banner(trainer, encoder="tiny", num_distinct=64)
     assert re.fullmatch(r"parameters  [\d.]+ million: [\d.]+ million trainable, [\d.]+ million frozen", lines[2])
     assert lines[3].endswith(", 1 code")
     assert lines[4] == "machine     8 processes, 2 nodes, 4 × NVIDIA A100, 4 × NVIDIA H100"

@@ -16,7 +16,7 @@ from trainers import dataset
 
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, TrainConfig
-from histocoder.data.encodings import distinct_texts
+from histocoder.data.encoder_outputs import distinct_texts
 from histocoder.data.tokens import tokenize
 from histocoder.model import MixerModel
 from histocoder.model.canine import Canine
@@ -113,7 +113,7 @@ def test_training_on_kept_encodings_is_training(
 @pytest.mark.slow
 def test_another_encoder_or_a_file_cut_short_is_encoded_again(folder: Path, encoded: list[int]):
     fit(folder)
-    kept, _ = (folder / "cache").glob("*/encodings-*/memory")
+    kept, _ = (folder / "cache").glob("*/memory")
     kept.write_bytes(kept.read_bytes()[:-4])
     encoded.clear()
     fit(folder)
@@ -121,7 +121,7 @@ def test_another_encoder_or_a_file_cut_short_is_encoded_again(folder: Path, enco
     encoded.clear()
     fit(folder, seed=6)
     assert sum(encoded) == 64 + 64
-    assert len(list((folder / "cache").glob("*/encodings-*"))) == 4  # the cache may serve other runs as well
+    assert len(list((folder / "cache").glob("train-*"))) == 4  # the cache may serve other runs as well
 
 
 def test_a_runs_own_cache_keeps_one_encoders(folder: Path):
@@ -132,10 +132,10 @@ def test_a_runs_own_cache_keeps_one_encoders(folder: Path):
         torch.nn.init.normal_(model.encoder.pooler.dense.weight)
         model.freeze_encoder()
         frozen.use_encodings(model, [data], folder=folder)
-        assert len(list((folder / "cache").glob("*/encodings-*"))) == 1
-        tokens = tokenize(data.arrays.texts(np.arange(5)), max_len=64)
+        assert len(list((folder / "cache").glob("train-*"))) == 1
+        tokens = tokenize(data.examples.inputs(np.arange(5)), max_len=64)
         expected = model.encode(torch.from_numpy(tokens.pad(np.arange(5), max_len=64)))[1]
-        torch.testing.assert_close(data.encodings.pad(np.arange(5), num_positions=60).pooled, expected)
+        torch.testing.assert_close(data.outputs.pad(np.arange(5), num_positions=60).pooled, expected)
 
 
 def test_a_disk_without_room_is_told_of_and_left_alone(
@@ -145,13 +145,13 @@ def test_a_disk_without_room_is_told_of_and_left_alone(
     fit(folder)
     assert "0.0001 GB free" in capsys.readouterr().out
     assert NUM_EPOCHS * 64 < sum(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES
-    assert not list((folder / "cache").glob("*/encodings-*"))
+    assert not list((folder / "cache").glob("train-*"))
 
 
 def test_equal_texts_are_found_and_the_shortest_come_first(folder: Path):
     data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
-    texts, lengths = data.arrays.texts, data.arrays.lengths
-    distinct = distinct_texts(data.arrays)
+    texts, lengths = data.examples.inputs, data.lengths()
+    distinct = distinct_texts(data.examples, lengths)
     assert len(distinct.rows) == 64 and (np.diff(lengths[distinct.rows].astype(int)) >= 0).all()
     assert texts(distinct.rows[distinct.place]) == texts(np.arange(len(lengths)))
     for row, place in enumerate(distinct.place.tolist()):
@@ -163,11 +163,11 @@ def test_a_worker_is_handed_the_folder_and_not_the_encodings(folder: Path):
     model = tiny_model(num_blocks=1)
     model.freeze_encoder()
     frozen.use_encodings(model, [data], folder=folder / "out")
-    handed = pickle.dumps(data.encodings)
+    handed = pickle.dumps(data.outputs)
     assert len(handed) < 1000
     for one, other in zip(
         pickle.loads(handed).pad(np.arange(3), num_positions=60),
-        data.encodings.pad(np.arange(3), num_positions=60),
+        data.outputs.pad(np.arange(3), num_positions=60),
         strict=True,
     ):
         assert torch.equal(one, other)

@@ -122,7 +122,7 @@ def test_the_linear_expert_is_the_same_each_time(table: Path, tmp_path: Path):
 def test_the_linear_experts_ngrams_have_the_weights_of_their_kinds(table: Path, tmp_path: Path):
     data = dataset(tmp_path / "cache", table, ("hisco_1",))
     expert = fit_linear_expert(data, num_classes=8)
-    texts = data.arrays.texts(np.arange(len(data)))
+    texts = data.examples.inputs(np.arange(len(data)))
     ngrams = linear_ngrams(torch.from_numpy(lower_characters(texts)))
     assert expert is not None
     for bucket, idf in zip(expert.buckets.tolist(), expert.idf.tolist(), strict=True):
@@ -141,7 +141,7 @@ def test_the_linear_expert_of_a_large_table_answers_as_that_of_a_small_one(
     monkeypatch.setattr(svm, "MAX_COST", 0)
     one, two = (fit_linear_expert(data, num_classes=8) for _ in range(2))
     assert whole is not None and one is not None and two is not None and torch.equal(one.weight, two.weight)
-    characters = torch.from_numpy(lower_characters(data.arrays.texts(np.arange(len(data)))))
+    characters = torch.from_numpy(lower_characters(data.examples.inputs(np.arange(len(data)))))
     assert torch.equal(one(characters).argmax(1), whole(characters).argmax(1))
     monkeypatch.setattr(svm, "MAX_WEIGHTS", 8 * 10)
     few = fit_linear_expert(data, num_classes=8)

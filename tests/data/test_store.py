@@ -1,0 +1,199 @@
+"""examples.arrow: the same for every chunk size, written once, written again where it is damaged."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import write_table
+from trainers import stored
+
+from histocoder.config import PrepareConfig
+from histocoder.data import table as tables
+from histocoder.data.examples import ExampleFiles
+from histocoder.data.key import read_key
+from histocoder.data.labels import LabelRules
+from histocoder.data.normalize import description_keys
+from histocoder.data.prepare import prepare, prepared_files
+from histocoder.data.store import EXAMPLES_FILE, TRAIN, VAL, StoredExamples, store_examples
+from histocoder.errors import UserError
+from histocoder.formatters import build_formatter
+
+DROPPING = LabelRules(drop_bad=True)
+
+
+def example_files(*paths: Path, **options) -> ExampleFiles:
+    return ExampleFiles(paths, ("hisco_1", "hisco_2"), build_formatter("hisco", num_blocks=2), **options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rows_of(path: Path) -> list[dict]:
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all().to_pylist()
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A table of 64 rows with all that a chunk's border may fall on."""
+    path = write_table(tmp_path / "mixed.csv", two_codes=True)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[5:5] = ["", ",,,", '"two\nlines",da,61110,', "no code,da,,", ",da,61110,", '"væver 🥿",da,-1,80110']
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def config(mixed: Path) -> PrepareConfig:
+    allowed = {"language_col": "lang", "allow_codes_shorter_than_block_size": True}
+    return PrepareConfig(str(mixed), ("hisco_1", "hisco_2"), **allowed)
+
+
+def test_the_size_of_chunks_changes_nothing(
+    config: PrepareConfig, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = example_files(mixed, rules=DROPPING)
+    record, examples = prepare(config, tmp_path / "whole"), stored(tmp_path / "files", files)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    prepare(config, tmp_path / "chunks")
+    whole, chunks = contents(tmp_path / "whole"), contents(tmp_path / "chunks")
+    assert all(chunks[name] == content for name, content in whole.items() if name.endswith(".csv"))
+    assert rows_of(tmp_path / "chunks" / EXAMPLES_FILE) == rows_of(tmp_path / "whole" / EXAMPLES_FILE)
+    assert record["rows"]["rejected"] == 2  # no description, no code
+    in_chunks = stored(tmp_path / "files in chunks", files)
+    rows = np.arange(66)
+    assert in_chunks.inputs(rows) == examples.inputs(rows) and (in_chunks.codes == examples.codes).all()
+    for some in (examples, in_chunks):
+        assert some.sample(20, seed=3).texts == examples.sample(20, seed=3).texts
+        assert len(some.sample(99, seed=3)) == sum(map(len, some.chunks())) == 66
+
+
+def test_mistakes_in_all_chunks_are_told(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    with mixed.open("a", encoding="utf-8") as file:
+        file.write("smith,en,8311,\nsmith,en,83110,9\n")
+    with pytest.raises(UserError, match=r"2 codes have fewer.*line 73, hisco_1: '8311'; line 74, hisco_2: '9'"):
+        stored(tmp_path / "out", example_files(mixed))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["prepared.json"]
+
+
+def test_every_row_says_where_it_is_from(config: PrepareConfig, tmp_path: Path):
+    record = prepare(config, tmp_path, text_normalization="lower")
+    rows = {row["row"]: row for row in rows_of(tmp_path / EXAMPLES_FILE)}
+    assert rows[6] == {
+        **{"split": "train", "row": 6, "line": 8, "text": "two\nlines", "lang": "da", "reason": None},
+        **{"key": "two lines", "input": "da[SEP]two lines", "codes.hisco_1": "61110", "codes.hisco_2": None},
+    }
+    assert rows[7]["line"] == 10 and rows[7]["reason"] == "no code" and rows[7]["split"] is None
+    assert rows[8]["reason"] == "no description" and rows[8]["input"] is None
+    splits = [row["split"] for row in rows.values()]
+    assert splits.count("train") == record["rows"]["train"] and splits.count("validation") == record["rows"]["val"]
+    train = {row["key"] for row in rows.values() if row["split"] == "train"}
+    assert record["examples"]["num_distinct"]["train"] == len(train)
+    assert train.isdisjoint(row["key"] for row in rows.values() if row["split"] == "validation")
+
+
+@pytest.mark.parametrize("how", ["none", "lower_ascii"])
+def test_prepared_tables_are_what_is_stored(config: PrepareConfig, tmp_path: Path, how: str):
+    record = prepare(config, tmp_path, text_normalization=how)
+    files = prepared_files(tmp_path, record, read_key(tmp_path / "key.csv"))
+    path = tmp_path / EXAMPLES_FILE
+    before = path.stat().st_mtime_ns
+    assert store_examples(tmp_path, files, text_normalization=how) == record["examples"]
+    assert path.stat().st_mtime_ns == before
+    kept = [StoredExamples(path, split) for split in files]
+    path.unlink()  # as if an earlier histocoder had prepared the folder
+    store_examples(tmp_path, files, text_normalization=how)
+    for one, part, split in zip(kept, files.values(), files, strict=True):
+        other, read, rows = StoredExamples(path, split), part.read(), np.arange(len(one))
+        assert one.inputs(rows) == other.inputs(rows) and one.languages == other.languages
+        assert (one.codes == other.codes).all() and one.code_table == other.code_table
+        assert one.read().texts == other.read().texts == read.texts and one.read().codes.equals(read.codes)
+
+
+def test_stored_rows_are_those_of_the_file(mixed: Path, tmp_path: Path):
+    files = example_files(mixed, rules=DROPPING)
+    found, examples = stored(tmp_path, files), files.read()
+    assert len(found) == len(examples) == 66
+    codes = np.array([None, *found.code_table], dtype=object)[found.codes]
+    assert (codes == examples.codes.to_numpy()).all()
+    texts = [f"{lang}[SEP]{text}" for lang, text in zip(examples.langs, examples.texts, strict=True)]
+    assert found.inputs(np.arange(66)) == texts and found.inputs(np.array([7, 3])) == [texts[7], texts[3]]
+    assert found.num_characters.tolist() == [len(text) for text in texts]
+    assert [found.languages[lang] for lang in found.langs] == examples.langs
+    for most in (4, 300):
+        characters, numbers = found.characters(np.array([7, 3, 8]), most=most)
+        cut = [texts[row][:most] for row in (7, 3, 8)]
+        assert "".join(map(chr, characters)) == "".join(cut) and numbers.tolist() == list(map(len, cut))
+
+
+def test_splits_follow_each_other(mixed: Path, table: Path, tmp_path: Path):
+    files = {TRAIN: example_files(table), VAL: example_files(mixed, rules=DROPPING)}
+    store_examples(tmp_path, files, text_normalization="none")
+    both = StoredExamples(tmp_path / EXAMPLES_FILE, VAL, TRAIN)
+    parts = [StoredExamples(tmp_path / EXAMPLES_FILE, split) for split in (VAL, TRAIN)]
+    texts = [text for part in parts for text in part.inputs(np.arange(len(part)))]
+    assert both.inputs(np.arange(len(both))) == texts
+    assert set(parts[1].languages) < set(both.languages)
+
+
+def test_files_are_read_once_for_the_same_settings(mixed: Path, tmp_path: Path, logged: list[str]):
+    out = tmp_path / "out"
+    stored(out, example_files(mixed, rules=DROPPING))
+    assert len(logged) == 1 and "MB" in logged[0]
+    mixed.rename(tmp_path / "renamed.csv")
+    moved = example_files(tmp_path / "renamed.csv", rules=DROPPING)
+    stored(out, moved)
+    assert len(logged) == 1
+    stored(out, moved, text_normalization="lower")
+    stored(out, example_files(tmp_path / "renamed.csv", rules=DROPPING, language="en"), text_normalization="lower")
+    assert len(logged) == 3
+
+
+@pytest.mark.parametrize("damage", ["byte", "cut", "missing", "record", "foreign"])
+def test_damaged_examples_are_read_again(table: Path, tmp_path: Path, damage: str):
+    out, files = tmp_path / "out", example_files(table)
+    stored(out, files)
+    path, before = out / EXAMPLES_FILE, contents(out)
+    content = bytearray(before[EXAMPLES_FILE])
+    if damage == "byte":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "cut":
+        path.write_bytes(content[:-4])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        (out / "prepared.json").write_text("{" if damage == "record" else "[]")
+    stored(out, files)
+    assert contents(out) == before
+
+
+def test_examples_of_one_language(tmp_path: Path):
+    table = tmp_path / "t.csv"
+    for header, lang in (("occ1,hisco_1,lang", "da"), ("occ1,hisco_1,other", "x")):
+        table.write_text(f"{header}\nvæver,75400,{lang}\n,75400,{lang}\n", encoding="cp1252")
+        heard: list[str] = []
+        assert example_files(table, language="en").read(say=heard.append).langs == ["en"]
+        assert len(heard) == 2 and "cp1252" in heard[0] and "1 row without a description" in heard[1]
+
+
+def test_workers_are_handed_the_path_alone(table: Path, tmp_path: Path):
+    examples = stored(tmp_path, example_files(table))
+    handed, rows = pickle.dumps(examples), np.arange(64)
+    assert len(handed) < 1000 and pickle.loads(handed).inputs(rows) == examples.inputs(rows)
+
+
+def test_distinct_descriptions_are_counted_by_key(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = mixed.read_text(encoding="utf-8").splitlines()
+    more = ["Farmer,en,61110,", "farmer,da,61110,", *lines[20:30]]
+    mixed.write_text("\n".join([*lines, *more]) + "\n", encoding="utf-8")
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    files = example_files(mixed, rules=DROPPING)
+    record = store_examples(tmp_path / "out", {TRAIN: files}, text_normalization="none")
+    assert record["num_distinct"]["train"] == len(set(description_keys(files.read().texts))) == 66
