@@ -125,7 +125,8 @@ def test_a_step_neither_syncs_nor_casts_weights(tmp_path: Path, table: Path, dev
     trainer.learner.train_step([batch])
     with refusing_to_wait(device), Casts(list(trainer.model.parameters())) as casts:
         trainer.learner.train_step([batch])
-    assert (casts.count > 0) == (precision == "fp16")  # whose weights are cast at each use
+    num_weights = sum(1 for _ in trainer.model.parameters())
+    assert casts.count <= (0 if precision == "fp32" else 2 * num_weights)  # each once, and once more backwards
 
 
 WITHOUT_DOUBLES = """
