@@ -16,6 +16,7 @@ _NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
 
 
 def record_of(config: PrepareConfig) -> dict[str, Any]:
+    """Return what `prepared.json` records of the source and the settings, before the data are prepared."""
     names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
     settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
     settings |= {"target_cols": list(config.target_cols), "key": fingerprint(config.key) if config.key else None}
@@ -48,6 +49,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_other(existing: dict[str, Any], wanted: dict[str, Any], config: PrepareConfig, folder: Path) -> None:
+    """Raise a UserError that names the settings in which the records of a folder and of a run differ."""
     old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (existing, wanted))
     if new["block_size"] is None:  # which fits any data
         new["block_size"] = old["block_size"]

@@ -72,6 +72,7 @@ def example_files(config: FinetuneConfig | MixerConfig) -> dict[str, ExampleFile
 
 def _prepared_files(config: FinetuneConfig) -> dict[str, ExampleFiles]:
     def prepared() -> dict[str, ExampleFiles]:
+        """Prepare the table unless it is prepared, on rank 0."""
         known = initial_key(config) if config.corrections else None
         record = prepare(
             config,
