@@ -25,7 +25,7 @@ def require(ok: bool, message: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FieldOptions:
     """Metadata of a setting beside its name, type and default."""
 
     text: str | None  # help of the flag, to which the default is added unless it names one; None hides it
@@ -47,14 +47,14 @@ def free(default: Any, text: str | None, **options: Any) -> Any:
     """Declare a setting that a resumed run may change, or whose effect is compared by itself (data, rows of a step).
 
     A default of None means that there is none, or that the recipe has it if the field's type does not allow None. See
-    `Options` for `text` and `options`.
+    `FieldOptions` for `text` and `options`.
     """
-    return field(default=default, metadata={"options": Options(text=text, resume="", **options)})
+    return field(default=default, metadata={"options": FieldOptions(text=text, resume="", **options)})
 
 
 def fixed(default: Any, text: str, *, resume: str = "value", **options: Any) -> Any:
     """Declare a setting that a resumed run must agree on; parameters are those of `free`."""
-    return field(default=default, metadata={"options": Options(text=text, resume=resume, **options)})
+    return field(default=default, metadata={"options": FieldOptions(text=text, resume=resume, **options)})
 
 
 def changed(kind: type[Settings], name: str, default: Any, **options: Any) -> Any:
@@ -72,7 +72,7 @@ class Setting:
     is_optional: bool
     default: Any
     group: str
-    options: Options
+    options: FieldOptions
 
     @property
     def flag(self) -> str:

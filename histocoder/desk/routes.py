@@ -23,7 +23,7 @@ from histocoder.errors import UserError
 Who = Annotated[str, Field(min_length=1, max_length=60)]
 
 
-class Descriptions(BaseModel):
+class CodeRequest(BaseModel):
     """Descriptions to code."""
 
     texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(min_length=1, max_length=1000)]
@@ -93,7 +93,7 @@ def add_coding(app: FastAPI, desk: Desk) -> None:
         )
 
     @app.post("/api/code", tags=["code"])
-    def code(wanted: Descriptions) -> list[Answer]:
+    def code(wanted: CodeRequest) -> list[Answer]:
         """Code descriptions; blank ones get no codes. Status 429: too many requests wait for the model."""
         lang = chosen_language(wanted.lang, coding.coder.model.config.languages)
         return coding.answer(wanted.texts, [lang] * len(wanted.texts), evidence=wanted.evidence)

@@ -35,7 +35,7 @@ _ENCODED_AT_ONCE = 64
 _ENCODED_AT_ONCE_ELSEWHERE = 4096
 
 Result = TypeVar("Result")
-Progress: TypeAlias = bool | Callable[[int], object]
+ShowProgress: TypeAlias = bool | Callable[[int], object]
 
 
 class Coder:
@@ -167,7 +167,7 @@ class Coder:
         constrain: bool | None = None,
         min_confidence: float = 0.0,
         batch_size: int = 256,
-        progress: Progress = True,
+        progress: ShowProgress = True,
         cancel: Callable[[], bool] | None = None,
     ) -> pd.DataFrame:
         """Code descriptions.
@@ -228,7 +228,7 @@ class Coder:
         lang: str | Sequence[str] | pd.Series,
         options: PredictOptions,
         *,
-        progress: Progress = True,
+        progress: ShowProgress = True,
         cancel: Callable[[], bool] | None = None,
     ) -> Prediction:
         """Return the codes of `predict` as arrays."""
@@ -242,7 +242,7 @@ class Coder:
         langs: Sequence[str],
         options: PredictOptions,
         *,
-        progress: Progress = True,
+        progress: ShowProgress = True,
         cancel: Callable[[], bool] | None = None,
     ) -> Prediction:
         """Code distinct descriptions, none of them missing, whose languages are given by their codes."""

@@ -18,13 +18,13 @@ from histocoder.data.labels import LabelRules
 from histocoder.data.languages import known_language
 from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.table import open_table
-from histocoder.inference.coder import Coder, Progress
+from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.predictions import Prediction
 
 KNOWN, MODEL = "known", "model"  # values of the column `source`
 
 
-class Answer(NamedTuple):
+class KnownCodes(NamedTuple):
     """Codes of a hand-coded description."""
 
     codes: tuple[str, ...]  # their most frequent set of codes, in the order in which it was first written
@@ -75,7 +75,7 @@ class Known:
                 self._row_indices.append(index)
                 self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
 
-    def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[Answer | None]:
+    def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[KnownCodes | None]:
         """Return the answers for n descriptions, whose languages are codes; None for those that are not known."""
         langs = self._language_keys(langs, unknown=self.only_language or "unk")
         indices = [
@@ -113,8 +113,8 @@ class Known:
         return max(map(len, self._codes), default=0)
 
     @cached_property
-    def _answers(self) -> list[Answer]:
-        """Answer of each description, by its index."""
+    def _answers(self) -> list[KnownCodes]:
+        """Codes of each description, by its index."""
         written = list(self._codes)
         sets = pd.factorize(pd.Series([frozenset(codes) for codes in written], dtype=object))[0]
         codes = np.array(self._row_codes, dtype=np.int64)
@@ -122,7 +122,7 @@ class Known:
         counts = rows.groupby(["index", "set"], sort=False)["codes"].agg(["size", "first"]).reset_index()
         counts["share"] = counts["size"] / counts.groupby("index")["size"].transform("sum")
         best = counts.sort_values("size", ascending=False, kind="stable").drop_duplicates("index").sort_values("index")
-        return [Answer(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
+        return [KnownCodes(written[i], share) for i, share in zip(best["first"], best["share"], strict=True)]
 
     def column_names(self, coder: Coder, mode: str | None, *, k: int) -> list[str]:
         own, names = (coder.column_names(mode, k=count) for count in (max(self.width, 1), k))
@@ -136,7 +136,7 @@ class Known:
         langs: Sequence[str],
         options: PredictOptions,
         *,
-        progress: Progress = False,
+        progress: ShowProgress = False,
         cancel: Callable[[], bool] | None = None,
     ) -> pd.DataFrame:
         """Code distinct descriptions: the known ones as people did, the others by `Coder.code_distinct`.
@@ -189,7 +189,7 @@ def training_files(
     return files, lang_col is not None
 
 
-def _prediction(answers: Sequence[Answer]) -> Prediction:
+def _prediction(answers: Sequence[KnownCodes]) -> Prediction:
     codes = np.array([*itertools.zip_longest(*(answer.codes for answer in answers))], dtype=object).T
     share = np.array([answer.share for answer in answers])
     return Prediction(codes, np.where(pd.isna(codes), np.nan, share[:, None]), share)

@@ -19,7 +19,7 @@ from histocoder.config import PredictConfig
 from histocoder.data.languages import chosen_language, language_code
 from histocoder.data.table import strings
 from histocoder.errors import UserError
-from histocoder.inference.coder import Coder, Progress
+from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.descriptions import Descriptions, DistinctDescriptions
 from histocoder.inference.known import KNOWN, Known
 
@@ -65,7 +65,7 @@ class TableCoder:
         texts: Sequence[str],
         langs: Sequence[str],
         *,
-        progress: Progress = False,
+        progress: ShowProgress = False,
         cancel: Callable[[], bool] | None = None,
     ) -> pa.Table:
         """Return the columns of codes of distinct descriptions."""

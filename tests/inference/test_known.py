@@ -20,10 +20,10 @@ from histocoder.data.labels import LabelRules
 from histocoder.errors import Cancelled
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
-from histocoder.inference.known import Answer, Known, training_files
+from histocoder.inference.known import Known, KnownCodes, training_files
 from histocoder.inference.predict_file import predict_file
 
-SEVEN = Answer(("7",), 1)
+SEVEN = KnownCodes(("7",), 1)
 DICTIONARY = """occ1,lang,hisco_1,hisco_2
 FARMER  0,en,95410,
 Farmer 0,da,61115,
@@ -56,20 +56,20 @@ def test_the_most_frequent_set_of_codes_answers():
     )
     known = Known(languages=("da", "en", "unk"))
     known.add(given.coded())
-    smith = Answer(("1", "2"), 2 / 3)
-    assert known.find(["SMITH", "tie", "DRÄNG", "none"], ["en"] * 4) == [smith, Answer(("5",), 0.5), SEVEN, None]
-    assert known.find(["smith"] * 2, ["da", "xx"]) == [Answer(("4",), 1), None]
+    smith = KnownCodes(("1", "2"), 2 / 3)
+    assert known.find(["SMITH", "tie", "DRÄNG", "none"], ["en"] * 4) == [smith, KnownCodes(("5",), 0.5), SEVEN, None]
+    assert known.find(["smith"] * 2, ["da", "xx"]) == [KnownCodes(("4",), 1), None]
     assert known.num_contradictory == 2 and known.width == 2
     exact = Known(exact=True, any_language=True)
     exact.add(given)
-    assert exact.find(["Smith", "SMITH"], ["xx", "en"]) == [Answer(("1", "2"), 1), None]
+    assert exact.find(["Smith", "SMITH"], ["xx", "en"]) == [KnownCodes(("1", "2"), 1), None]
 
 
 def test_a_spelling_of_its_own_comes_first():
     known = Known(languages=("se", "unk"))
     known.add(rows(*(("bankman", "se", "1"), ("bänkman", "se", "7"), ("väver", "se", "7"), ("våver", "se", "1"))))
     asked = ["Bänkman", "bankman", "bànkman", "VAVER"]
-    assert known.find(asked, ["se"] * 4) == [SEVEN, Answer(("1",), 1), Answer(("1",), 1), SEVEN]
+    assert known.find(asked, ["se"] * 4) == [SEVEN, KnownCodes(("1",), 1), KnownCodes(("1",), 1), SEVEN]
 
 
 def test_descriptions_without_language_are_in_the_only_one():
