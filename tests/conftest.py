@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # tests share processors, and tiny models need but one
 
 import pytest
-from forked import run_forked
+from forked import Forked
 from hypothesis import settings
 
 from histocoder.log import log
@@ -93,9 +93,6 @@ def deadline() -> Iterator[None]:
     def end(*_: object) -> None:
         raise TimeoutError(f"the test has taken more than {5 * DEADLINE:.0f} s")
 
-    if not hasattr(signal, "SIGALRM"):  # on Windows
-        yield
-        return
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, 5 * DEADLINE)
     yield
@@ -127,10 +124,17 @@ def run(
             [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
         )
     else:
-        result = run_forked(command, cwd=ROOT, env=env, timeout=DEADLINE)
+        result = Forked(command, cwd=ROOT, env=env).result(DEADLINE)
     if check and result.returncode != 0:
         raise AssertionError(f"{args} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}")
     return result
+
+
+def refused(*args: object, env: dict[str, str] | None = None, fresh: bool = False) -> str:
+    """Return what a script says that a user's mistake ends: status 2, and no traceback."""
+    result = run(*args, check=False, env=env, fresh=fresh)
+    assert result.returncode == 2 and "Traceback" not in result.stderr, f"{result.returncode}: {result.stderr}"
+    return result.stderr
 
 
 def free_port() -> int:

@@ -1,14 +1,13 @@
-"""Runs a script by path with something going wrong in it: `python tests/faulty.py FAULT … -- SCRIPT ARG …`.
+"""Runs a program with something going wrong in it: `python tests/faulty.py FAULT … -- SCRIPT ARG …`, also -m and -c.
 
 Faults, each at the n-th call, counted from 1, of a function that is named by its module and its name:
 
 - `kill:os.replace:3`: SIGKILL instead of the call
 - `change:best:3`: SIGKILL instead of the third change of a file or a folder whose path contains `best`
-- `cut:torch.save:1`: SIGKILL behind the call, with the file it has written cut in half
 - `sleep:os.replace:1:5`: five seconds before the call
 - `EROFS:os.replace:2`: an OSError of that kind, in this call and all later ones
 - `room:100000`: no file may grow beyond so many bytes
-- `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4
+- `nan:1:3-4`: the loss of rank 1 is NaN in steps 3 to 4; likewise `inf`
 - `memory:1:3`: rank 1 asks for more memory than there is in step 3
 - `worker:1:SIGKILL`: loader worker 1 sends itself that signal at its second batch
 - `wandb:init:hangs`: W&B's `init`, `log`, `log_artifact` or `finish` hangs, or `raises`
@@ -68,13 +67,14 @@ def break_change(part: str, number: str) -> None:
     sys.addaudithook(hook)
 
 
-def break_loss(rank: str, steps: str) -> None:
-    """Make a rank's loss NaN."""
+def break_loss(kind: str, rank: str, steps: str) -> None:
+    """Multiply a rank's loss by NaN, or add infinity to it, which leaves its gradients finite."""
     first, last = map(int, steps.split("-"))
+    break_number = {"nan": lambda loss: loss * float("nan"), "inf": lambda loss: loss + float("inf")}[kind]
     if os.environ.get("RANK", "0") == rank:
         wrap(
             "histocoder.training.learner.mixed_loss",
-            lambda f, number, *args: f(*args) * (float("nan") if first <= number <= last else 1),
+            lambda f, number, *args: break_number(f(*args)) if first <= number <= last else f(*args),
         )
 
 
@@ -105,35 +105,22 @@ def break_worker(number: str, signal_name: str) -> None:
 
 
 class Service:
-    """A stand-in for W&B, as a module and as a run."""
+    """A stand-in for W&B, as a module, a run and an artifact: every call gives itself, but for one that fails."""
 
     __spec__ = ModuleSpec("wandb", None)
 
-    def __init__(self, call: str, how: str) -> None:
-        self._broken, self._how = call, how
+    def __init__(self, broken: str, how: str) -> None:
+        self.broken, self.how = broken, how
 
-    def init(self, **_settings: object) -> Service:
-        return self._do("init")
+    def __getattr__(self, call: str) -> Callable[..., Service]:
+        if call.startswith("__"):
+            raise AttributeError(call)
+        return lambda *_, **__: self.answer(call)
 
-    def log(self, *_: object, **__: object) -> None:
-        self._do("log")
-
-    def Artifact(self, *_: object, **__: object) -> Service:
-        return self
-
-    def add_file(self, *_: object, **__: object) -> None:
-        pass
-
-    def log_artifact(self, *_: object) -> None:
-        self._do("log_artifact")
-
-    def finish(self) -> None:
-        self._do("finish")
-
-    def _do(self, call: str) -> Service:
-        if call == self._broken and self._how == "raises":
+    def answer(self, call: str) -> Service:
+        if call == self.broken and self.how == "raises":
             raise ConnectionError("the service\nis ill")
-        if call == self._broken:
+        if call == self.broken:
             time.sleep(3600)
         return self
 
@@ -149,8 +136,10 @@ def install(fault: str) -> None:
     if kind == "room":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(rest[0]), resource.RLIM_INFINITY))
         return
-    breaks = {"nan": break_loss, "memory": break_memory, "worker": break_worker, "wandb": break_wandb}
-    breaks["change"] = break_change
+    if kind in ("nan", "inf"):
+        break_loss(kind, *rest)
+        return
+    breaks = {"change": break_change, "memory": break_memory, "worker": break_worker, "wandb": break_wandb}
     if kind in breaks:
         breaks[kind](*rest)
         return
@@ -163,20 +152,27 @@ def install(fault: str) -> None:
             time.sleep(float(rest[2]))
         if kind.startswith("E") and number >= at:
             raise OSError(getattr(errno, kind), os.strerror(getattr(errno, kind)))
-        result = function(*args, **kwargs)
-        if kind == "cut" and number == at:
-            written = Path(args[1])
-            os.truncate(written, written.stat().st_size // 2)
-            die()
-        return result
+        return function(*args, **kwargs)
 
     wrap(name, behave)
+
+
+def run_program(args: list[str]) -> None:
+    """Run what `python ARG …` would: a script, or with -m a module, or with -c a text."""
+    if args[0] == "-m":
+        sys.argv = args[1:]
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    elif args[0] == "-c":
+        sys.argv = ["-c", *args[2:]]
+        exec(args[1], {"__name__": "__main__"})
+    else:
+        sys.argv = args
+        sys.path.insert(0, str(Path(args[0]).resolve().parent))
+        runpy.run_path(args[0], run_name="__main__")
 
 
 if __name__ == "__main__":
     end = sys.argv.index("--")
     for argument in sys.argv[1:end]:
         install(argument)
-    sys.argv = sys.argv[end + 1 :]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_program(sys.argv[end + 1 :])

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import runpy
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from faulty import run_program
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
@@ -74,11 +74,6 @@ class Forked:
         return subprocess.CompletedProcess(self.args, self._process.exitcode, self.stdout, self.stderr)
 
 
-def run_forked(args: list[str], *, cwd: Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` gives for a Python with these arguments."""
-    return Forked(args, cwd=cwd, env=env).result(timeout)
-
-
 def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: Path) -> None:
     """Turn into the program."""
     multiprocessing.set_start_method(None, force=True)  # the default of a new interpreter
@@ -87,13 +82,4 @@ def _be(args: list[str], cwd: Path, env: dict[str, str], stdout: Path, stderr: P
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    if args[0] == "-m":
-        sys.argv = args[1:]
-        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
-    elif args[0] == "-c":
-        sys.argv = ["-c", *args[2:]]
-        exec(args[1], {"__name__": "__main__"})
-    else:
-        sys.argv = args
-        sys.path.insert(0, str(Path(args[0]).resolve().parent))
-        runpy.run_path(args[0], run_name="__main__")
+    run_program(args)

@@ -25,16 +25,8 @@ from histocoder.files import sha256
 
 FAULTY = Path(__file__).with_name("faulty.py")
 TINY = (
-    "--encoder",
-    "tiny",
-    "--learning-rate",
-    "1e-3",
-    "--log-interval",
-    "1",
-    "--precision",
-    "fp32",
-    "--no-report",
-    "--no-experts",
+    *("--encoder", "tiny", "--learning-rate", "1e-3", "--precision", "fp32"),
+    *("--log-interval", "1", "--no-report", "--no-experts"),
 )
 STEPS = 24
 MEASURED = {"samples_per_sec", "gpu_memory_gb"}
@@ -83,9 +75,11 @@ def ranks(*commands: Sequence[object], each_a_node: bool = False) -> Iterator[li
             process.kill()
 
 
-def two_ranks(args: Sequence[object], *, check: bool = True) -> list[subprocess.CompletedProcess[str]]:
-    """How the two ended."""
-    with ranks(args, args) as started:
+def two_ranks(
+    args: Sequence[object], others: Sequence[object] = (), *, check: bool = True, each_a_node: bool = False
+) -> list[subprocess.CompletedProcess[str]]:
+    """How two processes ended that trained together; `others` are the arguments of rank 1, by default the same."""
+    with ranks(args, others or args, each_a_node=each_a_node) as started:
         ended = [end_of(process) for process in started]
     assert not check or [one.returncode for one in ended] == [0, 0], [one.stderr for one in ended]
     return ended
@@ -120,13 +114,8 @@ class Torchrun:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
 
-    @property
-    def lines(self) -> list[str]:
-        """Of standard output so far."""
-        return self.process.stdout.splitlines()
-
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: any(line.startswith(f"step {step}/") for line in self.lines))
+        wait_until(lambda: f"\nstep {step}/" in self.process.stdout)
 
     def workers(self) -> list[int]:
         """Their process ids, by rank."""
@@ -224,13 +213,19 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert logs(one) == logs(other)
 
 
+def renew_checksum(path: Path) -> None:
+    """Have the manifest of its folder hold the checksum of a file that was changed."""
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    manifest[path.name] = sha256(path)
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
+
+
 def change_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Alter what a checkpoint's `state.json` holds, and its checksum."""
-    state, manifest = (json.loads((checkpoint / name).read_text()) for name in ("state.json", "manifest.json"))
+    state = json.loads((checkpoint / "state.json").read_text())
     change(state)
     (checkpoint / "state.json").write_text(json.dumps(state))
-    manifest["state.json"] = sha256(checkpoint / "state.json")
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    renew_checksum(checkpoint / "state.json")
 
 
 def leftovers(out: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """Tiny models with random weights, as files, for tests of what is done with a trained one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,20 @@ slow_in_bf16 = pytest.mark.skipif(False, reason="") if has_bf16(torch.device("cp
 """Of tests that train in it: a CPU without it, where `auto` is fp32, takes a minute for what others do in seconds."""
 
 
-def tiny_model(num_blocks: int = 2) -> MixerModel:
+def tiny_model(num_blocks: int = 2, *, codes: Sequence[str] = CODES, **changes: Any) -> MixerModel:
     """A HISCO model that knows Danish and English, and eight codes."""
     torch.manual_seed(5)
     encoder = load_encoder("tiny", max_len=64)
     formatter = build_formatter("hisco", num_blocks=num_blocks)
+    settings = {"descriptions": {"61110": "Farmer", "77610": "Baker"}, "languages": ("da", "en", "unk"), **changes}
     config = ModelConfig(
         encoder=encoder.config.to_diff_dict(),
         formatter=formatter.to_config(),
         vocab_size=formatter.vocab_size + 1,
-        codes=CODES,
+        codes=tuple(codes),
         target_cols=tuple(f"hisco_{i + 1}" for i in range(num_blocks)),
-        descriptions={"61110": "Farmer", "77610": "Baker"},
-        languages=("da", "en", "unk"),
         max_len=64,
+        **settings,
     )
     model = MixerModel(config, encoder)
     torch.nn.init.normal_(model.decoder.head.weight, std=0.5)
@@ -53,20 +54,9 @@ SIX_CODES = ("-1", "61110", "61115", "80110", "77610", "95410")
 
 
 def tiny_coder(**changes: Any) -> Coder:
-    """An untrained model of six codes, which have descriptions."""
-    torch.manual_seed(1)
-    encoder, formatter = load_encoder("tiny", max_len=64), build_formatter("hisco", num_blocks=2)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=formatter.to_config(),
-        vocab_size=formatter.vocab_size,
-        codes=SIX_CODES,
-        target_cols=("hisco_1", "hisco_2"),
-        max_len=64,
-        descriptions={"61110": "General <b>Farmer</b>"},
-        **changes,
-    )
-    return Coder(MixerModel(config, encoder), device="cpu")
+    """One of six codes and any language."""
+    settings = {"descriptions": {"61110": "General <b>Farmer</b>"}, "languages": (), **changes}
+    return Coder(tiny_model(codes=SIX_CODES, **settings), device="cpu")
 
 
 def few_examples() -> Examples:
