@@ -27,7 +27,7 @@ def test_an_earlier_model_predicts_the_same(name: str):
         assert found[mode]["confidence"] == pytest.approx(then["confidence"], abs=tolerance)
 
 
-def test_an_earlier_run_resumes_and_ends_as_it_did(tmp_path: Path):
+def test_an_earlier_run_resumes_as_it_did(tmp_path: Path):
     shutil.copytree(FIXTURES / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
     shutil.copy2(FIXTURES / "run" / "args.yaml", tmp_path / "run")
     result = run("finetune.py", "--save-path", tmp_path / "run", *RUN_FLAGS, "--no-experts", "--no-refit")

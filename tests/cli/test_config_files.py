@@ -45,6 +45,12 @@ def test_flags_win_over_the_file(tmp_path: Path):
     assert (args["batch_size"], args["num_epochs"], args["target_cols"]) == (9, 2, ("hisco_1",))
 
 
+def test_one_column_and_numbers_are_words(tmp_path: Path):
+    (tmp_path / "run.yaml").write_text("target_cols: hisco_1\nbatch-size: 4\nlearning_rate: 1e-3\n")
+    config = parse(FinetuneConfig, ["--config", str(tmp_path / "run.yaml"), "--dataset", "t.csv"])
+    assert (config.target_cols, config.batch_size, config.learning_rate) == (("hisco_1",), 4, 1e-3)
+
+
 def test_the_example_of_the_page(tmp_path: Path):
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     args = parsed(tmp_path / "run.yaml", page.split("```yaml\n")[1].split("```")[0], "--batch-size", "32")
@@ -67,6 +73,12 @@ def test_the_example_of_the_page(tmp_path: Path):
         ("language:", "language has no value; give it one, or omit the line."),
         ("target_cols: [a, null]", "target_cols has no value"),
         ("target_cols: [a, no]", "target_cols can't be ['a', False]. Put a word such as no"),
+        ("batch_size: many", "batch_size can't be 'many'"),
+        ("batch_size: [1, 2]", "batch_size can't be"),
+        ("device: gpu", "device is 'gpu'; it must be one of auto, cpu"),
+        ("zero_pad_codes: yes please", "zero_pad_codes can't be"),
+        ("- a list", "must hold lines of the form"),
+        ("a: [", "can't be read"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str):
@@ -91,8 +103,8 @@ def example(path: Path) -> tuple[str, list[str]]:
     """The script that an example's comment starts, and its arguments."""
     comment = [line[1:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     words = shlex.split(" ".join(line.strip().removesuffix("\\") for line in comment[1:]))
-    place = next(i for i, word in enumerate(words) if word in SCRIPTS)
-    return words[place], words[place + 1 :]
+    start = next(i for i, word in enumerate(words) if word in SCRIPTS)
+    return words[start], words[start + 1 :]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -128,17 +140,8 @@ def test_examples_train(tmp_path: Path, name: str):
         text = re.sub(r",0*(\d{1,3})\d\d", r",\1", text.replace("hisco_", "occ1950_"))  # of 61110 the first three
     table.write_text(text)
     files = {"my.csv": table, "a.csv": table, "v.csv": table, "out": tmp_path / "out"}
-    command = [script, *(str(files.get(arg, arg)) for arg in args), "--encoder", "tiny", "--max-steps", "2"]
-    command += [
-        "--batch-size",
-        "8",
-        "--num-workers",
-        "0",
-        "--device",
-        "cpu",
-        "--no-report",
-        "--no-experts",
-        *(["--no-refit"] if script == "finetune.py" else []),
-    ]
+    sizes = ("--encoder", "tiny", "--max-steps", 2, "--batch-size", 8, "--num-workers", 0, "--device", "cpu")
+    command = [script, *(files.get(arg, arg) for arg in args), *sizes, "--no-report", "--no-experts"]
+    command += ["--no-refit"] if script == "finetune.py" else []
     ended = two_ranks(command)[0] if name in ("eight-gpus", "cluster") else run(*command)
     assert "validation at step 2" in ended.stdout and (tmp_path / "out" / "model.safetensors").exists()

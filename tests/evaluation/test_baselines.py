@@ -1,12 +1,17 @@
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from models import few_examples, tiny_coder
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from histocoder.data.examples import Examples
-from histocoder.evaluation import baselines
-from histocoder.evaluation.baselines import Baselines, difference_interval, linear_codes
+from histocoder.evaluation.baselines import Baselines, difference_interval, gain, linear_codes
+from histocoder.evaluation.evaluate import evaluate
+from histocoder.evaluation.report import write_report
+from histocoder.evaluation.summary import gain_in_words
 from histocoder.inference.known import Known
 
 
@@ -56,12 +61,8 @@ def test_one_code_alone_is_every_rows(recwarn: pytest.WarningsRecorder):
     assert linear_codes(train, ASKED) == [("61110",)] * 4 and not recwarn.list
 
 
-@pytest.mark.parametrize(
-    ("max_size", "max_rows", "notice"),
-    [(23, 100, "8 rows and 3 codes"), (0, 100, "--baselines also compares"), (24, 7, "more than 7 training rows")],
-)
-def test_a_linear_model_that_is_left_out(max_size, max_rows, notice, monkeypatch):
-    monkeypatch.setattr(baselines, "MAX_ROWS", max_rows)
+@pytest.mark.parametrize(("max_size", "notice"), [(23, "8 rows and 3 codes"), (0, "--baselines also compares")])
+def test_a_linear_model_that_is_left_out(max_size: int, notice: str):
     found = compared(examples(*TRAIN), max_size=max_size)
     assert notice in found["notice"] and "svc" not in found and found["exact_match"]["answered"] == 0.25
 
@@ -74,3 +75,21 @@ def test_intervals_draw_rows_of_a_text_together():
     apart = difference_interval(right, ~right, [str(i) for i in range(100)])
     assert -0.25 < apart["rows"]["low"] < -0.15 and apart["rows"] == apart["texts"]
     assert apart == difference_interval(right, ~right, [str(i) for i in range(100)])
+
+
+def test_a_corrected_model_is_compared_on_its_rows(tmp_path: Path):
+    examples = few_examples()
+    before, after = tiny_coder(fitted_to_validation=True), tiny_coder()
+    examples.codes = before.predict(examples.texts, examples.langs)[["hisco_1", "hisco_2"]]
+    examples.codes.loc[4:, "hisco_1"], examples.codes.loc[4:, "hisco_2"] = "99999", None
+    found = gain(before, after, examples, examples.take(np.array([0, 5])), right=np.ones(6, dtype=bool))
+    assert found["validation"]["before"]["rows"] == pytest.approx(4 / 6) and found["validation"]["after"]["rows"] == 1
+    assert found["validation"]["difference"]["rows"]["mean"] == pytest.approx(2 / 6)
+    assert found["held_out"]["before"] == found["held_out"]["after"] == {"rows": 0.5, "texts": 0.5}
+    words = gain_in_words({"corrections": found})
+    assert words[0].startswith("Of the same 6 rows of validation data, 66.7\u00a0% were exactly right before")
+    assert words[1].startswith("Of the same 2 held-out corrections, 50.0\u00a0%") and "is too high" in words[2]
+    evaluation = evaluate(after, examples)
+    evaluation.metrics["corrections"] = found
+    page = write_report(tmp_path, evaluation, after, title="t").read_text(encoding="utf-8")
+    assert "Gain from the corrections" in page and "+33.3 (" in page and words[2] in page

@@ -51,28 +51,14 @@ def test_token_sequences_agree_with_the_reference():
             assert formatters[name].encode([code]).tolist() == [tokens], (name, code)
 
 
-def round_trip(formatter: Formatter, codes: list[str]) -> list[str]:
-    return [code for code in formatter.decode(formatter.encode(["&".join(codes)]))[0] if code is not None]
-
-
-@given(st.lists(hisco_code, min_size=1, max_size=5))
-def test_hisco_round_trip(codes: list[str]):
-    assert round_trip(HISCO, codes) == codes
-
-
-@given(st.lists(occ_code, min_size=1, max_size=2))
-def test_occ1950_round_trip(codes: list[str]):
-    assert round_trip(OCC1950, codes) == codes
-
-
-@given(st.lists(general_code, min_size=1, max_size=3))
-def test_general_round_trip(codes: list[str]):
-    assert round_trip(GENERAL, codes) == codes
-
-
-@given(st.lists(psti_code, min_size=1, max_size=2))
-def test_general_round_trip_with_separator(codes: list[str]):
-    assert round_trip(PSTI, codes) == codes
+@pytest.mark.parametrize(
+    ("formatter", "code"), [(HISCO, hisco_code), (OCC1950, occ_code), (GENERAL, general_code), (PSTI, psti_code)]
+)
+@given(data=st.data())
+def test_codes_round_trip(formatter: Formatter, code: st.SearchStrategy[str], data: st.DataObject):
+    codes = data.draw(st.lists(code, min_size=1, max_size=formatter.num_blocks))
+    found = formatter.decode(formatter.encode(["&".join(codes)]))[0]
+    assert [one for one in found if one is not None] == codes
 
 
 @pytest.mark.parametrize("formatter", [HISCO, OCC1950, GENERAL, PSTI])

@@ -1,0 +1,126 @@
+"""What `histocoder review` gives a person to check."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from histocoder.errors import UserError
+from histocoder.evaluation.review import Columns, review
+
+
+def reviewed(
+    folder: Path, coded: pd.DataFrame | str, columns: Columns | None = None, *, budget: int = 5
+) -> pd.DataFrame:
+    """What is to be checked of a coded file, as it is written."""
+    text = coded if isinstance(coded, str) else coded.to_csv(index=False)
+    (folder / "out.csv").write_text(text, encoding="utf-8")
+    review(folder / "out.csv", folder / "review.csv", budget=budget, columns=columns or Columns(), overwrite=True)
+    return pd.read_csv(folder / "review.csv", dtype=str, keep_default_na=False)
+
+
+def test_review_takes_the_least_certain_and_most_frequent(tmp_path: Path, logged: list[str]):
+    often = [("sure", "11111", 0.99)] * 30 + [("often", "22222", 0.9)] * 20
+    rows = [*often, ("rare", "33333", 0.1), (None, None, None)]
+    frame = pd.DataFrame([(*row, row[-1]) for row in rows], columns=["occ1", "hisco_1", "prob_1", "conf"])
+    chosen = reviewed(tmp_path, frame, budget=2)
+    assert list(chosen) == ["occ1", "checked", "hisco_1", "conf", "times"] and "21 of 51 rows" in logged[0]
+    # 2.0 and 0.9 rows are likely wrong; 0.3 of the sure one's
+    assert chosen.to_numpy().tolist() == [["often", "", "22222", "0.9", "20"], ["rare", "", "33333", "0.1", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("output", "columns", "message"),
+    [
+        ("out.csv", Columns(), "already exists"),
+        ("other.csv", Columns("occ"), "no column 'occ'"),
+        ("other.csv.zip", Columns(), "other.csv.zip: .zip files can't be written"),
+        *(
+            ("other.csv", Columns(name), "Rename the column of descriptions")
+            for name in ("times", "checked", "hisco_1")
+        ),
+    ],
+)
+def test_what_review_refuses(tmp_path: Path, output: str, columns: Columns, message: str):
+    header = "occ1" if columns.input_col == "occ" else columns.input_col
+    (tmp_path / "out.csv").write_text(f"{header},pred_hisco_1,pred_prob_1,pred_conf\nsmed,83110,0.9,0.9\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        review(tmp_path / "out.csv", tmp_path / output, budget=2, columns=columns)
+
+
+def test_review_shows_spellings_of_one_answer_once(tmp_path: Path):
+    answers = [("væver", "da", "75400"), *[("Vaever", "Danish", "75400")] * 2, ("vaever", "da", "1")]
+    frame = pd.DataFrame([*answers, ("VÆVER", "no", "75400")], columns=["occ1", "lang", "hisco_1"])
+    chosen = reviewed(tmp_path, frame.assign(prob_1=0.5, conf=0.5))
+    expected = [["Vaever", "Danish", "3"], ["vaever", "da", "1"], ["VÆVER", "no", "1"]]
+    assert chosen[["occ1", "lang", "times"]].to_numpy().tolist() == expected
+
+
+def test_review_takes_the_last_of_several_codings(tmp_path: Path):
+    header = [f"{'pred_' * times}{name}" for times in range(3) for name in ("hisco_1", "prob_1", "conf")]
+    row = ["11111", 0.9, 0.9, "22222", 0.8, 0.8, "33333", 0.7, 0.7]
+    chosen = reviewed(tmp_path, pd.DataFrame([["farmer", *row]], columns=["occ1", *header]))
+    assert chosen.to_numpy().tolist() == [["farmer", "", "33333", "0.7", "1"]]
+
+
+def test_review_tells_codes_from_alternatives(tmp_path: Path):
+    coding = {"hisco_1": "61110", "prob_1": 0.7, "desc_1": "Farmer", "alt_hisco_2": "77610", "alt_prob_2": 0.2}
+    row = {"occupation": "farmer", **{f"pred_{name}": value for name, value in coding.items()}, "pred_conf": 0.7}
+    named = Columns("occupation", target_cols=("code_a", "code_b"), run_input_col="occ1")
+    chosen = reviewed(tmp_path, pd.DataFrame([row]), named)
+    alternatives = ["alt_hisco_2", "alt_prob_2"]
+    assert list(chosen) == ["occ1", "checked", "code_a", "desc_1", "code_b", *alternatives, "conf", "times"]
+    assert chosen.iloc[0].tolist()[:6] == ["farmer", "", "61110", "Farmer", "", "77610"]
+
+
+@pytest.mark.parametrize(
+    ("header", "run_language_col", "expected"),
+    [
+        ("occ1,lang,pred_lang,hisco_1,prob_1,conf", None, ["lang", "xx"]),  # predict --language, the file having lang
+        ("occ1,pred_lang,lang,hisco_1,prob_1,conf", "language", ["language", "xx"]),
+        ("occ1,lang,other,pred_hisco_1,pred_prob_1,pred_conf", "language", ["language", "da"]),
+        ("occ1,language,other,hisco_1,prob_1,conf", "language", ["language", "da"]),  # predict --language-col language
+        ("occ1,da,other,hisco_1,prob_1,conf", "language", ["checked", ""]),
+    ],
+)
+def test_review_names_languages_as_the_run_does(
+    tmp_path: Path, header: str, run_language_col: str | None, expected: list[str]
+):
+    columns = Columns(target_cols=("hisco_1",), run_language_col=run_language_col)
+    chosen = reviewed(tmp_path, f"{header}\nsmed,da,xx,83110,0.9,0.9\n", columns)
+    assert [chosen.columns[1], chosen.iloc[0, 1]] == expected
+
+
+def test_review_takes_codes_of_one_row(tmp_path: Path):
+    once = ("smed", "da", "83110", 0.5, None, None, 0.5)
+    others = [("smed", "en", "61110", 0.4, "77610", 0.4, 0.2), (None, "da", *[None] * 5)]
+    rows = [once, *others, once, ("smed", None, "83110", 0.3, None, None, 0.3)]
+    coded = pd.DataFrame(rows, columns=["occ1", "tongue", "hisco_1", "prob_1", "hisco_2", "prob_2", "conf"])
+    by_text, by_both = (reviewed(tmp_path, coded, columns) for columns in (Columns(), Columns(language_col="tongue")))
+    assert by_text[["hisco_1", "hisco_2", "conf", "times"]].to_numpy().tolist() == [["83110", "", "0.5", "4"]]
+    expected = [["da", "", "2"], ["en", "77610", "1"], ["", "", "1"]]
+    assert by_both[["tongue", "hisco_2", "times"]].to_numpy().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("occ1,hisco_1,prob_1,conf\na,61110,0.5,123\n", "line 2, conf: '123' is not a number from 0 to 1"),
+        ("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,high\n", "line 3, conf: 'high' is not a number"),
+        ("occ1,conf,prob_1,hisco_1\na,0.5,0.5,61110\n", "column before 'prob_1' must be that of its codes"),
+        ("occ1,hisco_1,conf\na,61110,0.5\n", "has no column prob_1; give the output of histocoder predict"),
+    ],
+)
+def test_coded_files_that_people_have_spoilt(tmp_path: Path, content: str, message: str):
+    with pytest.raises(UserError, match=message):
+        reviewed(tmp_path, content)
+    assert not (tmp_path / "review.csv").exists()
+
+
+def test_review_reads_decimal_commas(tmp_path: Path):
+    (tmp_path / "out.csv").write_text("occ1;hisco_1;prob_1;conf\na;61110;0,5;0,5\n")
+    chosen = review(tmp_path / "out.csv", tmp_path / "review.csv", budget=1)
+    assert chosen[["hisco_1", "conf"]].to_numpy().tolist() == [["61110", 0.5]]
