@@ -8,7 +8,6 @@ import pytest
 import torch
 from jobs import assert_same_weights, training, two_ranks
 
-from histocoder import distributed
 from histocoder.distributed import Launch, choose_device, master_address, read_launch
 from histocoder.errors import UserError
 
@@ -79,15 +78,6 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     assert choose_device("auto", second) == torch.device("cuda", 0)  # tasks of srun have a GPU each
     with pytest.raises(UserError, match="--device mps is for one process"):
         choose_device("mps", second)
-
-
-def test_helpers_work_without_a_launcher():
-    values = torch.arange(3)
-    assert distributed.all_reduce(values) is values and distributed.gather(values) == [values]
-    assert distributed.gather_objects("a") == ["a"] and distributed.broadcast(7) == 7
-    assert distributed.run_on_primary(lambda: 7, doing="counting") == 7
-    distributed.barrier(doing="waiting")
-    assert (distributed.rank(), distributed.world_size(), distributed.backend()) == (0, 1, None)
 
 
 COLLECTIVES = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import DEADLINE, ROOT, environment, write_table
-from jobs import assert_same_end, end_of, ranks, training
+from jobs import assert_same_end, training, two_ranks
 from models import save_tiny_model
 
 STATIC = ("--master_addr=192.168.98.1", "--master_port=29500")
@@ -87,16 +87,13 @@ def on_two_nodes(nodes: list[str], outs: list[Path], rendezvous: tuple[str, ...]
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of two processes of one node."""
     out = tmp_path_factory.mktemp("one_node") / "out"
-    end_together([out, out], steps=8, each_a_node=False)
+    two_ranks(training(out, steps=8))
     return out
 
 
-def end_together(outs: list[Path], *extra: object, steps: int, each_a_node: bool = True) -> list[str]:
-    """Train with two forked processes, each with a folder; what each printed."""
-    with ranks(*(training(out, *extra, steps=steps) for out in outs), each_a_node=each_a_node) as started:
-        ended = [end_of(process) for process in started]
-    assert [one.returncode for one in ended] == [0, 0], "".join(one.stderr for one in ended)
-    return [one.stdout for one in ended]
+def end_together(outs: list[Path], *extra: object, steps: int) -> str:
+    """Train with two forked processes, each a node with a folder; what rank 0 printed."""
+    return two_ranks(*(training(out, *extra, steps=steps) for out in outs), each_a_node=True)[0].stdout
 
 
 @pytest.mark.slow
@@ -140,7 +137,7 @@ def apart(tmp_path: Path) -> list[Path]:
 def test_checkpoints_of_rank_0s_node_are_resumed(apart: list[Path], together: Path):
     end_together(apart, steps=24)
     shutil.rmtree(apart[0] / "checkpoints" / "step-0000024")  # as if it had been killed before
-    assert "Resuming from step 20" in end_together(apart, steps=24)[0]
+    assert "Resuming from step 20" in end_together(apart, steps=24)
     assert_same_end(together, apart[0])
     assert {path.name for path in apart[1].iterdir()} == {"cache"}
 
@@ -165,9 +162,7 @@ def test_damaged_copies_are_sent_again(apart: list[Path]):
 
 def test_differing_flags_are_named(apart: list[Path]):
     others = ("--learning-rate", "2e-3", "--eval-interval", 9, "--gradient-checkpointing")
-    commands = [training(apart[0]), training(apart[1], *others)]
-    with ranks(*commands, each_a_node=True) as started:
-        ended = [end_of(process) for process in started]
+    ended = two_ranks(training(apart[0]), training(apart[1], *others), check=False, each_a_node=True)
     assert [one.returncode for one in ended] == [2, 2]
     (named,) = re.findall(r"Rank 1 was launched with settings that differ from rank 0's: (.*?)\. ", ended[0].stderr)
     assert set(named.split(", ")) == {"--learning-rate", "--eval-interval", "--gradient-checkpointing"}
@@ -176,8 +171,7 @@ def test_differing_flags_are_named(apart: list[Path]):
 
 def test_a_wrong_network_interface_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    with ranks(training(tmp_path / "out"), training(tmp_path / "out"), each_a_node=True) as started:
-        ended = [end_of(process) for process in started]
+    ended = two_ranks(training(tmp_path / "out"), check=False, each_a_node=True)
     assert [one.returncode for one in ended] == [2, 2]
     assert "export GLOO_SOCKET_IFNAME=eth0" in ended[0].stderr and "Traceback" not in ended[0].stderr
 
@@ -186,7 +180,6 @@ def test_a_wrong_network_interface_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_predicting_needs_a_shared_folder(apart: list[Path], tmp_path: Path):
     model, table = save_tiny_model(tmp_path / "model"), write_table(tmp_path / "t.csv")
     command = ("-m", "histocoder", "predict", "--model", model, "--input", table, "--columns", "pred_", "--output")
-    with ranks(*([*map(str, command), f"{out}.csv"] for out in apart), each_a_node=True) as started:
-        ended = [end_of(process) for process in started]
+    ended = two_ranks(*([*command, f"{out}.csv"] for out in apart), check=False, each_a_node=True)
     assert [one.returncode for one in ended] == [2, 2]
     assert "Name one that all nodes see." in ended[1].stderr and "Traceback" not in ended[1].stderr

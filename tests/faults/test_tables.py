@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from archives import read_table
@@ -23,7 +22,6 @@ from histocoder.data.key import read_key
 from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
-from histocoder.evaluation.review import review
 from histocoder.formatters import build_formatter
 from histocoder.training.data import read_word_list
 
@@ -31,15 +29,12 @@ GOOD = b"occ1,hisco_1\nfarmer,61110\nbaker,77610\n"
 
 REFUSED = [
     (b"", "is empty"),
-    (b"\n\n\n\n", "is empty"),
     (b"\xef\xbb\xbf", "is empty"),
     (b"occ1,hisco_1", "no rows"),
-    (b"occ1,hisco_1\n\n\n", "no code at all in the column 'hisco_1'"),
     (b"occ1\nfarmer\n", "no column 'hisco_1'; it has: occ1"),
     (b"occ1&hisco_1\nfarmer&61110\n", "no column 'occ1'; it has: occ1&hisco_1"),
     (b"OCC1,Occ1 ,HISCO_1\nfarmer,baker,61110\n", "several columns like 'occ1'"),
     (b"occup,hisco_1\nfarmer,61110\n", r"Did you mean 'occup'\? Name it with --input-col\."),
-    (b"occ1,hisco_1,hisco_1\nfarmer,61110,1\n", "2 columns named 'hisco_1'"),
     (b'"occ1,hisco_1\nfarmer,61110\n', r"it has: 'occ1,hisco_1\\nfarmer,61110'"),
     (b'a\x1b[31mb,"x\ny"\n1,2\n', r"it has: 'a\\x1b\[31mb', 'x\\ny'"),
     (
@@ -47,32 +42,21 @@ REFUSED = [
         r"it has: column0.*column49, …\. Name it with --input-col\.$",
     ),
     (b"occ1,hisco_1\nfarmer\n", "line 2: 1 fields where the header has 2"),
-    (b"occ1,hisco_1\nfarmer,61110,\n", "line 2: 3 fields"),
     (GOOD + b"miner, coal,71105\n", "line 4: 3 fields .*Quote a field"),
     (GOOD + b'"a\nb",61110\nx\n', "line 6: 1 fields"),
     (GOOD.replace(b"\n", b"\r\n") + b"x\r\n", "line 4: 1 fields"),
-    (GOOD.replace(b"\n", b"\r") + b"x\r", "line 4: 1 fields"),
-    (GOOD + b"x" * 500 + b"\n", r"line 4: 1 fields where the header has 2 \('x{57}\.\.\.'\)"),
     (GOOD + b'"miner,71105\n', "line 4|quotation mark is opened and not closed"),
     (GOOD + b'"miner"s,71105,"\n', "quotation mark|line 4"),
     (GOOD + b"mi\0ner,71105\n", "NUL byte in line 4"),
     (GOOD + b"\x81\x8d,71105\n", "neither UTF-8 nor Windows-1252"),
     (GOOD.decode().encode("utf-16"), "UTF-16"),
-    (GOOD.decode().encode("utf-16-le"), "NUL byte in line 1"),
-    (GOOD.decode().encode("utf-32"), "UTF-16|NUL byte"),
     (b"PK\x03\x04\x14\0\x06\0", "zip archive or a spreadsheet"),
-    (b"\x1f\x8b\x08\0\0\0\0\0", "NUL byte|neither"),
-    (b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n", "no column|neither"),
     (b"<html><body>404</body></html>\n", "no column 'occ1'"),
     (b'{"occ1": "farmer", "hisco_1": 61110}\n', "no column 'occ1'"),
     (GOOD + b"miner,7110\n", "line 4, hisco_1: '7110'.*--zero-pad-codes"),
     (GOOD + b"cook,53130\n" * 20 + b"miner,711055\n", "line 24, hisco_1: '711055' is longer than 5 characters"),
-    (GOOD + b"cook,53130\n" * 20 + b"miner,71105.5\n", "line 24, hisco_1: '71105.5' looks like"),
     (GOOD + b"miner,71 05\n", "line 4, hisco_1: '71 05'"),
-    (GOOD + "miner,７１１０５\n".encode(), "line 4, hisco_1: '７１１０５'"),
-    (GOOD + "miner,7110²\n".encode(), "line 4, hisco_1: '7110²'"),
     (GOOD + "miner,7110\u200b5\n".encode(), r"line 4, hisco_1: '7110\\u200b5'"),
-    (GOOD + b"miner,71&05\n", "line 4, hisco_1: '71&05'"),
     (GOOD + b'miner,"71\n05"\n', r"line 4, hisco_1: '71\\n05'"),
     (GOOD + b"miner," + b"7" * 100_000 + b"\n", r"line 4, hisco_1: '7{57}\.\.\.'"),
     (b"occ1,hisco_1\n,61110\n ,77610\n", "no row with a description"),
@@ -82,19 +66,12 @@ REFUSED = [
 
 READ = [
     (GOOD, ["farmer", "baker"]),
-    (GOOD.rstrip(), ["farmer", "baker"]),
-    (GOOD.replace(b"\n", b"\r\n"), ["farmer", "baker"]),
-    (GOOD.replace(b"\n", b"\r"), ["farmer", "baker"]),
-    (GOOD.replace(b",", b";"), ["farmer", "baker"]),
-    (GOOD.replace(b",", b"\t"), ["farmer", "baker"]),
     (b"\xef\xbb\xbf" + GOOD, ["farmer", "baker"]),
     (GOOD + b"\n\n,\n", ["farmer", "baker"]),
     (GOOD + b"nan,71105\nNULL,71105\n", ["farmer", "baker", "nan", "NULL"]),
     (GOOD + b'"a ""b"", c\nd",71105\n', ["farmer", "baker", 'a "b", c\nd']),
     (GOOD + b'six" nails,71105\n', ["farmer", "baker", 'six" nails']),
     (GOOD + b"=1+1,71105\n#x,71105\n\\,71105\n", ["farmer", "baker", "=1+1", "#x", "\\"]),
-    (GOOD + "dräng,71105\n".encode(), ["farmer", "baker", "dräng"]),
-    (GOOD + "dräng,71105\n".encode("cp1252"), ["farmer", "baker", "dräng"]),
     (GOOD + "👩‍🌾 \u2028x,71105\n".encode(), ["farmer", "baker", "👩‍🌾 \u2028x"]),
     (GOOD + b"x" * 100_000 + b",71105\n", ["farmer", "baker", "x" * 100_000]),
     (b"occ1,hisco_1\nfarmer, 61110 \nbaker,77610\n", ["farmer", "baker"]),
@@ -197,21 +174,16 @@ def test_well_formed_tables_are_read_exactly(rows, delimiter: str, form: tuple[s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("system_code,code\n61110,0\n77610,²\n", "line 3 has '²'"),
-        ("system_code,code\n61110,0\n77610,\n", "line 3 has ''"),
-        ("system_code,code\n61110,0\n77610,0\n", "line 3 has '0'"),
-        ("system_code,code\n61110,0\n77610,2\n", "line 3 has '2'"),
-        ("system_code,code\n61110,0\n77610," + "9" * 5000 + "\n", r"line 3 has '9{57}\.\.\.'"),
-        (
-            "system_code,code\n61110,0\n61110 ,1\n",
-            "repeated code, or two blanks, in the column 'system_code', line 3: '6",
-        ),
-        ("system_code,code\n,0\n,1\n", "two blanks, in the column 'system_code', line 3: ''"),
+        ("61110,0\n77610,²\n", "line 3 has '²'"),
+        ("61110,0\n77610,\n", "line 3 has ''"),
+        ("61110,0\n77610,0\n", "line 3 has '0'"),
+        ("61110,0\n77610," + "9" * 5000 + "\n", r"line 3 has '9{57}\.\.\.'"),
+        ("61110,0\n61110 ,1\n", "repeated code, or two blanks, in the column 'system_code', line 3: '6"),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 def test_keys(content: str, message: str):
-    with table_of(content.encode()) as path:
+    with table_of(f"system_code,code\n{content}".encode()) as path:
         assert pd.Series([refusal(read_key, path)]).str.contains(message, regex=True).all()
 
 
@@ -221,36 +193,8 @@ def test_other_tables(tmp_path: Path):
         path.write_text(f"word,freq\na,1\nb,{cell}\n")
         assert f"line 3, freq: {cell!r} is not a number" in refusal(read_word_list, str(path), "nfc")
 
-    path.write_text("occ1,hisco_1,prob_1,conf\na,61110,0.5,0.5\nb,61110,0.5,high\n")
-    said = refusal(lambda: review(path, tmp_path / "out.csv", budget=1))
-    assert "line 3, conf: 'high' is not a number" in said and not (tmp_path / "out.csv").exists()
-
     path.write_text("occ1,code1\na,0\nb," + "9" * 5000 + "\n")
     (tmp_path / "key.csv").write_text("system_code,code\n61110,0\n")
     key = read_key(tmp_path / "key.csv")
     files = ExampleFiles((path,), ("hisco_1",), build_formatter("hisco", num_blocks=1), key=key, rules=LabelRules())
     assert "line 3, code1: '999" in refusal(files.read)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("occ1,hisco_1,prob_1,conf\na,61110,0.5,123\n", "line 2, conf: '123' is not a number from 0 to 1"),
-        ("occ1,conf,prob_1,hisco_1\na,0.5,0.5,61110\n", "column before 'prob_1' must be that of its codes"),
-        ("occ1,hisco_1,conf\na,61110,0.5\n", "has no column prob_1; give the output of histocoder predict"),
-    ],
-)
-def test_coded_files_that_people_have_changed(tmp_path: Path, content: str, message: str):
-    (tmp_path / "t.csv").write_text(content)
-    assert message in refusal(lambda: review(tmp_path / "t.csv", tmp_path / "out.csv", budget=1))
-    (tmp_path / "t.csv").write_text("occ1;hisco_1;prob_1;conf\na;61110;0,5;0,5\n")
-    assert review(tmp_path / "t.csv", tmp_path / "out.csv", budget=1)[["hisco_1", "conf"]].to_numpy().tolist() == [
-        ["61110", 0.5]
-    ]
-
-
-def test_lines_are_those_of_the_file():
-    content = b'occ1,hisco_1\n"a\nb",61110\n\nc,77610\n'
-    with table_of(content) as table:
-        found = read_table(table, ["occ1"])
-        assert found.lines(np.arange(2)).tolist() == [2, 5]

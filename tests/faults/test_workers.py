@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run
-from jobs import finetune, is_alive
+from jobs import faulty, finetune, is_alive
 from trainers import stored
 
 from histocoder.config import LoaderConfig
@@ -28,7 +29,7 @@ EXTRA = ("--batch-size", 8, "--max-steps", 40, "--num-workers", 2, "--worker-tim
 @pytest.mark.parametrize("call", ["_multiprocessing.SemLock", "torch.UntypedStorage._share_fd_cpu_"])
 def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: str):
     args = finetune(table, tmp_path / "out", *EXTRA)
-    ended = run("tests/faulty.py", f"ENOSPC:{call}:1", "--", *args, check=False)
+    ended = run(*faulty(args, f"ENOSPC:{call}:1"), check=False)
     # a machine with one processor is warned of by torch before
     (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert ended.returncode == 1 and said.startswith("error: /dev/shm, which") and "--num-workers 0" in said
@@ -36,23 +37,18 @@ def test_shared_memory_without_room_is_named(table: Path, tmp_path: Path, call: 
 
 
 @pytest.mark.parametrize(
-    ("worker", "sent", "what"),
+    ("sent", "what"),
     [
-        (1, "SIGKILL", "was killed, perhaps because memory ran out"),
-        pytest.param(1, "SIGSTOP", "has returned no batch for 3 s", marks=pytest.mark.slow),
+        ("SIGKILL", "was killed, perhaps because memory ran out"),
+        pytest.param("SIGSTOP", "has returned no batch for 3 s", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("persistent", [pytest.param((), marks=pytest.mark.slow), ("--persistent-workers",)])
-def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, worker: int, sent: str, what: str, persistent):
-    fault = f"worker:{worker}:{sent}"
-    result = run(
-        "tests/faulty.py", fault, "--", *finetune(table, tmp_path / "out", *EXTRA, *persistent), check=False, fresh=True
-    )
-    assert result.returncode == 1
-    found = re.search(
-        rf"error: Loader worker {worker} \(process (\d+)\) {what}\. Run the same command again .*\n", result.stderr
-    )
-    assert found is not None, result.stderr
+def test_a_worker_that_fails_is_named(table: Path, tmp_path: Path, sent: str, what: str, persistent):
+    args = finetune(table, tmp_path / "out", *EXTRA, *persistent)
+    result = run(*faulty(args, f"worker:1:{sent}"), check=False, fresh=True)
+    found = re.search(rf"error: Loader worker 1 \(process (\d+)\) {what}\. Run the same", result.stderr)
+    assert result.returncode == 1 and found is not None, result.stderr
     assert not is_alive(int(found[1]))
 
 
@@ -71,5 +67,6 @@ def test_a_worker_stopped_after_sending_is_named(table: Path, tmp_path: Path):
         batches = iter(loader)
         next(batches)
         time.sleep(0.5)  # the next batch is in the queue
-        os.kill(loader._workers[0].pid, signal.SIGSTOP)
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGSTOP)
         next(batches)
