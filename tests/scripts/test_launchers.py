@@ -8,12 +8,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE, ROOT, environment, free_port, run, write_table
+from conftest import DEADLINE, ROOT, environment, free_port, refused, run, write_table
 from forked import Forked
 from jobs import TINY, assert_same_end, assert_same_weights, end_of, finetune, logged, training, wait_until
 
@@ -50,21 +48,11 @@ def assert_same_course(one: Path, two: Path) -> None:
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param(
-            "torch.distributed.run --nproc_per_node=2 --master_port={port}", id="torchrun", marks=pytest.mark.slow
-        ),
-        pytest.param("torch.distributed.launch --nproc_per_node=2 --master_port={port}", id="launch"),
-        pytest.param(
-            "torch.distributed.run --standalone --nproc_per_node=auto",
-            id="auto",
-            marks=[FEW_CORES, pytest.mark.slow],
-        ),
-        pytest.param(
-            "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
-            "--dynamo_backend=no --main_process_port={port}",
-            id="accelerate",
-            marks=pytest.mark.slow,
-        ),
+        "torch.distributed.run --nproc_per_node=2 --master_port={port}",
+        "torch.distributed.launch --nproc_per_node=2 --master_port={port}",
+        pytest.param("torch.distributed.run --standalone --nproc_per_node=auto", marks=FEW_CORES),
+        "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
+        "--dynamo_backend=no --main_process_port={port}",
     ],
 )
 def test_two_ranks_do_what_one_process_does(one_process: Path, tmp_path: Path, launcher: str):
@@ -134,43 +122,31 @@ def test_launch_training_counts_gpus(
         assert launched == "all threads, rank 0"
 
 
-@pytest.mark.slow
-def test_launch_training_with_one_process(tmp_path: Path):
-    args = finetune(tmp_path / "none.csv", tmp_path / "out", "--distributed", "--device", "cpu")
-    result = shell(LAUNCH, 1, *args, PYTHON=sys.executable)
-    assert result.returncode == 2 and "none.csv" in result.stderr and "launcher" not in result.stderr
-
-
-def test_missing_gpus_are_not_counted(programs: dict[str, str], tmp_path: Path):
-    write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
-    result = shell(LAUNCH, "--dataset", "t.csv", **programs, CUDA_VISIBLE_DEVICES="0,1")
-    assert "processes  1 on the CPU (there is no NVIDIA GPU)\n" in result.stdout
-    refused = shell(LAUNCH, 2, "--dataset", "t.csv", **programs, CUDA_VISIBLE_DEVICES="0,1")
-    assert refused.returncode == 2 and "there are 0 GPUs, not 2" in refused.stderr
-
-
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "num_gpus", "message"),
     [
-        ("4 --dataset t.csv", "there are 3 GPUs, not 4"),
-        ("four finetune.py", "'four' is neither a number of GPUs, nor a script, nor a flag"),
-        ("2 finetunes.py", "there is no script finetunes.py"),
+        ("4 --dataset t.csv", 3, "there are 3 GPUs, not 4"),
+        ("2 --dataset t.csv", 0, "there are 0 GPUs, not 2"),
+        ("four finetune.py", 3, "'four' is neither a number of GPUs, nor a script, nor a flag"),
+        ("2 finetunes.py", 3, "there is no script finetunes.py"),
     ],
 )
-def test_mistakes_of_launch_training(programs: dict[str, str], args: str, message: str):
+def test_mistakes_of_launch_training(programs: dict[str, str], args: str, num_gpus: int, message: str):
+    if not num_gpus:
+        write_program(Path(programs["PYTHON"]).with_name("nvidia-smi"), "exit 9")
     result = shell(LAUNCH, *args.split(), **programs)
     assert result.returncode == 2 and message in result.stderr and not result.stdout
 
 
-def test_help_of_launch_training(programs: dict[str, str]):
-    result = shell(LAUNCH, "--help", **programs)
-    assert result.returncode == 0 and "[NUM_GPUS] [SCRIPT] [ARGS ...]" in result.stdout
+def test_commands_name_the_launcher_that_they_need(tmp_path: Path):
+    data = ("--train-data", "a.csv", "--val-data", "a.csv", "--save-dir", tmp_path / "out")
+    said = refused("-m", "histocoder", "train-mixer", *data, "--distributed")
+    assert "torchrun --nproc_per_node=2 -m histocoder.cli.train_mixer --distributed" in said
 
 
 def test_accelerate_with_one_process_is_named(table: Path, tmp_path: Path):
     env = environment(ACCELERATE_USE_CPU="True", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    result = run(*finetune(table, tmp_path / "out"), env=env, check=False)
-    assert result.returncode == 2 and "Use torchrun --nproc_per_node=2" in result.stderr
+    assert "Use torchrun --nproc_per_node=2" in refused(*finetune(table, tmp_path / "out"), env=env)
 
 
 # SLURM
@@ -200,14 +176,14 @@ def test_srun_alone_is_a_launcher(table: Path, tmp_path: Path):
 
 SRUN = """
 import os, signal, subprocess, sys
-number, place = int(os.environ["SLURM_NTASKS"]), os.environ["STAND_INS"]
+number, folder = int(os.environ["SLURM_NTASKS"]), os.environ["STAND_INS"]
 command = sys.argv[2:] if sys.argv[1] == "--kill-on-bad-exit=1" else sys.exit(f"srun: {sys.argv}")
 step = {"SLURM_STEP_NUM_TASKS": str(number), "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_ID": "0"}
 tasks = [
     subprocess.Popen(command, env={**os.environ, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)})
     for i in range(number)
 ]
-with open(f"{place}/tasks", "w") as file:
+with open(f"{folder}/tasks", "w") as file:
     file.write(" ".join(str(task.pid) for task in tasks))
 ended = [task.wait() for task in tasks]
 sys.exit(max(128 - status if status < 0 else status for status in ended))
@@ -221,33 +197,32 @@ if [[ $1 == show ]]; then cat "$STAND_INS/job"; fi
 class Cluster:
     """Stand-ins for srun, which starts two tasks for real with the variables that SLURM sets, and for scontrol."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, preempted: str = "None") -> None:
         self.folder = folder
         folder.mkdir()
         write_program(folder / "srun", SRUN, interpreter=sys.executable)
         write_program(folder / "scontrol", SCONTROL)
-        self.preempted("None")
+        (folder / "job").write_text(f"   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime={preempted}\n")
+        (folder / "requests").touch()
 
-    def preempted(self, when: str) -> None:
-        (self.folder / "job").write_text(f"   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime={when}\n")
-
-    @contextmanager
-    def job(self, args: list[str]) -> Iterator[subprocess.Popen[str]]:
-        """The script, as SLURM starts it on the first node of a job; none of it is left in the end."""
+    def run(self, args: list[str], *, signum: int = 0, at_step: int = 0) -> int:
+        """Run the script as SLURM does on the first node of a job; signal its tasks at a step; return its status."""
         env = environment(
             PATH=f"{self.folder}:{os.environ['PATH']}", STAND_INS=str(self.folder), PYTHON=sys.executable,
             SLURM_JOB_ID="7", SLURM_NTASKS="2", SLURM_CPUS_PER_TASK="1", MASTER_PORT=str(free_port()),
         )  # fmt: skip
+        command = ["bash", str(SBATCH), *args]
         with (self.folder / "log").open("a") as log:
-            process = subprocess.Popen(
-                ["bash", str(SBATCH), *args], cwd=ROOT, env=env, stdout=log, stderr=log, text=True,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+            job = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            if signum:
+                wait_until(lambda: f"step {at_step}/" in self.log)
+                for pid in (self.folder / "tasks").read_text().split():
+                    os.kill(int(pid), signum)
+            return job.wait(DEADLINE)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
 
     @property
     def log(self) -> str:
@@ -256,29 +231,14 @@ class Cluster:
     @property
     def requests(self) -> list[str]:
         """What scontrol was asked for."""
-        path = self.folder / "requests"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def signal_tasks(self, signum: int) -> None:
-        for pid in (self.folder / "tasks").read_text().split():
-            os.kill(int(pid), signum)
-
-
-def stop(cluster: Cluster, args: list[str], signum: int, *, step: int) -> int:
-    """Start a job, signal its tasks at a step; its status."""
-    with cluster.job(args) as job:
-        wait_until(lambda: f"step {step}/" in cluster.log)
-        cluster.signal_tasks(signum)
-        return job.wait(DEADLINE)
+        return (self.folder / "requests").read_text().splitlines()
 
 
 @pytest.mark.slow
 def test_a_signalled_slurm_job_is_requeued(together: Path, tmp_path: Path):
     cluster, args = Cluster(tmp_path / "slurm"), training(tmp_path / "out")
-    assert stop(cluster, args, signal.SIGUSR1, step=9) == 128 + signal.SIGUSR1, cluster.log
-    assert cluster.requests == ["requeue 7"]
-    with cluster.job(args) as job:  # as SLURM would
-        assert job.wait(DEADLINE) == 0, cluster.log
+    assert cluster.run(args, signum=signal.SIGUSR1, at_step=9) == 128 + signal.SIGUSR1, cluster.log
+    assert cluster.run(args) == 0, cluster.log  # as SLURM would
     assert "Resuming from step" in cluster.log and "step 24/24" in cluster.log
     assert cluster.requests == ["requeue 7"]
     assert_same_end(together, tmp_path / "out")
@@ -287,22 +247,14 @@ def test_a_signalled_slurm_job_is_requeued(together: Path, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("preempted", ["None", "2026-01-01T10:00:00"])
 def test_a_preempted_slurm_job_is_requeued(tmp_path: Path, preempted: str):
-    cluster = Cluster(tmp_path / "slurm")
-    cluster.preempted(preempted)
-    assert stop(cluster, training(tmp_path / "out"), signal.SIGTERM, step=3) == 128 + signal.SIGTERM, cluster.log
+    cluster, args = Cluster(tmp_path / "slurm", preempted=preempted), training(tmp_path / "out")
+    assert cluster.run(args, signum=signal.SIGTERM, at_step=3) == 128 + signal.SIGTERM, cluster.log
     assert cluster.requests == ["show job 7", *["requeue 7"][: preempted != "None"]]
 
 
-@pytest.mark.parametrize(
-    ("args", "env", "message"),
-    [
-        (["finetune.py"], {}, "start this script with sbatch"),
-        (["--dataset", "t.csv"], {"SLURM_JOB_ID": "7"}, "name the script first"),
-    ],
-)
-def test_mistakes_of_the_slurm_script(args: list[str], env: dict[str, str], message: str):
-    result = shell(SBATCH, *args, **env)
-    assert result.returncode == 2 and message in result.stderr
+def test_mistakes_of_the_slurm_script():
+    assert "start this script with sbatch" in shell(SBATCH, "finetune.py").stderr
+    assert "name the script first" in shell(SBATCH, "--dataset", "t.csv", SLURM_JOB_ID="7").stderr
 
 
 def test_the_slurm_script_asks_for_a_signal():

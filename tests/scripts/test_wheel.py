@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 from conftest import DEADLINE, ROOT, environment, free_port, run, write_table
 from jobs import assert_same_weights, finetune
-
-from histocoder.cli.main import main
 
 SOURCES = ("histocoder", "setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
@@ -68,30 +65,3 @@ def test_an_installed_wheel_does_what_the_clone_does(tmp_path: Path):
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     said = python(*launcher, "-m", "histocoder.cli.finetune", "--distributed", *flags, folder=folder)
     assert "step 3/3" in said and (tmp_path / "two" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    ("argv", "program"),
-    [
-        (["/clone/finetune.py"], "finetune.py"),
-        (["/lib/histocoder/cli/finetune.py"], "-m histocoder.cli.finetune"),
-        (["/bin/histocoder", "train-mixer"], "-m histocoder.cli.train_mixer"),
-    ],
-)
-def test_a_missing_launcher_is_named_as_needed(argv: list[str], program: str, monkeypatch, capsys, tmp_path: Path):
-    monkeypatch.setattr(sys, "argv", [*argv, "x"])
-    for name in list(os.environ):
-        if name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            monkeypatch.delenv(name)
-    data = ["--train-data", "a.csv", "--val-data", "a.csv", "--save-dir", str(tmp_path / "out")]
-    with pytest.raises(SystemExit) as ended:
-        main(["train-mixer", *data, "--distributed"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and f"--nproc_per_node=2 {program} --distributed" in said
-
-
-def test_mistakes_name_the_command(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as ended:
-        main(["finetune", "--epochs", "3"])
-    assert ended.value.code == 2
-    assert "no flag --epochs. Did you mean '--num-epochs'? See histocoder finetune --help" in capsys.readouterr().err
