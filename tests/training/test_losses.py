@@ -10,9 +10,8 @@ from models import tiny_model
 
 from histocoder.config import FLAT_LOSSES, FitConfig
 from histocoder.data.dataset import Batch
-from histocoder.data.tokens import tokenize
 from histocoder.formatters import PAD, build_formatter
-from histocoder.training.losses import block_order_invariant, flat_loss, mixed_loss, multi_hot, target_blocks
+from histocoder.training.losses import block_order_invariant, flat_loss, mixed_loss, multi_hot
 
 FORMATTER = build_formatter("hisco", num_blocks=4)
 ROWS = ["61110", "61110&41025", "-1&-2&-3", "99910", "12345&54321&11111&22222"]
@@ -37,19 +36,11 @@ def loop_over_blocks(logits: torch.Tensor, targets: torch.Tensor, num_blocks: in
     return sum(by_block.values(), torch.zeros(())) / len(targets) / len(by_block) + unused / len(targets) / num_blocks
 
 
-def test_block_loss_is_its_definition():
-    torch.testing.assert_close(
-        block_order_invariant(LOGITS, TARGETS, num_blocks=4), loop_over_blocks(LOGITS, TARGETS, 4)
-    )
-
-
-def test_block_loss_by_hand():
-    formatter = build_formatter("occ1950", num_blocks=2)
-    targets = torch.from_numpy(formatter.encode(["100"])).long()
-    even = torch.zeros(1, 6, formatter.vocab_size)  # each token's probability is 1 / 15
-    # the target block costs log 15; the unused one log 15, over two blocks
-    expected = torch.log(torch.tensor(15.0)) * 1.5
-    torch.testing.assert_close(block_order_invariant(even, targets, num_blocks=2), expected)
+def test_block_loss_is_its_definition_in_any_order():
+    loss = block_order_invariant(LOGITS, TARGETS, num_blocks=4)
+    torch.testing.assert_close(loss, loop_over_blocks(LOGITS, TARGETS, 4))
+    permuted = torch.from_numpy(FORMATTER.encode(["&".join(reversed(row.split("&"))) for row in ROWS])).long()
+    torch.testing.assert_close(block_order_invariant(LOGITS, permuted, num_blocks=4), loss)
 
 
 def test_block_loss_agrees_with_the_reference():
@@ -60,13 +51,6 @@ def test_block_loss_agrees_with_the_reference():
         assert loss.item() == pytest.approx(case["loss"], abs=1e-5)
         assert logits.grad is not None
         assert logits.grad.abs().sum().item() == pytest.approx(case["grad_abs_sum"], rel=1e-5)
-
-
-def test_block_loss_is_unchanged_under_permutation_of_codes():
-    permuted = torch.from_numpy(FORMATTER.encode(["&".join(reversed(row.split("&"))) for row in ROWS])).long()
-    torch.testing.assert_close(
-        block_order_invariant(LOGITS, TARGETS, num_blocks=4), block_order_invariant(LOGITS, permuted, num_blocks=4)
-    )
 
 
 def test_parts_of_a_batch_add_up_to_it():
@@ -99,42 +83,29 @@ def test_flat_losses_are_torchs_own():
     torch.testing.assert_close(flat_loss(logits, class_ids, kind="bce"), 3 * mean)
     spread = torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0]])
     torch.testing.assert_close(flat_loss(logits, class_ids, kind="softmax"), F.cross_entropy(logits, spread))
+    assert float(flat_loss(logits[:2, :1], torch.zeros(2, 1, dtype=torch.int64), kind="softmax")) == 0  # one class
 
 
 def test_the_decoder_learns_from_every_nth_row():
-    model, formatter = tiny_model(), build_formatter("hisco", num_blocks=2)
-    targets = torch.from_numpy(formatter.encode(["61110", "-1", "41025&77610", "61115", "80110"])).long()
-    texts = ["en[SEP]farmer", "en[SEP]none", "en[SEP]shopkeeper", "da[SEP]husmand", "da[SEP]væver"]
-    rows = tokenize(texts, max_len=64)
-    input_ids = torch.from_numpy(rows.pad(np.arange(5), max_len=64))
+    model, num_rows = tiny_model(), len(ROWS)
+    targets = torch.from_numpy(build_formatter("hisco", num_blocks=2).encode([row[:5] for row in ROWS])).long()
+    input_ids = torch.randint(97, 123, (num_rows, 16), generator=torch.Generator().manual_seed(4))
     batch = Batch(
         input_ids=input_ids,
         targets=targets,
-        class_ids=torch.zeros(5, 2, dtype=torch.int64),
-        num_rows=5,
-        num_target_blocks=2,
+        class_ids=torch.zeros(num_rows, 2, dtype=torch.int64),
+        num_rows=num_rows,
+        num_target_blocks=1,
         weight=1.0,
-        rows=np.arange(5),
-        counts=torch.ones(5),
+        rows=np.arange(num_rows),
+        counts=torch.ones(num_rows),
     )
     every, third = model(input_ids, targets[:, :-2]), model(input_ids, targets[::3, :-2], decoder_stride=3)
     torch.testing.assert_close(third.seq2seq_logits, every.seq2seq_logits[::3])
-    expected = block_order_invariant(
-        third.seq2seq_logits, targets[::3], num_blocks=2, num_rows=2, num_target_blocks=2
-    )  # the mean over its rows, as of all
-    torch.testing.assert_close(
-        mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=1.0, decoder_stride=3)), expected
-    )
-    flat = FitConfig(seq2seq_weight=0.0, decoder_stride=3)
-    assert torch.equal(
-        mixed_loss(third, batch, model.config, flat),
-        mixed_loss(every, batch, model.config, FitConfig(seq2seq_weight=0.0)),
-    )
-
-
-def test_softmax_over_one_class_is_no_loss():
-    assert float(flat_loss(torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64), kind="softmax")) == 0
-
-
-def test_target_blocks_counts_codes():
-    assert target_blocks(TARGETS, num_blocks=4).tolist() == [1, 2, 3, 1, 4]
+    found = mixed_loss(third, batch, model.config, FitConfig(seq2seq_weight=1.0, decoder_stride=3))
+    torch.testing.assert_close(found, block_order_invariant(third.seq2seq_logits, targets[::3], num_blocks=2))
+    flat = [
+        mixed_loss(output, batch, model.config, FitConfig(seq2seq_weight=0.0, decoder_stride=stride))
+        for output, stride in ((third, 3), (every, 1))
+    ]
+    assert torch.equal(*flat)

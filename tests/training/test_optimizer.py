@@ -67,15 +67,6 @@ def test_a_step_for_rows_is_one_for_a_smaller_table():
     assert torch.equal(table[others], start[others])
 
 
-def test_what_has_no_gradient_stays():
-    model = layers()
-    before = model[1].weight.clone()
-    optimizer = optimizer_of(model.parameters())
-    model[0](torch.ones(2, 7)).sum().backward()
-    optimizer.step()
-    assert torch.equal(model[1].weight, before)
-
-
 def test_a_step_that_is_not_finite_changes_nothing():
     model, table = layers(), nn.Parameter(torch.ones(5, 2))
     table.is_sparse_table = True  # type: ignore[attr-defined]
