@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +13,15 @@ import pandas as pd
 import pytest
 import torch
 import transformers.modeling_utils
-from conftest import ROOT, environment, run, write_table
-from forked import Forked
-from jobs import assert_same_end, end_of, finetune, logs, two_ranks, wait_for_step
-from pretrained import KINDS, TEXTS, save_pretrained
+from conftest import TITLES, run, write_table
+from jobs import assert_same_end, finetune, two_ranks
+from pretrained import KINDS, TEXTS, model_of, save_pretrained
 from safetensors.torch import load_file, save_file
-from trainers import stored
+from transformers import AutoTokenizer
 
 from histocoder import Coder
 from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
-from histocoder.config import ModelConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.examples import ExampleFiles
@@ -33,11 +30,11 @@ from histocoder.data.tokens import tokenize
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.inference.convert_occcanine import save_occcanine
-from histocoder.model import CHARACTERS, MixerModel, PretrainedTokenizer, Tokenizer, load_encoder, load_tokenizer
+from histocoder.model import CHARACTERS, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
 from histocoder.training.frozen import use_encodings
 
-CODES = ("58340", "61110", "71105", "75400", "77610", "79100", "80110", "95410")
+CODES = tuple(sorted(TITLES.values()))
 FORMATTER = build_formatter("hisco", num_blocks=1)
 MAX_LEN = 64
 
@@ -49,25 +46,7 @@ def training(table: Path, out: Path, encoder: Path, *extra: object) -> list[str]
     return finetune(table, out, "--encoder", encoder, *sizes, *noise, *extra)
 
 
-def model_of(folder: Path) -> MixerModel:
-    """A new model with an encoder from a folder."""
-    torch.manual_seed(5)
-    encoder, tokenizer = load_encoder(str(folder), max_len=MAX_LEN), load_tokenizer(str(folder))
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=FORMATTER.to_config(),
-        vocab_size=FORMATTER.vocab_size + 1,
-        codes=CODES,
-        target_cols=("hisco_1",),
-        languages=("en", "unk"),
-        max_len=MAX_LEN,
-    )
-    model = MixerModel(config, encoder, tokenizer=tokenizer)
-    torch.nn.init.normal_(model.linear_decoder.weight, std=0.3)
-    return model.eval()
-
-
-def dataset_of(folder: Path, tokenizer: Tokenizer) -> OccupationDataset:
+def arrays_of(folder: Path, tokenizer: Tokenizer) -> ExampleArrays:
     files = ExampleFiles((write_table(folder / "table.csv"),), ("hisco_1",), FORMATTER)
     form = {"formatter": FORMATTER, "classes": CODES, "max_len": MAX_LEN, "tokenizer": tokenizer}
     return OccupationDataset(stored(folder / "examples", files), cache_dir=folder / "cache", **form)
@@ -81,21 +60,27 @@ def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "encoder", ["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("xlm-r", "byt5"))], indirect=True
 )
-def test_a_run_trains_all_of_it_and_its_folder_needs_no_other(encoder: Path, table: Path, tmp_path: Path):
+def test_a_run_needs_no_other_folder(encoder: Path, table: Path, tmp_path: Path):
     out = tmp_path / "out"
     args = training(table, out, encoder, "--precision", "bf16", "--num-workers", 1)
     result = run(*(arg for arg in args if arg != "--no-report"))
     assert "got exactly the right codes" in result.stdout and "fork" not in result.stderr
-    (newest,) = list_checkpoints(out)[-1:]
+    newest = list_checkpoints(out)[-1]
     verify_checkpoint(newest)
     state = torch.load(newest / "optimizer.pt")["optimizer"]["state"]
     assert len(state) == len(list(load_model(out).parameters()))
     assert all(moments["exp_avg"].any() for moments in state.values())  # of each weight there have been gradients
     shutil.rmtree(encoder)
-    texts = TEXTS[:20]
-    tables = [Coder.from_pretrained(folder, "cpu").predict(texts, "en") for folder in (out, newest)]
+    tables = [Coder.from_pretrained(folder, "cpu").predict(TEXTS[:20], "en") for folder in (out, newest)]
     pd.testing.assert_frame_equal(*tables)
+    begun = ("--initial-checkpoint", out, "--max-steps", 1, "--tokens-per-batch", 256)
+    again = run(*training(table, tmp_path / "next", "tiny", *begun))
+    assert "step 1/1" in again.stdout and (tmp_path / "next" / "tokenizer").is_dir()
     Coder.from_pretrained(out, "cpu").save_pretrained(tmp_path / "copy")
+    config = newest / "tokenizer" / "tokenizer_config.json"
+    config.write_text(config.read_text() + " ")
+    with pytest.raises(DamagedError, match=r"tokenizer_config\.json is missing or damaged"):
+        verify_checkpoint(newest)
     shutil.rmtree(out)
     predict = ("-m", "histocoder", "predict", "--model", tmp_path / "copy", "--mode", "topk", "--language", "en")
     assert "hisco_1" in run(*predict, "farmer").stdout
@@ -103,15 +88,15 @@ def test_a_run_trains_all_of_it_and_its_folder_needs_no_other(encoder: Path, tab
     assert "2 layers of width 32" in card and "CANINE" not in card and f"{MAX_LEN} tokens" in card
 
 
-def test_a_canine_from_a_folder_is_trained(table: Path, tmp_path: Path):
-    save_pretrained("canine", tmp_path / "canine")
-    extra = ("--encoder", tmp_path / "canine", "--batch-size", 8, "--max-steps", 2, "--max-len", MAX_LEN)
-    run(*finetune(table, tmp_path / "out", *extra, "--learning-rate", 1e-9))
-    trained = load_file(tmp_path / "out" / "model.safetensors")
-    for name, weight in load_file(tmp_path / "canine" / "model.safetensors").items():
-        torch.testing.assert_close(trained[f"encoder.{name}"][: len(weight)], weight[: len(trained[f"encoder.{name}"])])
-    shutil.rmtree(tmp_path / "canine")
-    assert "farmer" in run("-m", "histocoder", "predict", "--model", tmp_path / "out", "farmer").stdout
+def test_resumed_without_its_folder_the_end_is_the_same(table: Path, tmp_path: Path):
+    encoder = save_pretrained("bert", tmp_path / "bert", dropout=0.1)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(*training(table, whole, encoder, "--dropout", 0.1))
+    shutil.copytree(whole, parts)
+    shutil.rmtree(list_checkpoints(parts)[-1])
+    shutil.rmtree(encoder)
+    assert "Resuming from step" in run(*training(table, parts, encoder, "--dropout", 0.1)).stdout
+    assert_same_end(whole, parts)
 
 
 def test_padding_changes_nothing(encoder: Path):
@@ -130,75 +115,24 @@ def test_padding_changes_nothing(encoder: Path):
     coder = Coder(model, "cpu")
     frames = [coder.predict(TEXTS, "en", mode="full", batch_size=size) for size in (len(TEXTS), 1)]
     np.testing.assert_allclose(*frames, atol=1e-5)
-    coder._encoded_at_once = 7
-    np.testing.assert_allclose(coder.predict(TEXTS, "en", mode="full"), frames[0], atol=1e-5)
-
-
-def test_stopped_and_resumed_without_its_folder_it_is_as_if_never_stopped(table: Path, tmp_path: Path):
-    encoder = save_pretrained("bert", tmp_path / "bert", dropout=0.1)
-    args = [training(table, tmp_path / name, encoder, "--dropout", 0.1) for name in ("whole", "stopped")]
-    run(*args[0])
-    process = Forked(args[1], cwd=ROOT, env=environment())
-    try:
-        wait_for_step(process, 4)
-        process.send(signal.SIGTERM)
-        assert end_of(process).returncode == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-    shutil.rmtree(encoder)
-    assert "Resuming from step" in run(*args[1]).stdout
-    assert_same_end(tmp_path / "whole", tmp_path / "stopped")
-
-
-@pytest.mark.parametrize("kind", ["xlm-r"])
-def test_two_ranks_do_what_one_process_does(kind: str, tmp_path: Path):
-    encoder = save_pretrained(kind, tmp_path / kind)
-    table = write_table(tmp_path / "table.csv", copies=2)
-    run(*training(table, tmp_path / "one", encoder, "--batch-size", 16))
-    ended = two_ranks(training(table, tmp_path / "two", encoder, "--batch-size", 8))
-    assert not any("unused" in one.stderr for one in ended)
-    for column in ("train_loss", "val_loss"):
-        one, two = ([float(row[column]) for row in logs(tmp_path / name) if row[column]] for name in ("one", "two"))
-        assert two == pytest.approx(one, abs=1e-5)
-
-
-def test_frozen_its_encodings_are_kept(table: Path, tmp_path: Path):
-    encoder = save_pretrained("byt5", tmp_path / "byt5")
-    quiet = ("--freeze-encoder", "--augmentation-prob", 0, "--unk-lang-prob", 0)
-    result = run(*training(table, tmp_path / "out", encoder, *quiet))
-    assert result.stdout.count("are computed once") == 2
-    weights, before = load_file(tmp_path / "out" / "model.safetensors"), load_encoder(str(encoder), max_len=MAX_LEN)
-    for name, tensor in before.state_dict().items():
-        assert torch.equal(weights[f"encoder.{name}"], tensor)
 
 
 def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
     model = model_of(encoder)
     model.freeze_encoder()
-    data = dataset_of(tmp_path, model.tokenizer)
-    use_encodings(model, [data], folder=tmp_path)
-    rows = np.array([0, 9, 30])
-    ids = data[Share(rows, epoch=0, num_rows=3, num_target_blocks=1, weight=1.0)].input_ids
-    with torch.no_grad():
-        memory, pooled, mask = model.encode(ids)
-    kept = data.outputs.pad(rows, num_positions=ids.shape[1])
-    torch.testing.assert_close(kept.pooled, pooled, atol=1e-5, rtol=0)
-    torch.testing.assert_close(kept.memory[mask], memory[mask], atol=1e-5, rtol=0)
-
-
-def test_kept_encodings_are_pooled_as_the_model_s(tmp_path: Path):
-    model = model_of(save_pretrained("bert", tmp_path / "bert"))
-    model.freeze_encoder()
-    rows, pooled = np.arange(5), []
+    arrays, rows = arrays_of(tmp_path, model.tokenizer), np.array([0, 9, 30])
     for pooling in ("auto", "mean"):
         model.config = replace(model.config, pooling=pooling)
         data = dataset_of(tmp_path, model.tokenizer)
         use_encodings(model, [data], folder=tmp_path)
-        pooled.append(data[Share(rows, epoch=0, num_rows=5, num_target_blocks=1, weight=1.0)].encoded.pooled)
-    assert not torch.allclose(*pooled)
+        batch = data[Share(rows, epoch=0, num_rows=3, num_target_blocks=1, weight=1.0)]
+        with torch.no_grad():
+            memory, pooled, mask = model.encode(batch.input_ids)
+        torch.testing.assert_close(batch.encoded.pooled, pooled, atol=1e-5, rtol=0)
+        torch.testing.assert_close(batch.encoded.memory[mask], memory[mask], atol=1e-5, rtol=0)
 
 
-def test_weights_kept_in_another_precision_are_trained_in_fp32(encoder: Path, tmp_path: Path):
+def test_weights_in_another_precision_are_trained_in_fp32(encoder: Path, tmp_path: Path):
     from transformers import AutoModelForTextEncoding
 
     AutoModelForTextEncoding.from_pretrained(encoder).bfloat16().save_pretrained(encoder)
@@ -209,34 +143,23 @@ def test_weights_kept_in_another_precision_are_trained_in_fp32(encoder: Path, tm
     assert {p.dtype for p in (*model.parameters(), *again.parameters())} == {torch.float32}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", ["bert", "byt5"], indirect=True)
-def test_compiled_it_gives_the_same(encoder: Path, monkeypatch: pytest.MonkeyPatch):
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **options: _compile(layer, options))
-    plain = Coder(model_of(encoder), "cpu").predict(TEXTS, "en", mode="full")
-    model = model_of(encoder)
-    model.compile_layers()
-    frame = Coder(model, "cpu").predict(TEXTS, "en", mode="full")
-    np.testing.assert_allclose(frame, plain, atol=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
-    torch._dynamo.reset()
-
-
-def _compile(layer: torch.nn.Module, options: dict) -> None:
-    layer._compiled_call_impl = torch.compile(layer._call_impl, backend="eager", **options)
-
-
-def test_noise_is_put_on_characters_and_tokenised_as_any_text(encoder: Path, tmp_path: Path):
+def test_noise_is_put_on_characters(encoder: Path, tmp_path: Path):
     tokenizer = load_tokenizer(str(encoder))
-    noisy, same = pickle.loads(pickle.dumps(dataset_of(tmp_path, tokenizer))), dataset_of(tmp_path, CHARACTERS)
     noise = Augmenter(WordList.from_texts(TEXTS), augmentation_prob=1.0, num_transformations=3, unk_lang_prob=0.5)
-    noisy.augmenter = same.augmenter = noise
+    noisy, same = (
+        OccupationDataset(
+            pickle.loads(pickle.dumps(arrays_of(tmp_path, one))),  # as workers get them
+            formatter=FORMATTER,
+            classes=CODES,
+            max_len=MAX_LEN,
+            augmenter=noise,
+        )
+        for one in (tokenizer, CHARACTERS)
+    )
     for share in SequentialSampler(noisy.lengths(), batch_size=16):
-        batch, characters = noisy[share].input_ids, same[share].input_ids
-        texts = ["".join(map(chr, row[row.ne(0)].tolist()[1:-1])) for row in characters]
-        expected = tokenize(texts, max_len=MAX_LEN, tokenizer=tokenizer)
-        assert batch.tolist() == expected.pad(np.arange(len(texts)), max_len=MAX_LEN).tolist()
+        texts = ["".join(map(chr, row[row.ne(0)].tolist()[1:-1])) for row in same[share].input_ids]
+        expected = tokenize(texts, max_len=MAX_LEN, tokenizer=tokenizer).pad(np.arange(len(texts)), max_len=MAX_LEN)
+        assert noisy[share].input_ids.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -247,23 +170,16 @@ def test_noise_is_put_on_characters_and_tokenised_as_any_text(encoder: Path, tmp
         ("byt5", "en</s>farmer [PAD]</s>"),
     ],
 )
-def test_language_and_description_are_two_texts_and_nothing_in_them_is_special(
-    tmp_path: Path, kind: str, expected: str
-):
+def test_language_and_description_are_two_texts(tmp_path: Path, kind: str, expected: str):
     tokenizer = load_tokenizer(str(save_pretrained(kind, tmp_path)))
-    assert isinstance(tokenizer, PretrainedTokenizer)
     texts = ["en[SEP]farmer [PAD]", "en[SEP]<pad> [PAD]", "en[SEP]" + "baker " * 99]
     ids, lengths, num_cut = tokenizer.token_ids(texts, max_len=32)
-    assert tokenizer._tokenizer.decode(ids[: lengths[0]].tolist()) == expected
-    assert tokenizer.pad_id not in ids
+    assert AutoTokenizer.from_pretrained(tmp_path).decode(ids[: lengths[0]].tolist()) == expected
+    assert tokenizer.pad_id not in ids  # nothing in a description is special
     assert lengths[2] == 32 and num_cut == 1 and ids[-1] == ids[lengths[0] - 1]
     assert pickle.loads(pickle.dumps(tokenizer)).fingerprint() == tokenizer.fingerprint()
-
-
-def test_what_is_cut_is_told(tmp_path: Path):
-    coder = Coder(model_of(save_pretrained("byt5", tmp_path)), "cpu")
     with pytest.warns(UserWarning, match="1 description is truncated: .* longer than 64 tokens"):
-        coder.predict(["farmer", "x" * 61], "en")  # with language and two ends: 65
+        Coder(model_of(tmp_path), "cpu").predict(["farmer", "x " * 61], "en")
 
 
 def refused(*args: object) -> str:
@@ -295,6 +211,11 @@ def test_mistakes_are_said(table: Path, tmp_path: Path):
     assert "--save-format occcanine: OccCANINE has no format for this model: its encoder is not" in refused(
         *training(table, tmp_path / "out", bert, "--max-len", 32, "--save-format", "occcanine")
     )
+    code = "import runpy, sys, transformers; transformers.BertModel.supports_gradient_checkpointing = False\n"
+    code += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    assert "--gradient-checkpointing: transformers does not support it for BertModel" in refused(
+        "-c", code, *training(table, tmp_path / "out", bert, "--max-len", 32, "--gradient-checkpointing")
+    )
     (bert / "vocab.txt").write_text((bert / "vocab.txt").read_text() + "more\n")
     assert "do not match" in refused(*training(table, tmp_path / "out", bert, "--max-len", 32))
     assert not (tmp_path / "out" / "config.json").exists()
@@ -310,7 +231,7 @@ def test_mistakes_are_said(table: Path, tmp_path: Path):
         load_encoder(str(xlm_r), max_len=32)
 
 
-def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: Path):
+def test_tokenizers_are_guarded_as_weights(encoder: Path, tmp_path: Path):
     model = model_of(encoder)
     save_model(tmp_path / "model", model.config, model.state_dict(), tokenizer=model.tokenizer)
     with pytest.raises(UserError, match="--initial-checkpoint"):
@@ -324,21 +245,6 @@ def test_a_model_s_tokenizer_is_guarded_as_its_weights(encoder: Path, tmp_path: 
     shutil.rmtree(tmp_path / "model" / "tokenizer")
     with pytest.raises(UserError, match="tokenizer is missing"):
         load_model(tmp_path / "model", verify=False)
-
-
-def test_a_checkpoint_s_sums_are_of_its_tokenizer_too(table: Path, tmp_path: Path):
-    encoder = save_pretrained("byt5", tmp_path / "byt5")
-    out = tmp_path / "out"
-    run(*training(table, out, encoder, "--max-steps", 2))
-    (checkpoint,) = list_checkpoints(out)
-    assert "tokenizer/tokenizer_config.json" in json.loads((checkpoint / "manifest.json").read_text())
-    begun = ("--initial-checkpoint", out, "--max-steps", 1, "--tokens-per-batch", 256)
-    again = run(*training(table, tmp_path / "next", "tiny", *begun))
-    assert "step 1/1" in again.stdout and (tmp_path / "next" / "tokenizer").is_dir()
-    config = checkpoint / "tokenizer" / "tokenizer_config.json"
-    config.write_text(config.read_text().replace("</s>", "</t>"))
-    with pytest.raises(DamagedError, match=r"tokenizer_config\.json is missing or damaged"):
-        verify_checkpoint(checkpoint)
 
 
 @pytest.mark.slow

@@ -1,14 +1,15 @@
+"""The mixer model: its outputs, its parts, and published weights."""
+
 import json
 
 import pytest
 import torch
 from conftest import shared
+from models import tiny_coder, tiny_model
 from pretrained import save_pretrained
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.config import ModelConfig
 from histocoder.errors import UserError
@@ -17,21 +18,6 @@ from histocoder.inference.greedy import greedy
 from histocoder.model import Decoder, MixerModel, load_encoder, trimmed_length
 
 FORMATTER = build_formatter("hisco", num_blocks=2)
-
-
-def tiny_model(**changes) -> MixerModel:
-    torch.manual_seed(1)
-    encoder = load_encoder("tiny", max_len=64)
-    config = ModelConfig(
-        encoder=encoder.config.to_diff_dict(),
-        formatter=FORMATTER.to_config(),
-        vocab_size=FORMATTER.vocab_size,
-        codes=("a", "b", "c"),
-        target_cols=("hisco_1", "hisco_2"),
-        max_len=64,
-        **changes,
-    )
-    return MixerModel(config, encoder).eval()
 
 
 def some_ids(lengths: list[int], width: int) -> torch.Tensor:
@@ -84,14 +70,14 @@ def test_cached_decoding_is_uncached_decoding():
 
 
 def test_dropout_leaves_logits_alone():
-    model = tiny_model(dropout=0.5).train()
+    model = tiny_coder(dropout=0.5).model.train()
     torch.nn.init.zeros_(model.decoder.head.weight)
     torch.nn.init.ones_(model.decoder.head.bias)
     out = model(some_ids([20], 32), torch.full((1, 4), BOS))
     assert torch.equal(out.seq2seq_logits, torch.ones_like(out.seq2seq_logits))
 
 
-def test_a_frozen_encoder_gets_no_gradient_and_no_dropout():
+def test_frozen_encoders_get_no_gradient_and_no_dropout():
     model = tiny_model()
     model.encoder.config.hidden_dropout_prob = 0.9
     ids = some_ids([20], 32)
@@ -160,25 +146,3 @@ def test_unreachable_hub_says_what_to_do(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"--encoder PATH.*--encoder ngram"):
         load_encoder("google/no-such-canine", max_len=128)
-
-
-def test_a_model_is_opened_without_random_weights(tmp_path):
-    class Draws(TorchDispatchMode):
-        names: set[str]
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if not any(isinstance(x, torch.Tensor) and x.is_meta for x in args):
-                self.names.add(func.overloadpacket.__name__)
-            return func(*args, **(kwargs or {}))
-
-    draws = Draws()
-    with draws:
-        draws.names = set()
-        model = tiny_model()
-        assert {"normal_", "uniform_"} <= draws.names
-        save_model(tmp_path, model.config, model.state_dict(), tokenizer=model.tokenizer)
-        draws.names = set()
-        again = load_model(tmp_path)
-        assert not {"normal_", "uniform_"} & draws.names
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor)

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run, write_table
-from jobs import assert_same_end, finetune, two_ranks
+from conftest import ROOT, run
+from jobs import assert_same_end, finetune
 
-from histocoder import Coder
 from histocoder.checkpoints.training_state import list_checkpoints
 from histocoder.data.tokens import tokenize
 from histocoder.errors import UserError
@@ -100,33 +99,14 @@ def test_a_step_touches_only_rows_that_occur(model: NgramEncoder):
     assert set(changed.tolist()) == set(touched.tolist()) and 0 < len(changed) < 200
 
 
-def test_rows_step_as_sparse_adam_does():
-    torch.manual_seed(0)
-    ours, theirs = (torch.nn.Parameter(torch.ones(8, 3)) for _ in range(2))
-    ours.is_sparse_table = True
-    mine = AdamW([{"params": [ours]}], lr=0.1, weight_decay=0.5, max_grad_norm=1e9)
-    reference = torch.optim.SparseAdam([theirs], lr=0.1)
-    for rows in ([1, 3, 1], [3, 4, 0], [1, 1, 7]):
-        values = torch.randn(3, 3)
-        for parameter in (ours, theirs):
-            parameter.grad = torch.sparse_coo_tensor(torch.tensor([rows]), values, (8, 3))
-        mine.step()
-        reference.step()
-    torch.testing.assert_close(ours, theirs)
-
-
-def training(table, out, *extra: object) -> list[str]:
-    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6)
-    return finetune(table, out, "--encoder", "ngram", *sizes, "--augmentation-prob", 0.5, *extra)
-
-
-def test_a_resumed_run_is_bit_identical(table, tmp_path):
+def test_a_resumed_run_is_bit_identical(table: Path, tmp_path: Path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
+    start = ("--initial-checkpoint", ROOT / "tests" / "fixtures" / "ngram", "--only-encoder", "--no-refit")
+    sizes = ("--batch-size", 8, "--max-steps", 12, "--save-interval", 5, "--eval-interval", 6)
+    flags = (*start, *sizes, "--augmentation-prob", 0.5, "--precision", "fp32", "--no-report", "--no-experts")
 
     def train(out: Path) -> None:
-        args = training(table, out, "--initial-checkpoint", ROOT / "tests" / "fixtures" / "ngram", "--only-encoder")
-        at = args.index("--encoder")  # a small one takes its place
-        run(*args[:at], *args[at + 2 : (again := args.index("--encoder", at + 1))], *args[again + 2 :])
+        run("finetune.py", "--dataset", table, "--target-cols", "hisco_1", "--save-path", out, *flags)
 
     train(whole)
     shutil.copytree(whole, parts)
@@ -135,22 +115,9 @@ def test_a_resumed_run_is_bit_identical(table, tmp_path):
     assert_same_end(whole, parts)
 
 
-@pytest.mark.slow
-def test_two_ranks_train_the_same_model(table, tmp_path):
-    exact = ("--ngram-dropout", 0, "--unk-lang-prob", 0)
-    run(*training(table, tmp_path / "one", *exact))
-    two_ranks(training(table, tmp_path / "two", *exact, "--batch-size", 4))
-    one, two = (Coder.from_pretrained(tmp_path / name).model.state_dict() for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=2e-5, rtol=1e-4)
-
-
-def test_fsdp_is_refused_in_a_sentence(tmp_path):
-    result = run(*training(write_table(tmp_path / "t.csv"), tmp_path / "out", "--fsdp", "full_shard"), check=False)
-    assert result.returncode == 2
-    assert "n-gram encoder" in result.stderr
-
-
-def test_sizes_that_do_not_fit_are_refused():
+def test_what_does_not_fit_is_refused(table: Path, tmp_path: Path):
+    args = finetune(table, tmp_path / "out", "--encoder", "ngram", "--batch-size", 8, "--fsdp", "full_shard")
+    result = run(*args, check=False)
+    assert result.returncode == 2 and "n-gram encoder" in result.stderr
     with pytest.raises(UserError, match=r"config\.json"):
         NgramConfig(hidden_size=10, num_attention_heads=4)

@@ -31,11 +31,11 @@ def test_all_ways_of_decoding_follow_the_same_prior():
     decoder, memory, prior = decoder_and_prior()
     search = TrieSearch(decoder, CodeTrie(CODES, HISCO))
     full = search.full(memory, None, prior)
-    for place, block in enumerate(class_blocks(CODES, HISCO.to_config())):
+    for index, block in enumerate(class_blocks(CODES, HISCO.to_config())):
         tokens = torch.cat([torch.tensor([BOS]), block]).expand(len(memory), -1)
         log_probs = decoder(tokens[:, :-1], memory, None, prior).log_softmax(-1)  # teacher forcing
         expected = log_probs.gather(-1, tokens[:, 1:, None])[..., 0].sum(1).exp()
-        torch.testing.assert_close(full[:, place], expected, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(full[:, index], expected, atol=1e-6, rtol=1e-4)
     _codes, probabilities = search.top_k(memory, None, prior, k=3)
     torch.testing.assert_close(probabilities, full.topk(3).values, atol=1e-6, rtol=1e-4)
     tokens, found = greedy(decoder, memory, None, prior, num_tokens=15, block_size=5)
@@ -45,14 +45,14 @@ def test_all_ways_of_decoding_follow_the_same_prior():
 
 
 @torch.no_grad()
-def test_a_silent_decoder_answers_what_the_flat_head_does():
+def test_a_silent_decoder_answers_as_the_flat_head():
     decoder, memory, prior = decoder_and_prior(rows=40, silent=True)
     full = TrieSearch(decoder, CodeTrie(CODES, HISCO)).full(memory, None, prior)
     torch.testing.assert_close(full.gather(1, prior.classes), prior.shares, atol=0.01, rtol=0.02)
 
 
 @torch.no_grad()
-def test_a_second_code_is_written_where_the_flat_head_holds_both_for_likely():
+def test_likely_second_codes_are_written():
     decoder, memory, _ = decoder_and_prior(silent=True)
     decoder.head.bias[PAD] -= 1  # to stop and to go on are equally likely by the prior alone
     logits = torch.full((2, len(CODES)), -9.0)

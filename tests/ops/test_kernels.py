@@ -1,7 +1,8 @@
-import itertools
-import math
+"""The kernels in C against torch's operators."""
 
-import numpy as np
+import itertools
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,49 +10,24 @@ from torch import Tensor
 from histocoder.model.layers import attention
 from histocoder.ops import kernels
 
-NAMES = list(kernels._KINDS.values())
-HERE = NAMES[list(kernels._KINDS).index(kernels.kind_of_cpu()) :]
-"""The libraries that this processor can run."""
+CAPABILITIES = ["AVX512", "AVX2", ""]
+HERE = CAPABILITIES[CAPABILITIES.index(kernels.kind_of_cpu()) :]
+"""What this processor can run."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture(params=HERE)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, each that was compiled for this processor or a lesser one; None are torch's operators."""
-    found = None if request.param is None else kernels._load(request.param)
-    if request.param and found is None:
-        pytest.skip(f"{request.param} was not compiled")
-    monkeypatch.setattr(kernels, "library", lambda: found)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use the kernels compiled for this processor, then those for each lesser one."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    kernels.library.cache_clear()
+    if kernels.library() is None:
+        pytest.skip("the kernels were not compiled")
+    yield
+    kernels.library.cache_clear()
 
 
 built = pytest.mark.usefixtures("library")
-
-
-@pytest.mark.parametrize("name", HERE)
-def test_kernels_compiled_before_their_source_changed_are_not_used(name: str, monkeypatch: pytest.MonkeyPatch):
-    if kernels._load(name) is None:
-        pytest.skip(f"{name} was not compiled")
-    monkeypatch.setattr(kernels, "_VERSION", kernels._VERSION + 1)
-    assert kernels._load(name) is None
-
-
-@pytest.mark.parametrize(
-    ("capability", "compiled", "taken"),
-    [
-        ("AVX512", NAMES, "_kernels_avx512"),
-        ("AVX2", NAMES, "_kernels_avx2"),
-        ("DEFAULT", NAMES, "_kernels"),
-        ("SVE256", NAMES, "_kernels"),
-        ("AVX512", ["_kernels", "_kernels_avx2"], "_kernels_avx2"),
-        ("AVX2", ["_kernels_avx512"], None),
-    ],
-)
-def test_the_best_that_was_compiled_is_taken(
-    capability: str, compiled: list[str], taken: str | None, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(kernels, "_load", lambda name: name if name in compiled else None)
-    assert kernels.library.__wrapped__() == taken
 
 
 def dropped_ones(p: float, count: int = 4096) -> Tensor:
@@ -83,15 +59,6 @@ def test_two_draws_of_noise_have_nothing_in_common():
         assert likeness.abs().max() < 0.09  # six standard deviations
 
 
-def noise_of(p: float, shape: tuple[int, ...]) -> Tensor:
-    """Return what the kernel multiplies numbers by with the seed that is drawn next; see `factor` in _kernels.c."""
-    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
-    x = np.arange(math.prod(shape), dtype=np.uint32) * np.uint32(seed >> 32 | 1) + np.uint32(seed % 2**32)
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        x = (x ^ x >> np.uint32(shift)) * np.uint32(factor)
-    return torch.from_numpy((x >= int(p * 2**32)) / (1 - p)).view(shape).float()
-
-
 def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:
     dim = sum(tensor.shape[-1] for tensor in joined) // 3
     parts = [part for tensor in joined for part in tensor.split(dim, dim=-1)]
@@ -106,7 +73,7 @@ def heads_of(joined: list[Tensor], num_heads: int) -> list[Tensor]:
     ("num_queries", "num_keys", "widths", "num_heads"),
     [(9, 9, (3,), 2), (30, 30, (1, 1, 1), 4), (25, 33, (1, 2), 3), (1, 1, (3,), 1)],
 )
-def test_attention_is_torch_s(
+def test_attention_is_torchs(
     num_queries: int,
     num_keys: int,
     widths: tuple[int, ...],
@@ -116,7 +83,8 @@ def test_attention_is_torch_s(
     dtype: torch.dtype,
 ):
     torch.manual_seed(0)
-    dim, lengths = num_heads * 24, (num_queries, num_keys, num_keys)
+    head_dim = 40  # more than keys
+    dim, lengths = num_heads * head_dim, (num_queries, num_keys, num_keys)
     sources = [torch.randn(5, n, dim * width).to(dtype) for n, width in zip(lengths, widths, strict=False)]
     sources = [source.requires_grad_() for source in sources]
     mask = None
@@ -132,12 +100,16 @@ def test_attention_is_torch_s(
     out = attention(*sources, num_heads=num_heads, mask=mask, dropout_p=p)
     found = torch.autograd.grad(out, sources, grad)
     torch.set_rng_state(rng)
-    kept = torch.ones(())
-    if p:
-        kept = noise_of(p, (5, num_heads, num_queries, -(-num_keys // 16) * 16))[..., :num_keys]
     queries, keys, values = heads_of([source.float() for source in sources], num_heads)
-    scores = queries @ keys.transpose(-1, -2) / 24**0.5
+    scores = queries @ keys.transpose(-1, -2) / head_dim**0.5
     shares = scores.masked_fill(~mask if mask is not None else torch.tensor(False), -torch.inf).softmax(-1)
+    kept = torch.ones(())
+    if p:  # the shares that are left by the same draws show which are dropped
+        each = torch.eye(num_keys, head_dim).repeat(5, 1, num_heads)
+        apart = [part.transpose(1, 2).flatten(2).detach().contiguous() for part in (queries, keys)]
+        left = attention(*apart, each, num_heads=num_heads, mask=mask, dropout_p=p)
+        torch.set_rng_state(rng)
+        kept = heads_of([left] * 3, num_heads)[0][..., :num_keys].ne(0) / (1 - p)
     expected_out = (shares * kept @ values).transpose(1, 2).flatten(2)
     expected = torch.autograd.grad(expected_out, sources, grad.float())
     close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
@@ -150,7 +122,7 @@ def test_attention_is_torch_s(
 
 
 @built
-def test_a_query_that_may_attend_to_nothing_gets_zeros():
+def test_queries_without_keys_get_zeros():
     sources = torch.randn(2, 3, 3 * 16, requires_grad=True)
     mask = torch.tensor([[[[True, True, False]]], [[[False, False, False]]]])
     out = attention(sources, num_heads=2, mask=mask)

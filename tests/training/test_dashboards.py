@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import run
 from jobs import assert_complete, finetune, logged, two_ranks
 from pretrained import save_pretrained
 
-from histocoder.ops.memory import peak_gpu_memory
 from histocoder.training.dashboards import run_name
 
 TRAINING = {"train/loss", "train/grad_norm", "train/epoch", "train/skipped_steps"}
@@ -54,17 +52,12 @@ def wandb_names(records: list) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def artifact_of(records: list) -> Any:
-    (artifact,) = (r.request.log_artifact.artifact if r.HasField("request") else r.artifact
-                   for r in records if r.HasField("artifact") or r.request.HasField("log_artifact"))  # fmt: skip
-    return artifact
-
-
 @pytest.mark.slow
 def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     out = tmp_path / "out"
-    extra = ("--batch-size", 8, "--max-steps", 3, "--log-wandb", "--log-tensorboard", "--wandb-artifact")
-    result = run(*finetune(table, out, *extra), fresh=True)
+    flags = ("--log-wandb", "--log-tensorboard", "--wandb-artifact", "--batch-size", 8, "--max-steps", 3)
+    encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 32)
+    result = run(*finetune(table, out, *flags, *encoder), fresh=True)
     assert "warning" not in result.stderr
     shown = curves(out)
     assert set(shown) == ON_A_CPU
@@ -73,26 +66,19 @@ def test_the_same_names_and_numbers_everywhere(table: Path, tmp_path: Path):
     assert [step for step, _ in shown["train/loss"]] == [1, 2, 3] and len(shown["val/loss"]) == 1
 
     records = wandb_records(out)
-    assert wandb_names(records) == ON_A_CPU
-    names = {r.run.display_name for r in records if r.HasField("run")}
-    assert names == {"tiny_hisco_gpu1"} and {r.run.project for r in records if r.HasField("run")} == {"histco-v2-mixer"}
-    artifact = artifact_of(records)
-    assert (artifact.name, artifact.type) == ("tiny_hisco_gpu1", "model")
-    files = {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
-    assert set(files) == {"config.json", "model.safetensors", "manifest.json", "README.md"}
-    assert files["model.safetensors"].read_bytes() == (out / "model.safetensors").read_bytes()
-    assert files["model.safetensors"].is_relative_to(out)  # not in the user's home
-
-
-@pytest.mark.slow
-def test_an_artifact_predicts_without_the_folder_that_it_comes_from(table: Path, tmp_path: Path):
-    encoder = ("--encoder", save_pretrained("bert", tmp_path / "bert"), "--max-len", 32)
-    extra = ("--batch-size", 8, "--max-steps", 1, "--log-wandb", "--wandb-artifact")
-    run(*finetune(table, tmp_path / "out", *extra, *encoder))
-    for entry in artifact_of(wandb_records(tmp_path / "out")).manifest.contents:
+    runs = [(record.run.display_name, record.run.project) for record in records if record.HasField("run")]
+    assert wandb_names(records) == ON_A_CPU and set(runs) == {("bert_hisco_gpu1", "histco-v2-mixer")}
+    (artifact,) = (
+        record.request.log_artifact.artifact if record.HasField("request") else record.artifact
+        for record in records
+        if record.HasField("artifact") or record.request.HasField("log_artifact")
+    )
+    assert (artifact.name, artifact.type) == ("bert_hisco_gpu1", "model")
+    for entry in artifact.manifest.contents:
         file = tmp_path / "downloaded" / entry.path
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(entry.local_path, file)
+        assert Path(entry.local_path).is_relative_to(out)  # not in the user's home
     for folder in ("bert", "out"):
         shutil.rmtree(tmp_path / folder)
     assert "farmer" in run("-m", "histocoder", "predict", "--model", tmp_path / "downloaded", "farmer").stdout
@@ -116,7 +102,7 @@ def test_two_ranks_show_what_one_process_shows(table: Path, tmp_path: Path):
         assert [value for _, value in two[name]] == pytest.approx([value for _, value in one[name]], abs=1e-4), name
 
 
-def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_begins_new_ones(table: Path, tmp_path: Path):
+def test_a_resumed_run_continues_its_curves(table: Path, tmp_path: Path):
     out, extra = tmp_path / "out", ("--batch-size", 8, "--save-interval", 2, "--keep-checkpoints", 9)
     run(*finetune(table, out, *extra, "--max-steps", 6, "--log-tensorboard"))
     older = ("--max-steps", 5, "--resume", out / "checkpoints" / "step-0000002", "--log-tensorboard")
@@ -127,43 +113,38 @@ def test_a_resumed_run_goes_on_in_its_curves_and_a_new_one_begins_new_ones(table
     assert not (out / "tensorboard").exists()
 
 
-@pytest.mark.parametrize(("flag", "module"), [("--log-tensorboard", "tensorboard"), ("--log-wandb", "wandb")])
-def test_a_dashboard_that_is_not_installed_is_named_before_anything_is_written(
-    table: Path, tmp_path: Path, flag: str, module: str
-):
+@pytest.mark.parametrize(
+    ("flag", "missing", "said"),
+    [
+        ("--log-tensorboard", "tensorboard", "--log-tensorboard needs tensorboard: pip install tensorboard."),
+        ("--log-wandb", "wandb", "--log-wandb needs wandb: pip install wandb."),
+        ("--wandb-artifact", "", "needs --log-wandb"),
+    ],
+)
+def test_what_is_missing_is_named_first(table: Path, tmp_path: Path, flag: str, missing: str, said: str):
     args = finetune(table, tmp_path / "out", "--batch-size", 8, flag)
     code = (
         f"import importlib.util as u, runpy, sys; find = u.find_spec\n"
-        f"u.find_spec = lambda name, *rest: None if name == {module!r} else find(name, *rest)\n"
+        f"u.find_spec = lambda name, *rest: None if name == {missing!r} else find(name, *rest)\n"
         f"sys.argv = {args!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     result = run("-c", code, check=False)
-    assert result.returncode == 2 and f"{flag} needs {module}: pip install {module}." in result.stderr
-    assert not (tmp_path / "out").exists()
+    assert result.returncode == 2 and said in result.stderr and not (tmp_path / "out").exists()
 
 
-def test_an_artifact_without_wandb_is_refused(table: Path, tmp_path: Path):
-    result = run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--wandb-artifact"), check=False)
-    assert result.returncode == 2 and "needs --log-wandb" in result.stderr and not (tmp_path / "out").exists()
+WRITING = "EROFS:tensorboard.summary.writer.record_writer.RecordWriter.write"
 
 
-@pytest.mark.parametrize("at", [1, 20])
-def test_a_disk_that_fails_tensorboard_does_not_end_the_run(table: Path, tmp_path: Path, at: int):
-    fault = f"EROFS:tensorboard.summary.writer.record_writer.RecordWriter.write:{at}"
-    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 4, "--log-tensorboard")
-    result = run("tests/faulty.py", fault, "--", *args)
-    assert_complete(result, tmp_path / "out", "TensorBoard", "Read-only file system")
-
-
-def test_an_artifact_that_fails_does_not_end_the_run(table: Path, tmp_path: Path):
-    extra = ("--batch-size", 8, "--max-steps", 4, "--log-wandb", "--wandb-artifact")
-    result = run("tests/faulty.py", "wandb:log_artifact:raises", "--", *finetune(table, tmp_path / "out", *extra))
-    assert_complete(result, tmp_path / "out", "W&B", "failed (the service is ill)")
-
-
-def test_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12_345_000_000)
-    assert peak_gpu_memory(torch.device("cuda", 0)) == {"gpu_memory_gb": 12.345}
-    assert peak_gpu_memory(torch.device("cpu")) == {}
+@pytest.mark.parametrize(
+    ("fault", "flags", "service", "why"),
+    [
+        (f"{WRITING}:1", ("--log-tensorboard",), "TensorBoard", "Read-only file system"),
+        (f"{WRITING}:20", ("--log-tensorboard",), "TensorBoard", "Read-only file system"),
+        ("wandb:log_artifact:raises", ("--log-wandb", "--wandb-artifact"), "W&B", "failed (the service is ill)"),
+    ],
+)
+def test_failing_dashboards_do_not_end_the_run(
+    table: Path, tmp_path: Path, fault: str, flags: tuple[str, ...], service: str, why: str
+):
+    args = finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 4, *flags)
+    assert_complete(run("tests/faulty.py", fault, "--", *args), tmp_path / "out", service, why)

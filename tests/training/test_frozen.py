@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +16,11 @@ from trainers import dataset
 
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, TrainConfig
-from histocoder.data.encoder_outputs import distinct_texts
 from histocoder.data.tokens import tokenize
 from histocoder.model import MixerModel
 from histocoder.model.canine import Canine
-from histocoder.training import frozen, trainer
+from histocoder.training.frozen import use_encodings
+from histocoder.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 NUM_EPOCHS, COPIES, NUM_VALIDATIONS = 3, 2, 6
@@ -55,7 +55,7 @@ def fit(folder: Path, *, precision: str = "fp32", seed: int = 5, noise: bool = F
         seed=1,
     )
     options = {"loader": LoaderConfig(), "device": CPU, "run": RunFolder(folder / "out"), "settings": {}}
-    return Trained(model, trainer.Trainer(model, train, val, config, **options).fit())
+    return Trained(model, Trainer(model, train, val, config, **options).fit())
 
 
 @pytest.fixture
@@ -88,21 +88,27 @@ def test_each_text_is_encoded_once_for_all_epochs_and_runs(
     assert sum(encoded) == 64 + 64 and "once" not in capsys.readouterr().out
 
 
-def test_with_noise_only_what_is_validated_on_is_encoded_once(folder: Path, encoded: list[int]):
+def test_with_noise_only_validation_texts_are_encoded_once(folder: Path, encoded: list[int]):
     fit(folder, noise=True)
     assert NUM_EPOCHS * 64 < sum(encoded) - 64 <= NUM_EPOCHS * 64 * COPIES  # a batch that has both has one of them
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), pytest.param("bf16", 1e-2, marks=slow_in_bf16)])
 def test_training_on_kept_encodings_is_training(
-    folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch, precision: str, tolerance: float
+    folder: Path,
+    encoded: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    precision: str,
+    tolerance: float,
 ):
-    kept = fit(folder, precision=precision)
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "use_encodings", lambda *_, **__: None)
-        encoded.clear()
+    with monkeypatch.context() as patch:  # without room for encodings, they are computed in each step
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**5))
         plain = fit(folder, precision=precision)
+    assert "0.0001 GB free" in capsys.readouterr().out
     assert NUM_EPOCHS * 64 < sum(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES
+    assert not list((folder / "cache").glob("*/encodings-*"))
+    kept = fit(folder, precision=precision)
     assert kept.results == pytest.approx(plain.results, abs=tolerance)
     weights = plain.model.state_dict()
     for name, tensor in kept.model.state_dict().items():
@@ -111,17 +117,15 @@ def test_training_on_kept_encodings_is_training(
 
 
 @pytest.mark.slow
-def test_another_encoder_or_a_file_cut_short_is_encoded_again(folder: Path, encoded: list[int]):
+def test_other_encoders_and_damaged_files_are_encoded_again(folder: Path, encoded: list[int]):
     fit(folder)
     kept, _ = (folder / "cache").glob("*/memory")
     kept.write_bytes(kept.read_bytes()[:-4])
-    encoded.clear()
-    fit(folder)
-    assert sum(encoded) == 64
-    encoded.clear()
-    fit(folder, seed=6)
-    assert sum(encoded) == 64 + 64
-    assert len(list((folder / "cache").glob("train-*"))) == 4  # the cache may serve other runs as well
+    for seed, num_texts in ((5, 64), (6, 64 + 64)):
+        encoded.clear()
+        fit(folder, seed=seed)
+        assert sum(encoded) == num_texts
+    assert len(list((folder / "cache").glob("*/encodings-*"))) == 4  # the cache may serve other runs as well
 
 
 def test_a_runs_own_cache_keeps_one_encoders(folder: Path):
@@ -131,43 +135,8 @@ def test_a_runs_own_cache_keeps_one_encoders(folder: Path):
         torch.manual_seed(seed)
         torch.nn.init.normal_(model.encoder.pooler.dense.weight)
         model.freeze_encoder()
-        frozen.use_encodings(model, [data], folder=folder)
-        assert len(list((folder / "cache").glob("train-*"))) == 1
-        tokens = tokenize(data.examples.inputs(np.arange(5)), max_len=64)
+        use_encodings(model, [data], folder=folder)
+        assert len(list((folder / "cache").glob("*/encodings-*"))) == 1
+        tokens = tokenize(data.arrays.texts(np.arange(5)), max_len=64)
         expected = model.encode(torch.from_numpy(tokens.pad(np.arange(5), max_len=64)))[1]
-        torch.testing.assert_close(data.outputs.pad(np.arange(5), num_positions=60).pooled, expected)
-
-
-def test_a_disk_without_room_is_told_of_and_left_alone(
-    folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(frozen.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - 10**5, 10**5))
-    fit(folder)
-    assert "0.0001 GB free" in capsys.readouterr().out
-    assert NUM_EPOCHS * 64 < sum(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES
-    assert not list((folder / "cache").glob("train-*"))
-
-
-def test_equal_texts_are_found_and_the_shortest_come_first(folder: Path):
-    data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
-    texts, lengths = data.examples.inputs, data.lengths()
-    distinct = distinct_texts(data.examples, lengths)
-    assert len(distinct.rows) == 64 and (np.diff(lengths[distinct.rows].astype(int)) >= 0).all()
-    assert texts(distinct.rows[distinct.place]) == texts(np.arange(len(lengths)))
-    for row, place in enumerate(distinct.place.tolist()):
-        assert distinct.offsets[place + 1] - distinct.offsets[place] == lengths[row]
-
-
-def test_a_worker_is_handed_the_folder_and_not_the_encodings(folder: Path):
-    data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
-    model = tiny_model(num_blocks=1)
-    model.freeze_encoder()
-    frozen.use_encodings(model, [data], folder=folder / "out")
-    handed = pickle.dumps(data.outputs)
-    assert len(handed) < 1000
-    for one, other in zip(
-        pickle.loads(handed).pad(np.arange(3), num_positions=60),
-        data.outputs.pad(np.arange(3), num_positions=60),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(data.encodings.pad(np.arange(5), num_positions=60).pooled, expected)

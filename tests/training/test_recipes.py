@@ -5,13 +5,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from conftest import run, write_table
 from jobs import finetune
-from models import save_tiny_model
 
-from histocoder.checkpoints import hub
 from histocoder.checkpoints.model_files import change_config, read_model_config
 from histocoder.config import RECIPES, FinetuneConfig
 from histocoder.data.examples import ExampleFiles
@@ -59,14 +56,6 @@ def test_a_start_that_has_seen_validation_is_said(tmp_path: Path, logged: list[s
     shutil.copytree(NGRAM, tmp_path, dirs_exist_ok=True)
     continued(best)
     assert len(logged) == 1
-
-
-def test_an_initial_checkpoint_may_be_a_hub_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = save_tiny_model(tmp_path / "model")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only: str(folder))
-    monkeypatch.setattr(hub, "hub_answers", lambda: True)
-    config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), initial_checkpoint="hf://historians/model")
-    assert fill_in(config).initial_checkpoint == str(folder)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, environment, run, write_table
-from jobs import logged
 from models import slow_in_bf16
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainers import CPU, MAX_LEN, begin, dataset, losses
@@ -16,11 +15,10 @@ from histocoder.errors import UserError
 from histocoder.model import trimmed_length
 from histocoder.model.devices import choose_tf32, computing_dtype
 from histocoder.training.losses import mixed_loss
-from histocoder.training.tracking import CsvLog
 
 
 @slow_in_bf16
-def test_bf16_in_trimmed_batches_learns_as_fp32_in_padded_ones(tmp_path: Path):
+def test_trimmed_bf16_learns_as_padded_fp32(tmp_path: Path):
     data = dataset(tmp_path, write_table(tmp_path / "table.csv", copies=2), ("hisco_1",))
     curves = [
         np.array(losses(begin(tmp_path, data, precision=precision, num_classes=8, batch_size=8), 200, pad=pad))
@@ -31,41 +29,30 @@ def test_bf16_in_trimmed_batches_learns_as_fp32_in_padded_ones(tmp_path: Path):
     np.testing.assert_allclose(trimmed, padded, rtol=0.02)
 
 
-def test_a_step_waits_for_no_number(tmp_path: Path):
-    class Counter(TorchDispatchMode):
-        reads = 0
+class Counter(TorchDispatchMode):
+    """Counts numbers that are read from tensors, and casts of weights."""
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.reads += func is torch.ops.aten._local_scalar_dense.default
-            return func(*args, **(kwargs or {}))
+    reads = casts = 0
 
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.reads += func is torch.ops.aten._local_scalar_dense.default
+        self.casts += func is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_reads_no_number_and_casts_once(tmp_path: Path):
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
     trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
     batch = next(iter(trainer.train_loader))
+    weights = [name for name, p in trainer.model.named_parameters() if p.ndim > 1]
     with Counter() as counter:
         loss, _ = trainer.learner.train_step([batch])
-        assert counter.reads == 0
+        assert counter.reads == 0 and 0 < counter.casts <= 2 * len(weights)  # with their biases
         loss.item()
         assert counter.reads == 1
 
 
-def test_weights_are_cast_once_a_step(tmp_path: Path):
-    class Counter(TorchDispatchMode):
-        casts = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.casts += func is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter)
-            return func(*args, **(kwargs or {}))
-
-    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    trainer = begin(tmp_path, data, precision="bf16", num_classes=8)
-    with Counter() as counter:
-        trainer.learner.forward(next(iter(trainer.train_loader)))
-    weights = [name for name, p in trainer.model.named_parameters() if p.ndim > 1]
-    assert 0 < counter.casts <= 2 * len(weights)  # with their biases
-
-
-def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path: Path):
+def test_an_epoch_computes_hardly_more_than_its_characters(tmp_path: Path):
     data = dataset(tmp_path, ROOT / "data" / "train.csv", ("hisco_1",), noise=True)
     trainer = begin(tmp_path, data, precision="fp32", num_classes=8)
     trainer.sampler.set_position(1, 0)
@@ -75,15 +62,7 @@ def test_an_epoch_computes_few_more_positions_than_there_are_characters(tmp_path
     assert needed <= computed <= 1.02 * needed
 
 
-def test_speed_is_that_of_steps_from_the_first_line_on(tmp_path: Path):
-    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    trainer = begin(tmp_path, data, precision="fp32", num_classes=8, max_steps=2)
-    trainer.meter.started -= 1000  # as if encoding with a frozen encoder had taken so long
-    trainer.fit(CsvLog(tmp_path / "logs.csv"))
-    assert logged(tmp_path, "samples_per_sec")[0] > 0.1
-
-
-def test_rows_that_are_alike_are_computed_once_with_the_same_gradients(tmp_path: Path):
+def test_equal_rows_are_computed_once_with_equal_gradients(tmp_path: Path):
     data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
     rows = np.array([3, 0, 3, 5, 3, 0, *range(6, 12), *[3] * 11])
     whole = data[Share(rows=rows, epoch=0, num_rows=30, num_target_blocks=1, weight=1.0)]
@@ -124,17 +103,16 @@ def test_threads_that_wait_soon_sleep(words: str, tmp_path: Path):
     assert result.returncode == 2 and "GOMP_SPINCOUNT = '10000'" in result.stderr
 
 
-def test_precisions():
+@pytest.mark.parametrize(("name", "message"), [("fp16", "fp16 needs a CUDA GPU"), ("fp8", "Unknown precision")])
+def test_precisions(name: str, message: str):
     assert computing_dtype("fp32", CPU) == torch.float32
     assert computing_dtype("bf16", CPU) == torch.bfloat16
     assert computing_dtype("auto", CPU, use_amp=True) in (torch.float32, torch.bfloat16)
-    with pytest.raises(UserError, match="fp16 needs a CUDA GPU"):
-        computing_dtype("fp16", CPU)
-    with pytest.raises(UserError, match="Unknown precision"):
-        computing_dtype("fp8", CPU)
+    with pytest.raises(UserError, match=message):
+        computing_dtype(name, CPU)
 
 
-def test_products_left_in_fp32_are_exact_in_fp32_alone():
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        choose_tf32(dtype, torch.device("cuda", 0))
-        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (dtype != torch.float32)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_products_in_fp32_are_exact(dtype: torch.dtype):
+    choose_tf32(dtype, torch.device("cuda", 0))
+    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (dtype != torch.float32)

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from conftest import run, write_table
 from jobs import assert_same_weights, finetune, logged, two_ranks
 
@@ -41,7 +40,7 @@ def test_batches_that_accumulate_are_one_large_batch(
     assert_same_weights(tmp_path / "out", large, tolerance=1e-4)
 
 
-def test_a_run_goes_on_with_other_batches_that_make_up_the_same_steps(large: Path, data: Path, tmp_path: Path):
+def test_a_run_continues_with_batches_of_other_sizes(large: Path, data: Path, tmp_path: Path):
     for size, accumulated in ((9, 2), (6, 3)):
         sizes = ("--batch-size", size, "--gradient-accumulation-steps", accumulated)
         saves = ("--save-interval", 4, "--keep-checkpoints", 3)
@@ -50,13 +49,3 @@ def test_a_run_goes_on_with_other_batches_that_make_up_the_same_steps(large: Pat
             shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{step:07d}")
     assert "Resuming from step 4" in output
     assert logged(tmp_path / "out", "train_loss") == pytest.approx(logged(large, "train_loss"), abs=1e-6)
-
-
-def test_the_learning_rate_is_scaled_by_the_rows_of_a_step(data: Path, tmp_path: Path):
-    sizes = ("--batch-size", 6, "--gradient-accumulation-steps", 2, "--base-batch-size", 8, "--scale-lr")
-    args = finetune(data, tmp_path / "out", *STEPS, "--max-steps", 2, *sizes, "--warmup-pct", 0)
-    two_ranks(args)
-    assert logged(tmp_path / "out", "lr")[0] == pytest.approx(
-        1e-3 * 24 / 8 / 2
-    )  # half of it is left after the first step
-    assert yaml.safe_load((tmp_path / "out" / "args.yaml").read_text())["learning_rate"] == 1e-3
