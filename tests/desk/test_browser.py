@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,20 +144,6 @@ def test_a_file_survives_a_reload(model: Path, tmp_path: Path):
         page.click(".file a.button")
         wait_until((tmp_path / "english_occupations_coded.csv").exists)
         assert (tmp_path / "english_occupations_coded.csv").read_bytes() == expected.read_bytes()
-
-
-def test_bad_files_are_refused_with_a_sentence(model: Path, tmp_path: Path):
-    with (tmp_path / "zeros.csv").open("wb") as file:
-        file.truncate(3 << 30)  # of which nothing is on the disk
-    bomb = tmp_path / "bomb.xlsx"
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("xl/workbook.xml", bytes(100 << 20))
-    with serving(model, "--port", 0) as (_, address), browsing(address, tmp_path) as page:
-        page.go("files")
-        for path, sentence in ((tmp_path / "zeros.csv", "larger than 2 GB"), (bomb, "would unpack to")):
-            page.one("#file").send_keys(str(path))
-            wait_until(lambda expected=sentence: expected in page.text("#file-form .error"))
-        assert not list((model / "desk" / "files").iterdir())
 
 
 def test_reviews_survive_sigkill(model: Path, coded: Path, tmp_path: Path):

@@ -35,7 +35,7 @@ from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.corrections import read_corrections
 from histocoder.data.labels import LabelRules
-from histocoder.desk import security, store
+from histocoder.desk import security
 from histocoder.desk.app import create_app
 from histocoder.desk.desk import Desk
 from histocoder.desk.store import Store
@@ -90,11 +90,22 @@ def decide(client: TestClient, card: dict[str, Any], who: str = "Anna", **decisi
     return client.post(f"/api/review/cards/{card['id']}", json={"who": who, "version": card["version"], **decision})
 
 
+def send(client: TestClient, name: str, content: bytes, **params: str) -> str:
+    """Send a file, and return its id."""
+    return client.post("/api/files", params={"name": name, **params}, content=content).json()["id"]
+
+
 def wait_for(client: TestClient, file: str, state: str) -> dict[str, Any]:
     wait_until(lambda: client.get(f"/api/files/{file}").json()["state"] not in ("queued", "running"))
     found = client.get(f"/api/files/{file}").json()
     assert found["state"] == state, found
     return found
+
+
+def code(client: TestClient, file: str, *, state: str = "done", **options: str) -> dict[str, Any]:
+    """Have a file coded, and return what is said of it in the end."""
+    client.post(f"/api/files/{file}/code", json={"input_col": "occ1", **options})
+    return wait_for(client, file, state)
 
 
 def test_codes_come_with_all_evidence(client: TestClient):
@@ -201,7 +212,7 @@ REFUSED = [
 
 
 def test_values_that_cannot_be_stored_are_refused(client: TestClient):
-    file = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n").json()["id"]
+    file = send(client, "a.csv", b"occ1\nfarmer\n")
     for path, body in REFUSED:
         address = f"/api/{path.replace('FILE', file)}"
         answer = client.get(address) if body is None else client.post(address, content=body)
@@ -212,7 +223,7 @@ def test_a_full_disk_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch
     async def fill(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("histocoder.desk.routes._save_body", fill)
+    monkeypatch.setattr("anyio.open_file", fill)
     refused = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n")
     assert refused.status_code == 507 and refused.json()["detail"].startswith("The file does not fit on the disk: ")
     assert client.get("/api/files").json() == []
@@ -232,22 +243,20 @@ def test_bad_files_get_the_command_lines_sentence(client: TestClient):
     assert sent("../../census.csv", b"") == "census.csv is empty."
     assert sent("a.csv", b"occ1,lang\nfarmer\n").startswith("a.csv, line 2: 1 fields where the header has 2")
     assert sent("a.exe", b"MZ").startswith("a.exe can't be read as a table")
-    file = client.post("/api/files?name=a.csv", content=b"title\n=1+1=b\n").json()["id"]
+    file = send(client, "a.csv", b"title\n=1+1=b\n")
     answer = client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
     assert answer.status_code == 422 and answer.json()["detail"].startswith("a.csv has no column 'occ1'; it has: title")
-    client.post(f"/api/files/{file}/code", json={"input_col": "title"})
-    assert wait_for(client, file, "done")["message"].startswith("a_coded.csv: 1 cell begins like a formula")
+    assert code(client, file, input_col="title")["message"].startswith("a_coded.csv: 1 cell begins like a formula")
     assert client.get("/api/about").json()["model"] == "out"  # without the server's path
 
 
 def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder, Path], tmp_path: Path):
     source = tmp_path / "Zählung 1.csv"
     source.write_text("conf,occ1\n" + "\n".join(f"{i},farmer no {i % 40}" for i in range(300)) + "\n", encoding="utf-8")
-    file = client.post("/api/files", params={"name": source.name}, content=source.read_bytes()).json()["id"]
+    file = send(client, source.name, source.read_bytes())
     preview = client.get(f"/api/files/{file}/preview").json()
     assert preview["columns"] == ["conf", "occ1"] and preview["input_col"] == "occ1" and len(preview["rows"]) == 8
-    client.post(f"/api/files/{file}/code", json={"input_col": "occ1", "language": "en"})
-    assert wait_for(client, file, "done")["rows_done"] == 300
+    assert code(client, file, language="en")["rows_done"] == 300
     result = client.get(f"/api/files/{file}/result")
     files = {"input": str(source), "output": str(tmp_path / "out.csv")}
     config = PredictConfig(**files, input_col="occ1", language="en", mode=coder[0].mode, columns="pred_")
@@ -262,9 +271,8 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
 @pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
 def test_files_come_back_with_their_separator(client: TestClient, suffix: str, separator: str):
     content = separator.join(("id", "occ1")) + "\n" + separator.join(("1", "væver, smed")) + "\n"
-    file = client.post(f"/api/files?name=a.{suffix}", content=content.encode("cp1252")).json()["id"]
-    client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
-    wait_for(client, file, "done")
+    file = send(client, f"a.{suffix}", content.encode("cp1252"))
+    code(client, file)
     result = client.get(f"/api/files/{file}/result").content
     names, row = csv.reader(io.StringIO(result.decode("utf-8-sig")), delimiter=separator)
     assert names[:3] == ["id", "occ1", "hisco_1"] and row[:2] == ["1", "væver, smed"]
@@ -280,10 +288,9 @@ def test_excel_comes_back_as_excel(client: TestClient):
     book.save(sent)
     refused = client.post("/api/files?name=a.xlsx", content=sent.getvalue())
     assert refused.status_code == 422 and refused.json()["detail"].startswith("a.xlsx has several sheets")
-    file = client.post("/api/files?name=a.xlsx&sheet=people", content=sent.getvalue()).json()["id"]
+    file = send(client, "a.xlsx", sent.getvalue(), sheet="people")
     assert client.get(f"/api/files/{file}/preview").json()["rows"] == [["farmer"]]
-    client.post(f"/api/files/{file}/code", json={"input_col": "occ1", "sheet": "people"})
-    wait_for(client, file, "done")
+    code(client, file, sheet="people")
     result = openpyxl.load_workbook(io.BytesIO(client.get(f"/api/files/{file}/result").content))
     assert [cell.value for cell in result.active[1]][:2] == ["occ1", "hisco_1"]
     assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
@@ -311,7 +318,7 @@ def test_cancelled_and_restarted_files_go_on(
     monkeypatch.setattr(Coder, "predict_batch", slow)
     monkeypatch.setattr("histocoder.desk.files.PredictConfig", partial(PredictConfig, batch_size=2))
     with served(coder, tmp_path / "desk") as client:
-        file = client.post("/api/files?name=a.csv", content=rows.encode()).json()["id"]
+        file = send(client, "a.csv", rows.encode())
         client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
         assert arrived.wait(60)
         now = client.get(f"/api/files/{file}").json()
@@ -328,21 +335,17 @@ def test_cancelled_and_restarted_files_go_on(
     assert sum(coded) == 40 + 4  # of the part in which it was cancelled, what was coded before
 
 
-def test_a_file_on_which_the_program_fails_does_not_stop_the_others(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-):
-    one, two = (client.post(f"/api/files?name={name}.csv", content=b"occ1\nfarmer\n").json()["id"] for name in "ab")
+def test_a_failing_file_does_not_stop_others(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    one, two = (send(client, f"{name}.csv", b"occ1\nfarmer\n") for name in "ab")
 
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such layer")
 
     with monkeypatch.context() as patched:
         patched.setattr(Coder, "predict_batch", fail)
-        client.post(f"/api/files/{one}/code", json={"input_col": "occ1"})
-        message = wait_for(client, one, "failed")["message"]
+        message = code(client, one, state="failed")["message"]
     assert message.startswith("The program failed: no such layer. ")
-    client.post(f"/api/files/{two}/code", json={"input_col": "occ1"})
-    assert wait_for(client, two, "done")["rows_done"] == 1
+    assert code(client, two)["rows_done"] == 1
 
 
 def test_decisions_are_on_disk_at_once(client: TestClient, tmp_path: Path):
@@ -373,16 +376,6 @@ def test_reviewers_never_overwrite_silently(client: TestClient):
     back = client.post("/api/review/1/undo", json={"who": "Anna"}).json()["card"]
     assert back["codes"] == ["61110"] and back["version"] == 3
     assert client.post("/api/review/1/undo", json={"who": "Anna"}).status_code == 422
-
-
-def test_many_changes_are_told_in_several_answers(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    first, second, *_ = cards(client)
-    for card in (first, second):
-        decide(client, card, "Bo", codes=["61110"])
-    monkeypatch.setattr(store, "_CHANGES_AT_ONCE", 1)
-    told = [client.get(f"/api/review/1/changes?after={after}").json() for after in range(3)]
-    assert [answer["last"] for answer in told] == [1, 2, 2]
-    assert [[card["id"] for card in answer["cards"]] for answer in told] == [[first["id"]], [second["id"]], []]
 
 
 def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path: Path, logged: list[str]):
