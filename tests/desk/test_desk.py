@@ -125,29 +125,20 @@ def test_codes_come_with_all_evidence(client: TestClient):
     assert sum(shares) + sum(code["probability"] or 0 for code in farmer["codes"]) <= 1  # by one measure
 
 
-def changed(coder: Coder, **config: Any) -> Coder:
-    """A coder whose model has another config."""
-    coder = copy(coder)
-    coder.model = copy(coder.model)
-    coder.model.config = replace(coder.model.config, **config)
-    return coder
-
-
-def test_whole_words_are_found_first(coder: tuple[Coder, Path], tmp_path: Path):
-    titles = {"61110": "Spinner", "61115": "Innkeeper", "77610": "Keeper of an Inn"}
-    with served((changed(coder[0], descriptions=titles), coder[1]), tmp_path / "desk") as client:
-        found = client.get("/api/codes", params={"q": "inn"}).json()
-    assert [code["title"] for code in found] == ["Keeper of an Inn", "Innkeeper", "Spinner"]
-
-
 def test_models_without_named_languages_get_the_language(coder: tuple[Coder, Path], tmp_path: Path):
-    model = changed(coder[0], languages=())
+    model = copy(coder[0])
+    model.model = copy(model.model)
+    titles = {"61110": "Spinner", "61115": "Innkeeper", "77610": "Keeper of an Inn"}
+    model.model.config = replace(model.model.config, languages=(), descriptions=titles)
     with served((model, coder[1]), tmp_path / "desk") as client:
-        answers = [
+        (swedish,), wrong = (
             client.post("/api/code", json={"texts": ["farmer"], "lang": lang}).json() for lang in ("sv", "Danisch")
-        ]
-    assert answers[0][0]["lang"] == "se" and "did you mean Danish, da?" in answers[1]["detail"]
-    assert answers[0][0]["confidence"] == pytest.approx(model.predict(["farmer"], ["sv"])["conf"].item())
+        )
+        found = client.get("/api/codes", params={"q": "inn"}).json()
+    assert swedish["lang"] == "se" and "did you mean Danish, da?" in wrong["detail"]
+    assert swedish["confidence"] == pytest.approx(model.predict(["farmer"], ["sv"])["conf"].item())
+    # whole words come first
+    assert [code["title"] for code in found] == ["Keeper of an Inn", "Innkeeper", "Spinner"]
 
 
 @pytest.mark.parametrize(
@@ -219,35 +210,30 @@ def test_values_that_cannot_be_stored_are_refused(client: TestClient):
         assert answer.status_code == 422 and "should be" in answer.json()["detail"], path
 
 
-def test_a_full_disk_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+def test_bad_files_get_the_command_lines_sentence(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/workbook.xml", bytes(100 << 20))
+    bad = [
+        ("../../census.csv", b"", "census.csv is empty."),
+        ("a.csv", b"occ1,lang\nfarmer\n", "a.csv, line 2: 1 fields where the header has 2"),
+        ("a.exe", b"MZ", "a.exe can't be read as a table"),
+        ("b.xlsx", bomb.getvalue(), "would unpack to"),
+    ]
+    for name, content, sentence in bad:
+        answer = client.post("/api/files", params={"name": name}, content=content)
+        assert answer.status_code == 422 and sentence in answer.json()["detail"]
+
     async def fill(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("anyio.open_file", fill)
-    refused = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("anyio.open_file", fill)
+        refused = client.post("/api/files?name=a.csv", content=b"occ1\nfarmer\n")
     assert refused.status_code == 507 and refused.json()["detail"].startswith("The file does not fit on the disk: ")
     assert client.get("/api/files").json() == []
-
-
-@pytest.mark.parametrize("path", ["static/..%2f..%2fapp.py", "static/app.py", "api/files/..%2f..%2ftoken/result"])
-def test_no_path_reaches_the_file_system(client: TestClient, path: str):
-    assert client.get(f"/{path}").status_code == 404
-
-
-def test_bad_files_get_the_command_lines_sentence(client: TestClient):
-    def sent(name: str, content: bytes) -> str:
-        answer = client.post("/api/files", params={"name": name}, content=content)
-        assert answer.status_code == 422
-        return answer.json()["detail"]
-
-    assert sent("../../census.csv", b"") == "census.csv is empty."
-    assert sent("a.csv", b"occ1,lang\nfarmer\n").startswith("a.csv, line 2: 1 fields where the header has 2")
-    assert sent("a.exe", b"MZ").startswith("a.exe can't be read as a table")
-    file = send(client, "a.csv", b"title\n=1+1=b\n")
-    answer = client.post(f"/api/files/{file}/code", json={"input_col": "occ1"})
-    assert answer.status_code == 422 and answer.json()["detail"].startswith("a.csv has no column 'occ1'; it has: title")
-    assert code(client, file, input_col="title")["message"].startswith("a_coded.csv: 1 cell begins like a formula")
-    assert client.get("/api/about").json()["model"] == "out"  # without the server's path
+    for path in ("static/..%2f..%2fapp.py", "static/app.py", "api/files/..%2f..%2ftoken/result"):
+        assert client.get(f"/{path}").status_code == 404
 
 
 def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder, Path], tmp_path: Path):
@@ -255,6 +241,8 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
     source.write_text("conf,occ1\n" + "\n".join(f"{i},farmer no {i % 40}" for i in range(300)) + "\n", encoding="utf-8")
     file = send(client, source.name, source.read_bytes())
     preview = client.get(f"/api/files/{file}/preview").json()
+    refused = client.post(f"/api/files/{file}/code", json={"input_col": "job"})
+    assert refused.status_code == 422 and "has no column 'job'; it has: conf, occ1" in refused.json()["detail"]
     assert preview["columns"] == ["conf", "occ1"] and preview["input_col"] == "occ1" and len(preview["rows"]) == 8
     assert code(client, file, language="en")["rows_done"] == 300
     result = client.get(f"/api/files/{file}/result")
@@ -268,37 +256,31 @@ def test_files_are_coded_as_predict_does(client: TestClient, coder: tuple[Coder,
     assert client.delete(f"/api/files/{file}").json() == []
 
 
-@pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
-def test_files_come_back_with_their_separator(client: TestClient, suffix: str, separator: str):
-    content = separator.join(("id", "occ1")) + "\n" + separator.join(("1", "væver, smed")) + "\n"
-    file = send(client, f"a.{suffix}", content.encode("cp1252"))
-    code(client, file)
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("csv", "\t"), ("tsv", "\t"), ("xlsx", "")])
+def test_files_come_back_in_their_form(client: TestClient, suffix: str, separator: str):
+    rows = [["id", "occ1"], ["1", "væver, smed"]]
+    if suffix == "xlsx":
+        book, sent = openpyxl.Workbook(), io.BytesIO()
+        for sheet in (book.active, book.create_sheet("people")):
+            for row in rows:
+                sheet.append(row)
+        book.save(sent)
+        refused = client.post("/api/files?name=a.xlsx", content=sent.getvalue())
+        assert refused.status_code == 422 and refused.json()["detail"].startswith("a.xlsx has several sheets")
+        options, content = {"sheet": "people"}, sent.getvalue()
+    else:
+        options, content = {}, "".join(separator.join(row) + "\n" for row in rows).encode("cp1252")
+    file = send(client, f"a.{suffix}", content, **options)
+    assert client.get(f"/api/files/{file}/preview").json()["rows"] == rows[1:]
+    code(client, file, **options)
     result = client.get(f"/api/files/{file}/result").content
-    names, row = csv.reader(io.StringIO(result.decode("utf-8-sig")), delimiter=separator)
-    assert names[:3] == ["id", "occ1", "hisco_1"] and row[:2] == ["1", "væver, smed"]
-    assert result.startswith(codecs.BOM_UTF8) == (suffix == "csv")  # by which Excel recognises UTF-8
+    if suffix == "xlsx":
+        names, row = openpyxl.load_workbook(io.BytesIO(result)).active.iter_rows(values_only=True)
+    else:
+        names, row = csv.reader(io.StringIO(result.decode("utf-8-sig")), delimiter=separator)
+        assert result.startswith(codecs.BOM_UTF8) == (suffix == "csv")  # by which Excel recognises UTF-8
+    assert list(names[:3]) == ["id", "occ1", "hisco_1"] and list(row[:2]) == rows[1]
     assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
-
-
-def test_excel_comes_back_as_excel(client: TestClient):
-    book, sent = openpyxl.Workbook(), io.BytesIO()
-    for sheet in (book.active, book.create_sheet("people")):
-        sheet.append(["occ1"])
-        sheet.append(["farmer"])
-    book.save(sent)
-    refused = client.post("/api/files?name=a.xlsx", content=sent.getvalue())
-    assert refused.status_code == 422 and refused.json()["detail"].startswith("a.xlsx has several sheets")
-    file = send(client, "a.xlsx", sent.getvalue(), sheet="people")
-    assert client.get(f"/api/files/{file}/preview").json()["rows"] == [["farmer"]]
-    code(client, file, sheet="people")
-    result = openpyxl.load_workbook(io.BytesIO(client.get(f"/api/files/{file}/result").content))
-    assert [cell.value for cell in result.active[1]][:2] == ["occ1", "hisco_1"]
-    assert client.post(f"/api/files/{file}/review").json()["cards"] == 1
-    bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("xl/workbook.xml", bytes(100 << 20))
-    refused = client.post("/api/files?name=b.xlsx", content=bomb.getvalue())
-    assert refused.status_code == 422 and "would unpack to" in refused.json()["detail"]
 
 
 def test_cancelled_and_restarted_files_go_on(
@@ -402,22 +384,29 @@ def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path:
 
 
 def test_the_last_decision_on_a_description_is_exported(coder: tuple[Coder, Path], tmp_path: Path):
-    run = tmp_path / "run"
-    shutil.copytree(coder[1], run)
+    run, data = shutil.copytree(coder[1], tmp_path / "run"), tmp_path / "coded.csv"
     (run / "args.yaml").write_text("dataset: t.csv\ninput_col: occ1\n")  # of one language
-    (tmp_path / "coded.csv").write_text(
-        "occ1,lang,hisco_1,prob_1,conf\nSmith,unk,61110,0.2,0.2\nsmith ,en,61110,0.4,0.4\n"
-    )
-    with served((coder[0], run), tmp_path / "desk", data=tmp_path / "coded.csv") as client:
-        for card, code in zip(cards(client), ("77610", "95410"), strict=True):
-            decide(client, card, codes=[code])
+    data.write_text("occ1,lang,hisco_1,prob_1,conf\nSmith,unk,61110,0.2,0.2\nsmith ,en,61110,0.4,0.4\n")
+    with served((coder[0], run), tmp_path / "desk", data=data) as client:
+        for card, decided in zip(cards(client), ("77610", "95410"), strict=True):
+            decide(client, card, codes=[decided])
         exported = client.get("/api/corrections.csv").text
         assert client.get("/api/improve").json()["corrections"] == 1
     assert "95410" in exported and "77610" not in exported
 
 
+def test_coded_files_without_languages_are_reviewed(coder: tuple[Coder, Path], tmp_path: Path):
+    (tmp_path / "coded.csv").write_text("job,hisco_1,prob_1,conf\na,-1,0.4,0.4\nb,61110,0.8,0.8\n")
+    for _ in range(2):  # the second time it is known
+        with served(coder, tmp_path / "desk", data=tmp_path / "coded.csv", input_col="job") as client:
+            assert [(card["text"], card["lang"]) for card in cards(client)] == [("a", "unk"), ("b", "unk")]
+            assert len(client.get("/api/review").json()) == 1
+
+
 def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     started: list[list[str]] = []
+    scores = {"before": {"rows": 0.5}, "after": {"rows": 0.75}, "difference": {"rows": {"low": 0.1, "high": 0.4}}}
+    parts = {"validation": {**scores, "num_rows": 80}, "held_out": {**scores, "num_rows": 4}}
 
     class Training:
         """A training that has ended well."""
@@ -427,37 +416,29 @@ def test_training_shows_what_it_has_brought(coder: tuple[Coder, Path], tmp_path:
             started.append(command)
             new = Path(command[command.index("--save-path") + 1])
             new.mkdir()
-            found = {
-                "before": {"rows": 0.5},
-                "after": {"rows": 0.75},
-                "difference": {"rows": {"low": 0.1, "high": 0.4}},
-            }
-            parts = {"validation": {**found, "num_rows": 80}, "held_out": {**found, "num_rows": 4}}
             (new / "metrics.json").write_text(json.dumps({"corrections": parts}))
             self.polls = iter([None, None])
 
         def poll(self) -> int | None:
             return next(self.polls, 0)
 
-    run = tmp_path / "run"
-    shutil.copytree(coder[1], run)
+    run, data = shutil.copytree(coder[1], tmp_path / "run"), tmp_path / "coded.csv"
     (run / "args.yaml").write_text("dataset: t.csv\ninput_col: occ1\nlanguage_col: lang\n")
-    (tmp_path / "coded.csv").write_text(CODED)
+    data.write_text(CODED)
     monkeypatch.setattr("histocoder.desk.improve.subprocess.Popen", Training)
-    options = {"data": tmp_path / "coded.csv", "may_train": True}
-    with served((coder[0], run), tmp_path / "desk", **options) as client:
+    with served((coder[0], run), tmp_path / "desk", data=data, may_train=True) as client:
         assert client.post("/api/improve/train").json()["detail"].startswith("There are no corrections yet.")
         decide(client, cards(client)[0], codes=["77610"])
         with ThreadPoolExecutor(2) as pool:
             answers = [*pool.map(lambda _: client.post("/api/improve/train"), range(2))]
         assert sorted(answer.status_code for answer in answers) == [200, 422] and len(started) == 1
-        now = next(answer.json() for answer in answers if answer.status_code == 200)
-        assert now["state"] == "running" and now["command"].endswith("--save-path " + str(tmp_path / "run-2"))
-        assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
-        now = client.get("/api/improve").json()
-    assert now["state"] == "done" and [gain["rows"] for gain in now["gains"]] == [80, 4]
-    assert (now["gains"][0]["before"], now["gains"][0]["after"], now["gains"][0]["low"]) == (0.5, 0.75, 0.1)
-    assert now["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
+        begun = next(answer.json() for answer in answers if answer.status_code == 200)
+        ended = client.get("/api/improve").json()
+    assert begun["state"] == "running" and begun["command"].endswith("--save-path " + str(tmp_path / "run-2"))
+    assert begun["serve"] == ended["serve"] == f"histocoder serve --model {tmp_path / 'run-2' / 'best'}"
+    assert ended["state"] == "done" and [gain["rows"] for gain in ended["gains"]] == [80, 4]
+    gain = ended["gains"][0]
+    assert (gain["before"], gain["after"], gain["low"]) == (0.5, 0.75, 0.1)
     corrections = Path(started[0][started[0].index("--corrections") + 1])
     assert '"baker","en","x","77610",' in corrections.read_text()
 
@@ -530,14 +511,3 @@ def test_serve_says_what_it_needs(
     assert "--port is 99999; it must lie between 0 and 65535" in ends("--port", "99999")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert "pip install 'histocoder[serve]'" in ends()
-
-
-def test_coded_files_without_languages_are_reviewed(coder: tuple[Coder, Path], tmp_path: Path):
-    data = tmp_path / "coded.csv"
-    pd.DataFrame({"job": ["a", "b"], "hisco_1": ["-1", "61110"], "prob_1": [0.4, 0.8], "conf": [0.4, 0.8]}).to_csv(
-        data, index=False
-    )
-    for _ in range(2):  # the second time it is known
-        with served(coder, tmp_path / "desk", data=data, input_col="job") as client:
-            assert [(card["text"], card["lang"]) for card in cards(client)] == [("a", "unk"), ("b", "unk")]
-            assert len(client.get("/api/review").json()) == 1

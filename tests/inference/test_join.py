@@ -73,6 +73,4 @@ def test_a_mode_without_columns_of_codes_is_refused(capsys: pytest.CaptureFixtur
     flags = ["--model", "m", "--input", "in.csv", "--output", "out.csv", "--join", "t.csv", "--mode", "full"]
     with pytest.raises(SystemExit, match="2"):
         main(["predict", *flags])
-    assert capsys.readouterr().err == (
-        "error: --join needs columns of codes, and --mode full has none; choose another mode.\n"
-    )
+    assert "--join needs columns of codes, and --mode full has none" in capsys.readouterr().err

@@ -14,7 +14,6 @@ from models import save_tiny_model, tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
-from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.labels import LabelRules
 from histocoder.errors import Cancelled
@@ -65,39 +64,23 @@ def test_the_most_frequent_set_of_codes_answers():
     assert exact.find(["Smith", "SMITH"], ["xx", "en"]) == [KnownCodes(("1", "2"), 1), None]
 
 
-def test_a_spelling_of_its_own_comes_first():
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        (
+            [("bankman", "se", "1"), ("bänkman", "se", "7"), ("väver", "se", "7"), ("våver", "se", "1")],
+            {("Bänkman", "se"): "7", ("bankman", "se"): "1", ("bànkman", "se"): "1", ("VAVER", "se"): "7"},
+        ),
+        ([("bonde", "se", "7")], {("bonde", "se"): "7", ("bonde", "unk"): "7", ("bonde", "da"): None}),
+        ([("bonde", "se", "7"), ("dräng", "unk", "1")], {("bonde", "se"): "7", ("bonde", "unk"): None}),
+    ],
+    ids=["a spelling of its own comes first", "unknown is the only language", "of several it is none"],
+)
+def test_spellings_and_languages(given: list[tuple[str, ...]], asked: dict[tuple[str, str], str | None]):
     known = Known(languages=("se", "unk"))
-    known.add(rows(*(("bankman", "se", "1"), ("bänkman", "se", "7"), ("väver", "se", "7"), ("våver", "se", "1"))))
-    asked = ["Bänkman", "bankman", "bànkman", "VAVER"]
-    assert known.find(asked, ["se"] * 4) == [SEVEN, KnownCodes(("1",), 1), KnownCodes(("1",), 1), SEVEN]
-
-
-def test_descriptions_without_language_are_in_the_only_one():
-    one, two = Known(languages=("se", "unk")), Known(languages=("se", "unk"))
-    one.add(rows(("bonde", "se", "7")))
-    two.add(rows(("bonde", "se", "7"), ("dräng", "unk", "1")))
-    langs = ["se", "unk", "da"]
-    assert one.find(["bonde"] * 3, langs) == [SEVEN, SEVEN, None]
-    assert two.find(["bonde"] * 3, langs) == [SEVEN, None, None]
-
-
-@pytest.mark.parametrize("mode", ["greedy", "flat", "topk"])
-def test_known_descriptions_among_others(model: Path, mode: str):
-    coder = Coder(load_model(model), "cpu")
-    known = Known(languages=coder.model.config.languages)
-    known.add(rows(("farmer", "en", "61110", "77610"), ("baker", "en", "77610")))
-    texts, langs = ["miner", "Farmer", "baker"], ["en"] * 3
-    options = PredictOptions(mode=mode, **({"k": 1} if mode == "topk" else {}))
-    table = known.code(coder, texts, langs, options)
-    alone = coder.code(texts, langs, options).frame(coder.model.config)
-    assert table["source"].tolist() == ["model", "known", "known"]
-    assert table.loc[1, ["hisco_1", "prob_1", "desc_1", "hisco_2", "prob_2", "desc_2", "conf"]].tolist() == [
-        *("61110", 1.0, "Farmer", "77610", 1.0, "Baker", 1.0)
-    ]
-    assert table.loc[2, "hisco_1"] == "77610" and pd.isna(table.loc[2, "hisco_2"])
-    pd.testing.assert_frame_equal(table.loc[[0], alone.columns], alone.loc[[0]], check_dtype=False)
-    assert set(table.columns) <= set(known.column_names(coder, mode, k=2))
-    assert known.code(coder, ["farmer"], ["en"], options)["hisco_1"].tolist() == ["61110"]
+    known.add(rows(*given))
+    expected = [code and Answer((code,), 1) for code in asked.values()]
+    assert known.find(*map(list, zip(*asked, strict=True))) == expected
 
 
 def test_known_codes_may_look_like_missing_ones(tmp_path: Path):
@@ -110,45 +93,37 @@ def test_known_codes_may_look_like_missing_ones(tmp_path: Path):
     assert files.read().codes.to_numpy().tolist() == [["NA", "1.0"], ["1.0", None]]
 
 
-def test_known_rows_of_a_file_are_answered_and_counted(model: Path, tmp_path: Path, capsys):
+@pytest.mark.parametrize("mode", ["greedy", "flat", "topk"])
+def test_known_rows_are_answered_and_counted(
+    model: Path, tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "known.csv").write_text(DICTIONARY)
+    (tmp_path / "titles.csv").write_text("hisco,title\n41025,Baker's\n")
     write_archive(tmp_path / "in.csv", 60)
-    flags = ("--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", "flat")
+    flags = ("--model", model, "--input", tmp_path / "in.csv", "--language-col", "lang", "--mode", mode)
     predict(*flags, "--output", tmp_path / "plain.csv")
     capsys.readouterr()
-    predict(*flags, "--output", tmp_path / "out.csv", "--known", tmp_path / "known.csv")
+    others = ("--known", tmp_path / "known.csv", "--join", tmp_path / "titles.csv")
+    predict(*flags, "--output", tmp_path / "out.csv", *others)
     said = capsys.readouterr().out
     assert "1 description has several sets of codes. The most frequent set is used" in said
     out, plain = read(tmp_path / "out.csv"), read(tmp_path / "plain.csv")
-    known = out["source"] == "known"
+    known, is_blank = out["source"] == "known", out["occ1"] == ""
     assert f"{known.sum()} of 60 rows got the codes of hand-coded descriptions" in said
     expected = {
-        ("farmer 0", "da"): ["61115", "", "0.333333"],  # of three that are equally frequent the first
-        ("farmer 0", "en"): ["95410", "", "1"],
-        ("baker, retired 1", "en"): ["77610", "41025", "1"],
+        ("farmer 0", "da"): ["61115", "0.333333", "", "", "0.333333"],  # of three that are equally frequent the first
+        ("farmer 0", "en"): ["95410", "1", "", "", "1"],
+        ("baker, retired 1", "en"): ["77610", "1", "41025", "Baker's", "1"],
     }
-    found = {(row.occ1, row.lang): [row.hisco_1, row.hisco_2, row.conf] for row in out[known].itertuples()}
-    assert found == expected and out.loc[out["occ1"] == "", "source"].eq("").all()
-    assert set(out.loc[~known & (out["occ1"] != ""), "source"]) == {"model"}
-    assert out.loc[~known, "hisco_1"].tolist() == plain.loc[~known, "hisco_1"].tolist()
-
-
-def test_further_known_codes_are_no_alternatives(model: Path, tmp_path: Path):
-    (tmp_path / "known.csv").write_text(DICTIONARY)
-    (tmp_path / "titles.csv").write_text("hisco,title\n41025,Baker's\n")
-    (tmp_path / "in.csv").write_text('occ1,lang\n"baker, retired 1",en\nminer,en\n,en\n')
-    flags = ("--input", tmp_path / "in.csv", "--language-col", "lang", "--output", tmp_path / "out.csv", "--join")
-    topk = ("--mode", "topk", "--k", 3, "--known", tmp_path / "known.csv")
-    predict("--model", model, *flags, tmp_path / "titles.csv", *topk)
-    out = read(tmp_path / "out.csv")
-    known, mined, missing = out.drop(columns=["occ1", "lang"]).to_dict("records")
-    assert [known[f"hisco_{i}"] for i in (1, 2)] == ["77610", "41025"] and known["title_2"] == "Baker's"
-    assert not any(known[name] for name in known if name.startswith("alt_"))
-    assert [bool(mined[name]) for name in ("hisco_2", "prob_2", "alt_hisco_2", "alt_prob_3")] == [False] * 2 + [
-        True
-    ] * 2
-    assert float(mined["prob_1"]) >= float(mined["alt_prob_2"]) >= float(mined["alt_prob_3"])
-    assert not any(missing.values()) and {"alt_title_2", "alt_title_3"} <= set(out.columns) and "title_3" not in out
+    names = ["hisco_1", "prob_1", "hisco_2", "title_2", "conf"]
+    found = {(row["occ1"], row["lang"]): row[names].tolist() for _, row in out[known].iterrows()}
+    assert found == expected
+    alternatives = [name for name in out if name.startswith("alt_")]
+    assert bool(alternatives) == (mode == "topk") and out.loc[known, alternatives].eq("").all(axis=None)
+    assert out.loc[is_blank, [*names, "source"]].eq("").all(axis=None)
+    assert set(out.loc[~known & ~is_blank, "source"]) == {"model"}
+    same = [name for name in plain if name in out and not name.startswith("title")]
+    assert out.loc[~known, same].equals(plain.loc[~known, same])
 
 
 def test_resumed_coding_keeps_known_codes_and_counts_them(model: Path, tmp_path: Path):
@@ -177,29 +152,25 @@ def test_resumed_coding_keeps_known_codes_and_counts_them(model: Path, tmp_path:
         assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys):
+def test_auto_is_the_runs_own_training_data(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     best = shutil.copytree(model, tmp_path / "run" / "best")
+
+    def said_of(*args: str) -> list[str]:
+        predict("--model", best, "--known", "auto", *args)
+        return capsys.readouterr().out.splitlines()
+
     with pytest.raises(SystemExit):
-        predict("--model", best, "--known", "auto", "farmer")
+        said_of("farmer")
     assert "--known auto reads the run's training data, and there is no" in capsys.readouterr().err
     (tmp_path / "run" / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,80110,\n")
-    predict("--model", best, "--known", "auto", "--language", "en", "FARMER", "miner")
-    header, farmer, miner = capsys.readouterr().out.splitlines()
-    assert header.split()[-1] == "source" and farmer.split()[1:3] == ["80110", "1.00"]
-    assert (farmer.split()[-1], miner.split()[-1]) == ("known", "model")
+    header, farmer, miner = map(str.split, said_of("--language", "en", "FARMER", "miner"))
+    assert header[-1] == "source" and farmer[1:3] == ["80110", "1.00"]
+    assert (farmer[-1], miner[-1]) == ("known", "model")
+    assert said_of("--language", "da", "farmer")[-1].split()[-1] == "model"
+    lines = said_of("farmer")  # taken to be in the run's language
+    assert lines[-1].split()[-1] == "known" and "add --language en" in "".join(lines)
     (tmp_path / "run" / "data_held_out.csv").write_text("occ1,lang,hisco_1,hisco_2\nminer,en,95410,\n")
-    predict("--model", best, "--known", "auto", "--language", "en", "FARMER", "miner")
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["source", "known", "known"]
-
-
-def test_auto_takes_descriptions_to_be_in_the_runs_language(model: Path, tmp_path: Path, capsys):
-    run = tmp_path / "run"
-    best = shutil.copytree(model, run / "best")
-    (run / "data_train.csv").write_text("occ1,lang,hisco_1,hisco_2\nfarmer,en,80110,\n")
-    for flags, source in ((), "known"), (("--language", "da"), "model"):
-        predict("--model", best, "--known", "auto", *flags, "farmer")
-        said = capsys.readouterr().out
-        assert said.split()[-1] == source and ("add --language en" in said) is (source == "known")
+    assert said_of("--language", "en", "miner")[-1].split()[-1] == "known"
 
 
 @pytest.mark.parametrize(

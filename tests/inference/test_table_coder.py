@@ -67,24 +67,19 @@ def test_a_large_block_of_chunks_is_coded(model: Path, monkeypatch: pytest.Monke
     assert empty.schema == found.schema and len(empty) == 0
 
 
-def test_the_language_of_all_rows_is_added(model: Path):
-    (added,) = block_coder(model, "occ1", "lang", language="Danish")(pa.table({"occ1": ["baker"], "lang": ["x"]}))
+def test_what_does_not_fit_is_named(model: Path, tmp_path: Path):
+    block = pa.table({"occ1": ["baker"], "lang": ["x"]})
+    coder = block_coder(model, "occ1", "lang", language="Danish")
+    (added,) = coder(block)
     assert added.column_names[:3] == ["occ1", "lang", "pred_lang"] and added["pred_lang"][0].as_py() == "da"
-
-
-def test_columns_that_do_not_fit_are_named(model: Path):
-    with pytest.raises(UserError, match="The table has no column 'occ1'; it has: text"):
-        block_coder(model, "text")
-    with pytest.raises(UserError, match="The table already has a column 'hisco_1'"):
-        block_coder(model, "occ1", "hisco_1")
-
-
-def test_workers_that_differ_are_named(model: Path, tmp_path: Path):
-    coder, block = block_coder(model, "occ1"), pa.table({"occ1": ["baker"]})
     with pytest.raises(UserError, match=r"has histocoder \d.*, and another machine 9\.9\."):
         next(replace(coder, version="9.9")(block))
     with pytest.raises(UserError, match="does not see"):
         next(replace(coder, model=str(tmp_path / "gone"))(block))
+    with pytest.raises(UserError, match="The table has no column 'occ1'; it has: text"):
+        block_coder(model, "text")
+    with pytest.raises(UserError, match="The table already has a column 'hisco_1'"):
+        block_coder(model, "occ1", "hisco_1")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from conftest import TITLES, run, write_table
 from jobs import assert_same_end, finetune, two_ranks
 from pretrained import KINDS, TEXTS, model_of, save_pretrained
 from safetensors.torch import load_file, save_file
+from trainers import stored
 from transformers import AutoTokenizer
 
 from histocoder import Coder
@@ -46,7 +47,7 @@ def training(table: Path, out: Path, encoder: Path, *extra: object) -> list[str]
     return finetune(table, out, "--encoder", encoder, *sizes, *noise, *extra)
 
 
-def arrays_of(folder: Path, tokenizer: Tokenizer) -> ExampleArrays:
+def dataset_of(folder: Path, tokenizer: Tokenizer) -> OccupationDataset:
     files = ExampleFiles((write_table(folder / "table.csv"),), ("hisco_1",), FORMATTER)
     form = {"formatter": FORMATTER, "classes": CODES, "max_len": MAX_LEN, "tokenizer": tokenizer}
     return OccupationDataset(stored(folder / "examples", files), cache_dir=folder / "cache", **form)
@@ -120,12 +121,12 @@ def test_padding_changes_nothing(encoder: Path):
 def test_kept_encodings_are_those_of_the_batch(encoder: Path, tmp_path: Path):
     model = model_of(encoder)
     model.freeze_encoder()
-    arrays, rows = arrays_of(tmp_path, model.tokenizer), np.array([0, 9, 30])
     for pooling in ("auto", "mean"):
         model.config = replace(model.config, pooling=pooling)
         data = dataset_of(tmp_path, model.tokenizer)
         use_encodings(model, [data], folder=tmp_path)
-        batch = data[Share(rows, epoch=0, num_rows=3, num_target_blocks=1, weight=1.0)]
+        assert len(list((tmp_path / "cache").glob("train-*"))) == 1  # a run's own cache keeps those of one encoder
+        batch = data[Share(np.array([0, 9, 30]), epoch=0, num_rows=3, num_target_blocks=1, weight=1.0)]
         with torch.no_grad():
             memory, pooled, mask = model.encode(batch.input_ids)
         torch.testing.assert_close(batch.encoded.pooled, pooled, atol=1e-5, rtol=0)
@@ -145,17 +146,9 @@ def test_weights_in_another_precision_are_trained_in_fp32(encoder: Path, tmp_pat
 
 def test_noise_is_put_on_characters(encoder: Path, tmp_path: Path):
     tokenizer = load_tokenizer(str(encoder))
+    noisy, same = pickle.loads(pickle.dumps(dataset_of(tmp_path, tokenizer))), dataset_of(tmp_path, CHARACTERS)
     noise = Augmenter(WordList.from_texts(TEXTS), augmentation_prob=1.0, num_transformations=3, unk_lang_prob=0.5)
-    noisy, same = (
-        OccupationDataset(
-            pickle.loads(pickle.dumps(arrays_of(tmp_path, one))),  # as workers get them
-            formatter=FORMATTER,
-            classes=CODES,
-            max_len=MAX_LEN,
-            augmenter=noise,
-        )
-        for one in (tokenizer, CHARACTERS)
-    )
+    noisy.augmenter = same.augmenter = noise
     for share in SequentialSampler(noisy.lengths(), batch_size=16):
         texts = ["".join(map(chr, row[row.ne(0)].tolist()[1:-1])) for row in same[share].input_ids]
         expected = tokenize(texts, max_len=MAX_LEN, tokenizer=tokenizer).pad(np.arange(len(texts)), max_len=MAX_LEN)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jobs import finetune, two_ranks
 
-from histocoder.training import console
-from histocoder.training.console import Progress
+from histocoder.training import meter
+from histocoder.training.meter import Progress
 
 
 def test_two_ranks_say_what_they_are_together(table: Path, tmp_path: Path):

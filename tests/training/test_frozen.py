@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from conftest import write_table
@@ -16,10 +15,8 @@ from trainers import dataset
 
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, TrainConfig
-from histocoder.data.tokens import tokenize
 from histocoder.model import MixerModel
 from histocoder.model.canine import Canine
-from histocoder.training.frozen import use_encodings
 from histocoder.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -107,7 +104,7 @@ def test_training_on_kept_encodings_is_training(
         plain = fit(folder, precision=precision)
     assert "0.0001 GB free" in capsys.readouterr().out
     assert NUM_EPOCHS * 64 < sum(encoded) - NUM_VALIDATIONS * 64 <= NUM_EPOCHS * 64 * COPIES
-    assert not list((folder / "cache").glob("*/encodings-*"))
+    assert not list((folder / "cache").glob("train-*"))
     kept = fit(folder, precision=precision)
     assert kept.results == pytest.approx(plain.results, abs=tolerance)
     weights = plain.model.state_dict()
@@ -125,18 +122,4 @@ def test_other_encoders_and_damaged_files_are_encoded_again(folder: Path, encode
         encoded.clear()
         fit(folder, seed=seed)
         assert sum(encoded) == num_texts
-    assert len(list((folder / "cache").glob("*/encodings-*"))) == 4  # the cache may serve other runs as well
-
-
-def test_a_runs_own_cache_keeps_one_encoders(folder: Path):
-    data = dataset(folder / "cache", write_table(folder / "table.csv"), ("hisco_1",))
-    for seed in (1, 2):
-        model = tiny_model(num_blocks=1)
-        torch.manual_seed(seed)
-        torch.nn.init.normal_(model.encoder.pooler.dense.weight)
-        model.freeze_encoder()
-        use_encodings(model, [data], folder=folder)
-        assert len(list((folder / "cache").glob("*/encodings-*"))) == 1
-        tokens = tokenize(data.arrays.texts(np.arange(5)), max_len=64)
-        expected = model.encode(torch.from_numpy(tokens.pad(np.arange(5), max_len=64)))[1]
-        torch.testing.assert_close(data.encodings.pad(np.arange(5), num_positions=60).pooled, expected)
+    assert len(list((folder / "cache").glob("train-*"))) == 4  # the cache may serve other runs as well

@@ -111,7 +111,7 @@ def test_linear_experts_of_large_tables_answer_as_well(
     monkeypatch.setattr(svm, "MAX_COST", 0)
     one, two = (fit_linear_expert(data, num_classes=8) for _ in range(2))
     assert exact is not None and one is not None and two is not None and torch.equal(one.weight, two.weight)
-    characters = torch.from_numpy(lower_characters(data.arrays.texts(np.arange(len(data)))))
+    characters = torch.from_numpy(lower_characters(data.examples.inputs(np.arange(len(data)))))
     assert torch.equal(one(characters).argmax(1), exact(characters).argmax(1))
     monkeypatch.setattr(svm, "MAX_ROWS", len(data) - 1)
     assert fit_linear_expert(data, num_classes=8) is None
