@@ -182,23 +182,16 @@ def test_bodies_are_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch,
 
 
 LARGE, SURROGATE = 2**70, '"\\ud800"'
-
-
 REFUSED = [
     ("code", f'{{"texts": [{SURROGATE}]}}'),
-    ("code", f'{{"texts": ["farmer"], "lang": {SURROGATE}}}'),
     ("files/FILE/code", f'{{"input_col": {SURROGATE}}}'),
     ("files/FILE/code", '{"input_col": "occ1", "min_confidence": NaN}'),
     ("review/cards/1", f'{{"who": {SURROGATE}, "version": 0, "codes": ["61110"]}}'),
     ("review/cards/1", f'{{"who": "Anna", "version": 0, "codes": [{SURROGATE}]}}'),
     ("review/cards/1", '{"who": "Anna", "version": NaN, "codes": ["61110"]}'),
-    (f"review/cards/{LARGE}", '{"who": "Anna", "version": 0, "codes": ["61110"]}'),
     (f"review/{LARGE}/undo", '{"who": "Anna"}'),
     (f"review/cards/{LARGE}", None),
-    (f"review/{LARGE}/cards?who=Anna", None),
     (f"review/1/cards?who=Anna&after={LARGE}", None),
-    (f"review/1/changes?after={LARGE}", None),
-    (f"review/{LARGE}/trust", None),
 ]
 
 

@@ -89,7 +89,7 @@ def test_a_run_needs_no_other_folder(encoder: Path, table: Path, tmp_path: Path)
     assert "2 layers of width 32" in card and "CANINE" not in card and f"{MAX_LEN} tokens" in card
 
 
-def test_resumed_without_its_folder_the_end_is_the_same(table: Path, tmp_path: Path):
+def test_resumed_without_its_folder_it_ends_identically(table: Path, tmp_path: Path):
     encoder = save_pretrained("bert", tmp_path / "bert", dropout=0.1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(*training(table, whole, encoder, "--dropout", 0.1))

@@ -75,9 +75,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_each_text_is_encoded_once_for_all_epochs_and_runs(
-    folder: Path, encoded: list[int], capsys: pytest.CaptureFixture[str]
-):
+def test_each_text_is_encoded_once(folder: Path, encoded: list[int], capsys: pytest.CaptureFixture[str]):
     fit(folder)
     assert sum(encoded) == 64 + 64  # of 128 rows to train on, in three epochs, and 64 to validate on, six times
     assert capsys.readouterr().out.count("64 distinct descriptions are computed once and stored: 0.0") == 2

@@ -65,7 +65,7 @@ def test_parts_of_a_batch_add_up_to_it():
     torch.testing.assert_close(block, block_order_invariant(LOGITS, TARGETS, num_blocks=4))
 
 
-def test_gradients_are_finite_where_a_row_has_no_code():
+def test_gradients_of_rows_without_codes_are_finite():
     targets = TARGETS.clone()
     targets[0, 1:-1] = PAD
     logits = LOGITS.clone().requires_grad_()

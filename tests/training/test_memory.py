@@ -36,7 +36,7 @@ def test_out_of_memory_says_what_to_try(table: Path, tmp_path: Path):
     assert "Resuming from step 3" in again.stdout
 
 
-def test_out_of_memory_on_one_rank_is_said_once_and_ends_all(table: Path, tmp_path: Path):
+def test_out_of_memory_on_one_rank_ends_all(table: Path, tmp_path: Path):
     args = finetune(table, tmp_path / "out", *STEPS, "--batch-size", 8)
     ended = two_ranks(faulty(args, "memory:1:5"), check=False)
     assert [one.returncode for one in ended] == [2, 2] and not leftovers(tmp_path / "out")

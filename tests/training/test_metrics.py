@@ -45,7 +45,7 @@ def test_token_matches_by_hand(truth: str, guess: str, num_correct: int, num_rea
     assert (correct.tolist(), real.tolist()) == ([num_correct], [num_real])
 
 
-def test_flat_exact_set_needs_every_class_and_no_other():
+def test_flat_exact_set_needs_exactly_the_classes():
     class_ids = torch.tensor([[0, 2], [0, 2], [0, 2], [2, -1]])
     probabilities = torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.6, 0.7], [0.9, 0.1, 0.2], [0.1, 0.1, 0.2]])
     right = flat_exact_set(probabilities, class_ids, threshold=0.5)

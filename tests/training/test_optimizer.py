@@ -48,7 +48,7 @@ def test_it_clips_and_steps_as_torch_does(max_grad_norm: float):
     mine.load_state_dict(reference.state_dict())
 
 
-def test_a_step_for_rows_is_one_for_a_smaller_table():
+def test_steps_for_rows_are_a_smaller_tables():
     torch.manual_seed(0)
     start, rows = torch.randn(50, 40), torch.tensor([3, 7, 8, 49])
     table, few = nn.Parameter(start.clone()), nn.Parameter(start[rows])

@@ -22,7 +22,7 @@ from histocoder.training.recipes import fill_in, kind_of_start
 NGRAM = Path(__file__).parents[1] / "fixtures" / "ngram"
 
 
-def test_a_continued_run_reads_text_as_the_model_does(tmp_path: Path):
+def test_a_continued_run_reads_as_its_model(tmp_path: Path):
     table, first, second = write_table(tmp_path / "table.csv"), tmp_path / "first", tmp_path / "second"
     extra = ("--max-steps", 1, "--max-len", 64, "--batch-size", 8)
     run(*finetune(table, first, *extra, "--recipe", "reference"))
@@ -68,7 +68,7 @@ def test_a_start_that_has_seen_validation_is_said(tmp_path: Path, logged: list[s
         ({"encoder": "some/bert", "recipe": "reference"}, "reference"),
     ],
 )
-def test_settings_that_are_not_given_are_those_of_the_start(settings: dict, kind: str):
+def test_settings_not_given_are_the_starts(settings: dict, kind: str):
     config = FinetuneConfig(dataset="t.csv", target_cols=("hisco_1",), **settings)
     assert kind_of_start(config) == kind
     assert fill_in(config).learning_rate == RECIPES[kind]["learning_rate"]

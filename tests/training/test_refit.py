@@ -117,7 +117,7 @@ def test_linear_experts_of_large_tables_answer_as_well(
     assert fit_linear_expert(data, num_classes=8) is None
 
 
-def test_weights_are_fitted_where_no_row_has_a_true_candidate():
+def test_weights_are_fitted_without_true_candidates():
     codes = pd.DataFrame({"hisco_1": ["99999"], "hisco_2": [None]}, dtype=object)
     (of_codes, of_ends), *others = votes_on(Coder(tiny_model(), "cpu"), Examples(["a farmer"], ["en"], codes))
     assert not others

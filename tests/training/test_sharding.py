@@ -233,7 +233,7 @@ def test_contradictory_flags_are_named(flags: dict[str, Any], message: str):
         StrategyConfig(**flags)
 
 
-def test_a_number_of_parameters_may_be_written_as_1e6():
+def test_numbers_of_parameters_may_be_1e6():
     parser = build_parser(StrategyConfig)
     assert parser.parse_args(["--fsdp-min-num-params", "1e6"]).fsdp_min_num_params == 1_000_000
     for wrong in ("1.5", "inf", "many"):

@@ -63,29 +63,19 @@ def test_an_epoch_computes_hardly_more_than_its_characters(tmp_path: Path):
 
 
 def test_equal_rows_are_computed_once_with_equal_gradients(tmp_path: Path):
-    data = dataset(tmp_path, write_table(tmp_path / "table.csv"), ("hisco_1",))
-    rows = np.array([3, 0, 3, 5, 3, 0, *range(6, 12), *[3] * 11])
-    whole = data[Share(rows=rows, epoch=0, num_rows=30, num_target_blocks=1, weight=1.0)]
-    merged = whole.merged()
-    assert merged.rows.tolist() == [3, 0, 3, 5, 3, 0, *range(6, 12), *[3] * 4]  # of 23 rows with 9 distinct ones, 16
-    assert merged.counts.tolist() == [8, *[1] * 15]
-    assert torch.equal(merged.targets, whole.targets[:16]) and merged.num_rows == 30
+    (tmp_path / "table.csv").write_text("occ1,hisco_1\n" + "farmer,61110\nbaker,77610\nbaker,61110\n" * 20)
+    data = dataset(tmp_path, tmp_path / "table.csv", ("hisco_1",))
+    trainers = [begin(tmp_path, data, precision="fp32", num_classes=2, batch_size=60) for _ in range(2)]
+    (merged,) = trainers[0].train_loader
+    assert len(merged.rows) == 16 and merged.counts.sum() == 60  # the least multiple of 16 from three distinct rows on
+    every = data[Share(rows=np.arange(60), epoch=0, num_rows=60, num_target_blocks=1, weight=1.0)]
     gradients = []
-    for batch in (whole, merged):
-        trainer = begin(tmp_path, data, precision="fp32", num_classes=8, learning_rate=1e-9)
+    for trainer, batch in zip(trainers, (merged, every), strict=True):
         loss = mixed_loss(trainer.learner.forward(batch), batch, trainer.model.config, trainer.config)
         loss.backward()
         gradients.append([loss, *(p.grad for p in trainer.model.parameters())])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
-
-
-def test_the_loader_merges(tmp_path: Path):
-    source = tmp_path / "table.csv"
-    source.write_text("occ1,hisco_1\n" + "farmer,61110\nbaker,77610\nbaker,61110\n" * 20)  # three distinct rows
-    data = dataset(tmp_path, source, ("hisco_1",))
-    batches = list(begin(tmp_path, data, precision="fp32", num_classes=2, batch_size=60).train_loader)
-    assert [len(batch.rows) for batch in batches] == [16] and batches[0].counts.sum() == 60
 
 
 @pytest.mark.parametrize(
