@@ -74,9 +74,7 @@ def test_a_batch_holds_language_separator_and_description(examples: StoredExampl
 
 
 @pytest.mark.parametrize(("max_len", "pad_to"), [(128, None), (128, 128), (20, None), (9, 9), (4, None)])
-def test_a_batch_without_noise_is_what_its_texts_are_tokenised_to(
-    examples: StoredExamples, max_len: int, pad_to: int | None
-):
+def test_plain_batches_hold_their_texts_tokens(examples: StoredExamples, max_len: int, pad_to: int | None):
     data = dataset(examples, max_len=max_len, pad_to=pad_to)
     for rows in (np.arange(6), np.array([3, 1]), np.array([0])):
         batch = data[Share(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
@@ -94,7 +92,7 @@ def test_labels_of_a_batch(examples: StoredExamples):
     assert np.array_equal(batch.targets, FORMATTER.encode(codes))
 
 
-def test_a_code_that_is_no_class_is_an_error(examples: StoredExamples):
+def test_codes_without_a_class_are_refused(examples: StoredExamples):
     with pytest.raises(ValueError, match="'80110'"):
         dataset(examples, classes=CLASSES[:-1])
 
@@ -152,7 +150,7 @@ def test_shares_of_altered_rows():
     assert len(set(texts)) > 900
 
 
-def test_every_edit_and_number_of_edits_is_drawn_alike():
+def test_edits_are_drawn_uniformly():
     drawn = augmenter(augmentation_prob=1.0).noise(np.arange(7000), 3)
     assert np.allclose(np.bincount(drawn.num_edits, minlength=4) / 7000, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.02)
     assert np.allclose(np.bincount(drawn.edits.ravel(), minlength=7) / 21000, 1 / 7, atol=0.01)
@@ -169,7 +167,7 @@ def test_lengths_are_known_before_a_text_is_altered(texts: list[str], epoch: int
 
 
 @pytest.mark.parametrize("epoch", range(5))
-def test_lengths_of_an_epoch_are_those_of_its_batches(examples: StoredExamples, epoch: int):
+def test_lengths_are_those_of_batches(examples: StoredExamples, epoch: int):
     data = dataset(examples, augmenter())
     seen = {row: len(ids) for row, ids in batches(data, epoch).items()}
     assert data.lengths(epoch).tolist() == [seen[row] for row in range(len(data))]

@@ -71,7 +71,7 @@ def test_tables_have_one_code_for_each_language(tmp_path: Path):
         assert sorted(langs) == (sorted(expected) if name == "a" else ["se"] * len(lines))
 
 
-def test_a_language_for_all_is_of_the_table_or_the_models(table: Path, tmp_path: Path, capsys):
+def test_one_language_for_all_must_be_known(table: Path, tmp_path: Path, capsys):
     model, data = str(save_tiny_model(tmp_path / "model")), str(table)
     change_config(tmp_path / "model", replace(tiny_model().config, languages=("Plattdeutsch", "unk")))
     for language in ("Danisch", "xx"):
@@ -99,7 +99,7 @@ def test_a_language_for_all_is_of_the_table_or_the_models(table: Path, tmp_path:
     assert "Plattdeutsch" not in capsys.readouterr().err
 
 
-def test_other_words_in_a_column_of_languages_are_told(tmp_path: Path, logged: list[str]):
+def test_unknown_languages_of_a_column_are_named(tmp_path: Path, logged: list[str]):
     table = write_table(tmp_path / "t.csv", two_codes=True)
     table.write_text(table.read_text().replace(",en,", ",Danisch,", 9))
     prepare(PrepareConfig(str(table), ("hisco_1",), language_col="lang"), tmp_path / "out")

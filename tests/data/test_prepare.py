@@ -102,7 +102,7 @@ def test_corrected_descriptions_are_apart_in_every_language(tmp_path: Path):
     assert all(codes[text, "da"] == "10002" and codes[text, "se"] == "10001" for text in corrected)
 
 
-def test_corrections_are_of_the_same_language_however_it_is_written(tmp_path: Path, logged: list[str]):
+def test_corrections_match_languages_by_value(tmp_path: Path, logged: list[str]):
     table, checked = tmp_path / "t.csv", tmp_path / "review.csv"
     rows = "".join(f"smed {i},sv,83110\n" for i in range(20))
     table.write_text(f"occ1,language,hisco_1\n{rows}bonde,sv,61110\nbonde,Swedish,61110\nbonde,da,61115\n")
@@ -226,7 +226,7 @@ def test_rows_without_any_code_are_dropped_aloud(tmp_path: Path, logged: list[st
     assert "1 row without any code is left out" in logged[-1] and "--" not in logged[-1]
 
 
-def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path: Path, logged: list[str]):
+def test_the_missing_mark_counts_in_further_codes(tmp_path: Path, logged: list[str]):
     table = tmp_path / "t.csv"
     table.write_text("occ1,a,b,c\nx,11111,?,33333\ny,?,22222,?\nz,33333,,\n")
     prepare(config(table, target_cols=("a", "b", "c"), share_val=0.3), tmp_path / "out")
@@ -237,7 +237,7 @@ def test_the_mark_of_a_missing_first_code_is_missing_as_a_further_code(tmp_path:
     assert f"{table}: 1 code is ignored, because an earlier cell of the row is empty." in logged
 
 
-def test_a_code_that_a_row_has_twice_counts_once(tmp_path: Path, logged: list[str]):
+def test_a_repeated_code_counts_once(tmp_path: Path, logged: list[str]):
     table = tmp_path / "t.csv"
     table.write_text("occ1,a,b,c\nx,11111,11111,\ny,22222,22222,11111\nz,11111,22222,33333\nw,33333,22222,33333\n")
     found = read(table, ["a", "b", "c"], build_formatter("hisco", num_blocks=3)).codes.to_numpy().tolist()
@@ -251,7 +251,7 @@ def test_a_code_that_a_row_has_twice_counts_once(tmp_path: Path, logged: list[st
     assert f"{table}: 3 codes are ignored, because an earlier cell of the row has the same code." in logged
 
 
-def test_columns_that_may_be_of_two_classifications_are_told(tmp_path: Path, logged: list[str]):
+def test_columns_of_two_classifications_are_noted(tmp_path: Path, logged: list[str]):
     (tmp_path / "t.csv").write_text("occ1,hisco,isco,hisco_2\n" + "farmer,61110,62210,\nsmith,83110,83120,83120\n" * 5)
     prepared(tmp_path / "t.csv", tmp_path / "two", target_cols=("hisco", "isco"))
     assert any("columns hisco, isco are read as several codes in one classification" in text for text in logged)
@@ -283,7 +283,7 @@ def test_a_code_behind_blanks_alone_is_bad(tmp_path: Path):
         read(table, ["a", "b", "c"], build_formatter("hisco", num_blocks=3))
 
 
-def test_short_codes_stop_with_count_lines_and_ways_out(tmp_path: Path):
+def test_short_codes_are_refused_with_ways_out(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text('occ1,hisco_1\na,61110\n"b\nc",2000\nd,-1\n\ne,4215\n')
     with pytest.raises(
@@ -398,7 +398,7 @@ def test_entities_are_decoded_everywhere(tmp_path: Path, logged: list[str]):
     assert coded[:2].to_numpy().tolist() == coded[2:].to_numpy().tolist()
 
 
-def test_preparing_again_uses_the_same_and_refuses_other_data(table: Path, tmp_path: Path, logged: list[str]):
+def test_preparing_again_refuses_other_data(table: Path, tmp_path: Path, logged: list[str]):
     prepare(config(table), tmp_path / "out")
     before = (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns
     prepare(config(table), tmp_path / "out")

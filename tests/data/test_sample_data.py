@@ -27,7 +27,7 @@ def codes_of(row):
     return [row[name] for name in CODE_COLUMNS if row[name]]
 
 
-def test_titles_have_codes_and_stand_once_in_their_language():
+def test_sample_titles_are_unique_by_language():
     titles = read("titles.csv")
     counts = Counter(row["lang"] for row in titles)
     assert len(titles) >= 800 and len(counts) >= 8 and set(counts) <= LANGUAGES and min(counts.values()) >= 50
@@ -45,7 +45,7 @@ def test_titles_have_codes_and_stand_once_in_their_language():
             assert codes <= {row["hisco"] for row in csv.DictReader(file)}
 
 
-def test_rows_have_codes_of_titles_and_none_is_in_both_files():
+def test_sample_rows_are_in_one_file():
     known = {row["hisco"] for row in read("titles.csv")}
     train, val = (read(name) for name in ("train.csv", "val.csv"))
     codings = defaultdict(set)

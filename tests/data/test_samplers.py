@@ -18,7 +18,7 @@ def sampler(n: int, *, batch_size: int, num_replicas: int = 1, rank: int = 0, se
 
 
 @given(n=st.integers(8, 200), batch_size=st.integers(1, 8), world=st.integers(1, 5), epoch=st.integers(0, 3))
-def test_every_row_once_an_epoch_whatever_the_number_of_ranks(n: int, batch_size: int, world: int, epoch: int):
+def test_each_row_once_for_any_ranks(n: int, batch_size: int, world: int, epoch: int):
     ranks = [sampler(n, batch_size=batch_size, num_replicas=world, rank=rank) for rank in range(world)]
     for one in ranks:
         one.set_position(epoch, 0)
@@ -29,7 +29,7 @@ def test_every_row_once_an_epoch_whatever_the_number_of_ranks(n: int, batch_size
     assert all(len(share.rows) for steps in shares for share in steps)
 
 
-def test_global_batches_do_not_depend_on_the_number_of_ranks():
+def test_global_batches_are_independent_of_ranks():
     one, (first, second) = (
         sampler(50, batch_size=8),
         (sampler(50, batch_size=8, num_replicas=2, rank=r) for r in (0, 1)),
@@ -54,7 +54,7 @@ def test_an_epoch_goes_on_where_it_was_left():
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6)), max_size=5))
-def test_every_row_once_where_the_number_of_ranks_changes_within_an_epoch(parts: list[tuple[int, int]]):
+def test_each_row_once_when_ranks_change(parts: list[tuple[int, int]]):
     seen: list[int] = []
     for world, steps in [*parts, (1, 99)]:
         ranks = [sampler(50, batch_size=8, num_replicas=world, rank=rank) for rank in range(world)]
@@ -105,7 +105,7 @@ def budgeted(lengths: np.ndarray, num_positions: int, **ranks: int) -> BucketSam
 
 
 @given(lengths=st.lists(st.integers(2, 64), min_size=1, max_size=200), num_positions=st.integers(64, 2000))
-def test_a_token_budget_is_kept_and_filled_and_every_row_comes_once(lengths: list[int], num_positions: int):
+def test_a_token_budget_is_kept_and_filled(lengths: list[int], num_positions: int):
     sampler = budgeted(np.array(lengths), num_positions)
     for epoch in (0, 1):
         batches = list(sampler.global_batches(epoch))
@@ -121,7 +121,7 @@ def test_a_token_budget_is_kept_and_filled_and_every_row_comes_once(lengths: lis
             assert (size + 1) * trimmed_length(shortest, 64) > num_positions
 
 
-def test_a_token_budget_is_dealt_to_ranks_and_resumed_by_position():
+def test_a_token_budget_resumes_by_position():
     lengths = np.random.default_rng(0).integers(5, 60, 300)
     ranks = [budgeted(lengths, 900, num_replicas=2, rank=rank) for rank in (0, 1)]
     for whole, *shares in zip(budgeted(lengths, 900).global_batches(0), *ranks, strict=True):

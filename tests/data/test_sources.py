@@ -92,7 +92,7 @@ def test_numbers_of_excel_are_codes(tmp_path: Path):
     assert read(tmp_path / "out" / "rejected.csv")["line"].tolist() == ["5"]
 
 
-def test_headers_are_found_below_titles_and_whatever_their_case(tmp_path: Path):
+def test_headers_are_found_below_titles(tmp_path: Path):
     rows = [["Census of 1881"], [], ["Source:", "parish"], [" OCCUPATION", "Français", None, "Note"]]
     path = workbook(tmp_path / "t.xlsx", ("Data", [*rows, ["farmer", "fermier", "x"], ["baker", None, None, "?"]]))
     file = open_table(path, {"occupation": "input_col", "francais ": "target_cols"})
@@ -104,7 +104,7 @@ def test_headers_are_found_below_titles_and_whatever_their_case(tmp_path: Path):
     assert refused.value.settings == {"input_col": {"occ1": "OCCUPATION"}}
 
 
-def test_lost_zeros_are_told_or_kept_by_their_format(tmp_path: Path):
+def test_lost_zeros_follow_the_cells_format(tmp_path: Path):
     rows = [["occ1", "h"], ["boss", 2000], *[[f"farmer {i}", 61110 + i] for i in range(20)], ["none", -1]]
     path = workbook(tmp_path / "t.xlsx", ("Data", rows))
     with pytest.raises(UserError, match=r"fewer than 5 characters, such as line 2, h: '2000'.*--zero-pad-codes"):
@@ -166,7 +166,7 @@ def test_sheets_of_other_workbooks_have_their_flags(model: Path, tmp_path: Path,
     assert "has no column 'job'" in capsys.readouterr().err
 
 
-def test_labels_of_stata_are_read_and_codes_are_codes(tmp_path: Path):
+def test_stata_labels_are_read_as_text(tmp_path: Path):
     frame = pd.DataFrame({"occ1": pd.Categorical(["boss", "cook", None]), "h": [2000.0, 53130, None], "n": [1, 2, 3]})
     frame.to_stata(tmp_path / "t.dta", write_index=False, value_labels={"h": {53130: "Cook"}, "n": {1: "one"}})
     file = open_table(tmp_path / "t.dta", ["occ1", "h"], codes=["h"])
@@ -265,7 +265,7 @@ def test_more_rows_than_excel_takes(tmp_path: Path):
 
 
 @pytest.mark.parametrize("suffix", [".xlsx", ".dta", ".sav"])
-def test_what_sheets_can_not_hold_is_written_as_text_or_as_clocks_showed_it(tmp_path: Path, suffix: str):
+def test_values_that_sheets_lack_become_text(tmp_path: Path, suffix: str):
     if suffix == ".sav":
         pytest.importorskip("pyreadstat")
     table = pa.table(
@@ -290,7 +290,7 @@ def test_what_sheets_can_not_hold_is_written_as_text_or_as_clocks_showed_it(tmp_
     assert float(found["paid"][0].as_py()) == 1.5 and not found["born"][1].is_valid
 
 
-def test_columns_with_the_same_name_stay_as_they_are(model: Path, tmp_path: Path):
+def test_columns_of_one_name_are_kept(model: Path, tmp_path: Path):
     path = workbook(tmp_path / "t.xlsx", ("a", [["occ1", "a", "a", "a.1"], ["farmer", 1, 2, 3]]))
     code(model, path, tmp_path / "out.xlsx", language_col=None)
     rows = openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].iter_rows(max_col=4, values_only=True)
@@ -324,7 +324,7 @@ def test_formulas_without_stored_values_are_told(tmp_path: Path):
     assert "formulas without a stored value (2) are read as blank cells. Open the workbook in Excel" in notice
 
 
-def test_characters_in_the_notation_of_excel_are_read_as_characters(tmp_path: Path):
+def test_excels_escaped_characters_are_read(tmp_path: Path):
     path = workbook(tmp_path / "t.xlsx", ("a", [["occ1"], ["smith_x000D_\nand farrier"], ["_x005F_x000D_"]]))
     texts = ["smith\r\nand farrier", "_x000D_"]
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == texts

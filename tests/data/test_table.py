@@ -67,7 +67,7 @@ def test_read_right(tmp_path: Path, content: bytes, texts: list[str | None]):
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == texts
 
 
-def test_damaged_utf8_is_told_from_cp1252_wherever_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_damaged_utf8_is_told_from_cp1252(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "t.csv"
     rows = "occ1,h\nvæver og købmand,1\n€,2\n«CAFÉ»,3\n"  # É» is a character of UTF-8, too
     for num_bytes in range(1, 60):
@@ -124,16 +124,14 @@ def test_quotation_marks_too_few_or_too_many(
     assert len(found) == (expected is not None) and all("line 2: one cell holds" in text for text in found)
 
 
-def test_a_mark_of_inches_is_no_open_quotation_mark(tmp_path: Path):
+def test_inches_are_not_open_quotes(tmp_path: Path):
     (tmp_path / "t.csv").write_text('occ1,note\nmaker of 5" nails,x,y\nb,z\n')
     with pytest.raises(UserError, match="line 2: 3 fields where the header has 2"):
         read_table(tmp_path / "t.csv", ["occ1"])
 
 
 @pytest.mark.parametrize("num_bytes", [1 << 22, 64], ids=["in a block", "over blocks"])
-def test_open_quotation_marks_are_found_before_rows_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
-):
+def test_open_quotes_are_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int):
     monkeypatch.setattr(csv_file, "_BLOCK_BYTES", num_bytes)
     (tmp_path / "t.csv").write_text("occ1,note\n" + "a,x\n" * 29 + 'a,6" x\nb,"y\n' + "c,z\n" * 60)
     with pytest.raises(UserError, match=r"line 32: a quotation mark is opened and not closed\. Close it"):
@@ -213,7 +211,7 @@ def test_no_parquet_file(tmp_path: Path):
         ([math.nan, None], [None, None]),
     ],
 )
-def test_nan_in_a_parquet_column_of_floats_is_missing(
+def test_nan_in_parquet_floats_is_missing(
     tmp_path: Path, kind: pa.DataType, numbers: list[float | None], texts: list[str | None]
 ):
     pq.write_table(pa.table({"h": pa.array(numbers, kind, from_pandas=False)}), tmp_path / "t.parquet")
@@ -237,7 +235,7 @@ def test_large_whole_numbers_in_parquet(tmp_path: Path):
     ],
     ids=("list", "struct", "map"),
 )
-def test_a_parquet_column_of_other_things_than_text_is_named(tmp_path: Path, column: pa.Array):
+def test_parquet_columns_that_are_not_text(tmp_path: Path, column: pa.Array):
     pq.write_table(pa.table({"occ1": ["x", "y"], "h": column}), tmp_path / "t.parquet")
     assert open_table(tmp_path / "t.parquet", ["occ1"]).read(["occ1"]).columns["occ1"].to_pylist() == ["x", "y"]
     with pytest.raises(UserError, match=r"column 'h': .* one value in each cell"):
@@ -246,7 +244,7 @@ def test_a_parquet_column_of_other_things_than_text_is_named(tmp_path: Path, col
         open_table(tmp_path / "t.parquet", ["occ1"]).read(["occ1", "h"])
 
 
-def test_bytes_that_are_not_utf8_in_parquet_are_named(tmp_path: Path):
+def test_parquet_bytes_must_be_utf8(tmp_path: Path):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"occ1": ["væver".encode()], "h": ["smør".encode("cp1252")]}), path)
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver"]
@@ -272,9 +270,7 @@ def test_columns_are_checked_when_they_are_read(tmp_path: Path):
         file.read(["k"])
 
 
-def test_readers_of_files_look_at_them_once_and_by_the_columns_they_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_tables_are_opened_by_their_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     looked_at: list[Path] = []
 
     class Looked(csv_file.CsvFile):

@@ -79,7 +79,7 @@ def test_the_most_frequent_set_of_codes_answers():
 def test_spellings_and_languages(given: list[tuple[str, ...]], asked: dict[tuple[str, str], str | None]):
     known = Known(languages=("se", "unk"))
     known.add(rows(*given))
-    expected = [code and Answer((code,), 1) for code in asked.values()]
+    expected = [code and KnownCodes((code,), 1) for code in asked.values()]
     assert known.find(*map(list, zip(*asked, strict=True))) == expected
 
 

@@ -68,9 +68,7 @@ def test_each_distinct_text_is_computed_once(coder: Coder, monkeypatch: pytest.M
     assert sum(rows) == 2
 
 
-def test_descriptions_are_encoded_in_small_batches_and_decoded_in_large_ones(
-    coder: Coder, monkeypatch: pytest.MonkeyPatch
-):
+def test_small_batches_encode_and_large_ones_decode(coder: Coder, monkeypatch: pytest.MonkeyPatch):
     texts = [f"{a}{b}r {'x' * (i % 4)}" for i, a in enumerate("abcdefgh") for b in "klmnop"]
     expected = {mode: coder.predict(texts, "en", mode=mode) for mode in ("greedy", "full", "flat")}
     encoded, decoded = [], []
@@ -89,9 +87,7 @@ def test_descriptions_are_encoded_in_small_batches_and_decoded_in_large_ones(
 
 
 @pytest.mark.parametrize("mode", ["combined", "topk"])
-def test_prediction_that_does_not_fit_goes_on_with_less_at_once(
-    coder: Coder, mode: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_prediction_continues_with_smaller_batches(coder: Coder, mode: str, monkeypatch: pytest.MonkeyPatch):
     texts = [f"{a}{b}r" for a in "abcdefgh" for b in "klmnop"]
     easily = coder.predict(texts, "en", mode=mode)
     encode, room = MixerModel.encode, 20
@@ -158,7 +154,7 @@ def class_probabilities(coder: Coder, texts: list[str], langs: list[str]) -> tor
         return coder.model.class_probabilities(coder.model.classify(torch.from_numpy(coder.embed(texts, langs))))
 
 
-def test_flat_gives_the_best_class_and_others_above_the_threshold(coder: Coder):
+def test_flat_gives_classes_above_the_threshold(coder: Coder):
     best = class_probabilities(coder, ["farmer"], ["en"])[0].sort(descending=True)
     codes = [CODES[place] for place in best.indices.tolist()]
     for threshold, expected in ((0.0, codes[:2]), (float(best.values[1]) + 1e-3, codes[:1]), (0.999, codes[:1])):
@@ -167,14 +163,14 @@ def test_flat_gives_the_best_class_and_others_above_the_threshold(coder: Coder):
         assert row["conf"] == row["prob_1"] == pytest.approx(float(best.values[0]), abs=1e-6)
 
 
-def test_rows_below_the_confidence_asked_for_have_no_code(coder: Coder):
+def test_unsure_rows_have_no_code(coder: Coder):
     conf = coder.predict("farmer", "en", mode="combined")["conf"].iloc[0]
     for least, is_coded in ((conf - 1e-3, True), (conf + 1e-3, False)):
         row = coder.predict("farmer", "en", mode="combined", min_confidence=least).iloc[0]
         assert isinstance(row["hisco_1"], str) == is_coded and row["conf"] == conf
 
 
-def test_the_decoder_says_whether_there_is_a_second_code():
+def test_the_decoder_decides_on_second_codes():
     model = tiny_model()
     shares = torch.full((len(CODES),), 0.01)
     shares[:2] = torch.tensor([0.8, 0.1])
@@ -264,7 +260,7 @@ def test_alternatives_come_in_one_pass(mode: str, monkeypatch: pytest.MonkeyPatc
     assert set(ranked.codes[0]) - {None} == set(CODES)  # of eight all are candidates
 
 
-def test_bf16_is_near_and_leaves_the_model_as_it_was(coder: Coder):
+def test_bf16_keeps_the_models_weights(coder: Coder):
     fast = Coder(coder.model, "cpu", precision="bf16")
     texts = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
     for mode in ("flat", "full"):
@@ -422,7 +418,7 @@ def test_the_first_version_has_no_decoder(tmp_path):
     assert "encoder.pooler.dense.weight" in found and "linear_decoder.bias" in found
 
 
-def test_a_published_class_of_blank_cells_is_no_code(tmp_path):
+def test_published_blank_classes_are_no_codes(tmp_path):
     tiny = tiny_model(num_blocks=5)
     config = replace(tiny.config, codes=(*CODES[:3], "", *CODES[3:]), descriptions={})
     model = MixerModel(config, tiny.encoder)
@@ -442,7 +438,7 @@ def test_a_published_class_of_blank_cells_is_no_code(tmp_path):
     assert tuple(coder.predict(["a farmer"], "en", mode="full").columns) == CODES
 
 
-def test_published_characters_and_key_are_read_from_their_files(tmp_path):
+def test_published_characters_and_keys_are_read(tmp_path):
     tiny, chars = tiny_model(), [*range(10), "-"]
     formatter = build_formatter("general", num_blocks=2, block_size=3, symbols=list(map(str, chars)))
     config = replace(

@@ -113,7 +113,7 @@ def test_top_k_leaves_out_most_nodes(monkeypatch: pytest.MonkeyPatch):
 
 
 @torch.no_grad()
-def test_constrained_greedy_stays_in_the_key_and_follows_the_best_branch():
+def test_constrained_greedy_stays_in_the_key():
     decoder, memory, mask = decoder_and_memory(HISCO, rows=40)
     trie = CodeTrie(HISCO_CODES, HISCO)
     tokens, _ = greedy(decoder, memory, mask, num_tokens=15, block_size=5, trie=trie)
