@@ -22,7 +22,7 @@ from models import save_tiny_model
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
 from histocoder.config import PredictConfig
-from histocoder.errors import Cancelled, Interrupted, UserError
+from histocoder.errors import Interrupted, UserError
 from histocoder.inference.coder import Coder
 from histocoder.inference.predict_file import predict_file
 from histocoder.inference.predictions import Prediction
@@ -182,12 +182,16 @@ def test_two_ranks_say_what_one_does(model: Path, tmp_path: Path):
 
 
 def interrupt(model: Path, source: Path, output: Path, **changes: Any) -> None:
-    """Code a file, and stop after two parts of four descriptions."""
-    told: list[float] = []
-    settings = config(source, output, batch_size=1, **changes)
-    coder, how = Coder(load_model(model), "cpu"), {"model_id": "m", "block_rows": 40, "say": lambda _: None}
-    with pytest.raises(Cancelled):
-        predict_file(coder, settings, progress=lambda *rows: told.append(rows[0]), cancel=lambda: len(told) > 8, **how)
+    """Code a file until Ctrl-C is pressed after two parts of four descriptions."""
+    calls = itertools.count(1)
+
+    def progress(*_: float) -> None:
+        if next(calls) == 9:
+            raise KeyboardInterrupt
+
+    settings, how = config(source, output, batch_size=1, **changes), {"model_id": "m", "block_rows": 40}
+    with pytest.raises(Interrupted, match=r"after about [1-9]\d* rows, which are kept"):
+        predict_file(Coder(load_model(model), "cpu"), settings, say=lambda _: None, progress=progress, **how)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "full"])
@@ -206,20 +210,6 @@ def test_interrupted_coding_is_resumed(model: Path, tmp_path: Path, coded: list[
         assert len(coded) == num_distinct - 8 * (change == "none")
         assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes() and not list(tmp_path.glob(".*"))
         output.unlink()
-
-
-def test_ctrl_c_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_archive(tmp_path / "in.csv", 600)
-    calls, code_batch = itertools.count(1), Coder.predict_batch
-
-    def batch(*args: Any, **kwargs: Any) -> Prediction:
-        if next(calls) == 9:
-            raise KeyboardInterrupt
-        return code_batch(*args, **kwargs)
-
-    monkeypatch.setattr(Coder, "predict_batch", batch)
-    with pytest.raises(Interrupted, match=r"after about [1-9]\d* rows, which are kept"):
-        code(model, tmp_path / "in.csv", tmp_path / "out.csv", mode="greedy", block_rows=300, batch_size=16)
 
 
 def test_a_second_run_on_an_output_ends(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
