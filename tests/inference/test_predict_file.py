@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import code, config, read, write_archive
-from conftest import run
-from jobs import two_ranks
+from conftest import refused, run
+from jobs import faulty, two_ranks
 from models import save_tiny_model
 
 from histocoder.checkpoints.model_files import load_model
@@ -235,22 +235,19 @@ def test_a_second_run_on_an_output_ends(model: Path, tmp_path: Path, monkeypatch
 
 def test_a_full_disk_loses_nothing(model: Path, tmp_path: Path):
     write_archive(tmp_path / "in.csv", 3000)
-    code(model, tmp_path / "in.csv", tmp_path / "whole.csv", mode="flat", block_rows=300)
-    output = tmp_path / "out.csv"
-    size = (tmp_path / "whole.csv").stat().st_size
-    limited = (  # a file may not grow beyond half of the output: the parts fit, the output does not
-        "import resource, sys; from pathlib import Path; sys.path.insert(0, 'tests');"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, resource.RLIM_INFINITY));"
-        "from histocoder.cli.script import run_script; from archives import code;"
-        f"run_script(lambda: code(Path({str(model)!r}), Path({str(tmp_path / 'in.csv')!r}), Path({str(output)!r}),"
-        " mode='flat', block_rows=300))"
-    )
-    failed = run("-c", limited, check=False)
-    assert failed.returncode == 2 and f"error: Could not write {output}: File too large. What is coded" in failed.stderr
+    output, whole = tmp_path / "out.csv", tmp_path / "whole.csv"
+
+    def predict(path: Path) -> list[str]:
+        files = ("--input", tmp_path / "in.csv", "--output", path, "--language-col", "lang", "--mode", "flat")
+        return list(map(str, ("-m", "histocoder", "predict", "--model", model, *files)))
+
+    run(*predict(whole))
+    room = f"room:{whole.stat().st_size // 2}"  # the parts fit, the output does not
+    assert f"error: Could not write {output}: File too large. What is coded" in refused(*faulty(predict(output), room))
     assert not output.exists() and any((tmp_path / ".out.csv.parts").glob("codes-*.arrow"))
     assert not list(tmp_path.glob("**/*.tmp"))
-    code(model, tmp_path / "in.csv", output, mode="flat", block_rows=300)
-    assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    run(*predict(output))
+    assert output.read_bytes() == whole.read_bytes()
 
 
 def test_standard_streams_as_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers.modeling_utils
-from conftest import TITLES, run, write_table
+from conftest import TITLES, refused, run, write_table
 from jobs import assert_same_end, finetune, two_ranks
 from pretrained import KINDS, TEXTS, model_of, save_pretrained
 from safetensors.torch import load_file, save_file
@@ -173,12 +173,6 @@ def test_language_and_description_are_two_texts(tmp_path: Path, kind: str, expec
     assert pickle.loads(pickle.dumps(tokenizer)).fingerprint() == tokenizer.fingerprint()
     with pytest.warns(UserWarning, match="1 description is truncated: .* longer than 64 tokens"):
         Coder(model_of(tmp_path), "cpu").predict(["farmer", "x " * 61], "en")
-
-
-def refused(*args: object) -> str:
-    result = run(*args, check=False)
-    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
-    return result.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", ["bert", "byt5", "canine"])
