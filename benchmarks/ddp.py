@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,12 @@ def work(folder: Path, args: argparse.Namespace) -> None:
     """Run a process of a side: read the number of steps, and whether to take them alone, from each line of input."""
     device = distributed.start(device="cpu")
     ours = Ours(Data(folder, tiny=args.tiny), train_config(args.batch_size), device, folder)
+    learner = ours.trainer.learner
     num_bytes = sum(4 * p.numel() for p in ours.trainer.model.parameters() if p.requires_grad)
     print(json.dumps({"gradient_bytes": num_bytes}), flush=True)
     for line in sys.stdin:
         num_steps, alone = map(int, line.split())
-        with ours.trainer.learner.accumulating(more=alone):
+        with learner.strategy.accumulating(learner.wrapped) if alone else nullcontext():
             print(json.dumps({"rows_per_s": ours.steps(num_steps)}), flush=True)
     distributed.stop()
 

@@ -1,7 +1,7 @@
 """Rows per second of training with a frozen encoder, run in each step or once before training; prints one line of JSON.
 
 The model has CANINE-s's sizes and random weights; the rows are those of `english_occupations.csv` (or data/train.csv if
-that is missing), without augmentation. One `Trainer` takes steps with and without stored encodings in turns; the
+that is missing), without augmentation. One `Trainer` takes steps with and without stored outputs in turns; the
 figures are medians.
 
 Usage: python benchmarks/frozen.py [--batch-size N] [--steps N] [--rounds N]
@@ -33,12 +33,12 @@ def measure(folder: Path, device: torch.device, args: argparse.Namespace) -> dic
     started = time.perf_counter()
     use_encodings(ours.trainer.model, [data.plain], folder=folder)
     seconds = time.perf_counter() - started
-    encodings = data.plain.encodings
+    outputs = data.plain.outputs
     rates: dict[str, list[float]] = {"in each step": [], "once": []}
     for _ in range(args.rounds):
-        data.plain.encodings = None
+        data.plain.outputs = None
         rates["in each step"].append(ours.steps(args.steps))
-        data.plain.encodings = encodings
+        data.plain.outputs = outputs
         rates["once"].append(ours.steps(8 * args.steps))
     median = {side: statistics.median(values) for side, values in rates.items()}
     return {
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=64, help="rows per step (default: 64)")
     parser.add_argument(
-        "--steps", type=int, default=4, help="steps per round, 8 times as many with stored encodings (default: 4)"
+        "--steps", type=int, default=4, help="steps per round, 8 times as many with stored outputs (default: 4)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a hundred rows, to try the program")
