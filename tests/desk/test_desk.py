@@ -446,10 +446,10 @@ def test_the_interval_covers_the_truth():
     for seed in range(300):
         cards, draws = order_of_review(times, seed)
         assert sorted(cards) == list(range(400))
-        places = {card: place for place, card in enumerate(cards)}
-        decided = {place: bool(right[cards[place]]) for place in range(120)}
-        draws_by_place = np.array([(due, places[card]) for due, card in draws])
-        found = estimate(times[cards], worth[cards], draws_by_place, right=decided, unsure=[])
+        indices = {card: index for index, card in enumerate(cards)}
+        decided = {index: bool(right[cards[index]]) for index in range(120)}
+        draws_by_index = np.array([(due, indices[card]) for due, card in draws])
+        found = estimate(times[cards], worth[cards], draws_by_index, right=decided, unsure=[])
         assert found.rest is not None and found.rest.low <= found.rest.mean <= found.rest.high
         is_open = times[cards[120:]]
         covered.append(found.rest.low <= is_open @ right[cards[120:]] / is_open.sum() <= found.rest.high)
