@@ -111,7 +111,8 @@ def test_a_folder_replaced_is_old_or_new(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "every"), [("tiny", 50), *(pytest.param(name, 7, marks=pytest.mark.slow) for name in ("tiny", "ngram"))]
+    ("encoder", "every"),
+    [("tiny", 50), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("tiny", 20), ("ngram", 7)))],
 )
 def test_a_run_killed_anywhere_ends_the_same(tmp_path: Path, encoder: str, every: int):
     def finetuning(out: Path) -> list[str]:
