@@ -34,7 +34,7 @@ from histocoder.data.store import (
 )
 from histocoder.data.table import TableFile, open_table
 from histocoder.errors import UserError, counted
-from histocoder.files import is_same_file, make_folder, temporary_folder
+from histocoder.files import is_same_file, make_folder, remove_leftovers, temporary_folder
 from histocoder.formatters import MISSING, Formatter, Labels, build_formatter
 from histocoder.log import log, quiet
 
@@ -102,6 +102,7 @@ def prepare(
     """
     record = record_of(config)
     make_folder(folder)
+    remove_leftovers(folder)  # of a run that was killed while it prepared
     existing = None if overwrite else read_record(folder / PREPARED_FILE)
     if existing is not None:
         refuse_other(existing, record, config, folder)

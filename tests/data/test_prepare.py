@@ -401,8 +401,9 @@ def test_entities_are_decoded_everywhere(tmp_path: Path, logged: list[str]):
 def test_preparing_again_refuses_other_data(table: Path, tmp_path: Path, logged: list[str]):
     prepare(config(table), tmp_path / "out")
     before = (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns
+    (tmp_path / "out" / ".prepared.1.tmp").mkdir()  # of a run that was killed
     prepare(config(table), tmp_path / "out")
-    assert "Using the data prepared" in logged[-1]
+    assert "Using the data prepared" in logged[-1] and not (tmp_path / "out" / ".prepared.1.tmp").exists()
     assert (tmp_path / "out" / "data_train.csv").stat().st_mtime_ns == before
     record = json.loads((tmp_path / "out" / "prepared.json").read_text())
     (tmp_path / "out" / "prepared.json").write_text(json.dumps({**record, "format_version": 2}))
