@@ -77,13 +77,12 @@ def _code_file(
             join = Join(Path(config.join), system=coder.system, codes=coder.codes, sheet=config.join_sheet)
     how = config_of(PredictConfig, config)
     options: dict[str, Any] = {"join": join, "overwrite": config.overwrite, "say": say}
-    say(f"Coding in mode {config.mode or coder.mode}.")
     if config.engine is not None:
         predict_file_by(partial(_code_on_ray, config, folder), coder, how, **options)
     else:
         model_id = f"{sha256(folder / WEIGHTS_FILE)} {sha256(folder / CONFIG_FILE)} {coder.precision}"
         predict_file(coder, how, model_id=model_id, known=known, **options)
-    say(f"Coded {config.input} into {config.output}.")
+    say(f"Coded {config.input} into {config.output} in mode {config.mode or coder.mode}.")
 
 
 def _check_engine(config: PredictFlags) -> None:
