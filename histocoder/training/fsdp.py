@@ -20,7 +20,7 @@ from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.model import MixerModel
 from histocoder.model.layers import TransformerLayer
-from histocoder.training.optimizer import AdamW, parameter_groups
+from histocoder.training.optimizer import AdamW, build_optimizer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ON_PRIMARY = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors on rank 0 alone
@@ -65,13 +65,7 @@ class Sharded:
         return model
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
-        return AdamW(
-            parameter_groups(model.named_parameters(), config),
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-            total_norm=_norm_over_ranks,
-        )
+        return build_optimizer(model, config, total_norm=_norm_over_ranks)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Do nothing: gradients that ranks have not exchanged yet would not be sharded."""

@@ -14,7 +14,7 @@ from histocoder import distributed
 from histocoder.config import StrategyConfig, TrainConfig
 from histocoder.errors import UserError
 from histocoder.model import MixerModel
-from histocoder.training.optimizer import AdamW, is_table, parameter_groups
+from histocoder.training.optimizer import AdamW, build_optimizer, is_table
 
 if TYPE_CHECKING:
     from histocoder.training.fsdp import Sharded
@@ -73,12 +73,7 @@ class Replicated:
 
     def optimizer(self, model: MixerModel, config: TrainConfig) -> AdamW:
         """Build the optimizer of a wrapped model."""
-        return AdamW(
-            parameter_groups(model.named_parameters(), config),
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-        )
+        return build_optimizer(model, config)
 
     def accumulating(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """Keep ranks from exchanging the gradients of forward and backward passes."""
