@@ -76,7 +76,7 @@ class File(BaseModel):
     message: str = ""
 
 
-class _Progress:
+class _RowsDone:
     """Rows of a file that have been coded; those of an earlier start do not count for the speed."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Files:
         self._changed = threading.Condition()
         self._is_stopping = False
         self._cancel = threading.Event()  # stop coding the file that is running
-        self._running: tuple[str, _Progress] | None = None  # that file, and how much of it is coded
+        self._running: tuple[str, _RowsDone] | None = None  # that file, and how much of it is coded
         for file in store.files():
             if file["state"] == "running":  # on a server that was killed
                 store.put_file(file["id"], state="queued")
@@ -247,7 +247,7 @@ class Files:
 
     def _described(self, record: dict[str, Any]) -> File:
         file = File(**{**record, "options": _options(record)})
-        number, progress = self._running or ("", _Progress())
+        number, progress = self._running or ("", _RowsDone())
         if file.state == "done":
             file.rows_done = file.num_rows or 0
         elif number == file.id and progress.num_rows:
@@ -263,7 +263,7 @@ class Files:
             while not self._is_stopping:
                 if waiting := [record for record in self._store.files() if record["state"] == "queued"]:
                     self._cancel.clear()
-                    self._running = waiting[-1]["id"], _Progress()
+                    self._running = waiting[-1]["id"], _RowsDone()
                     self._store.put_file(waiting[-1]["id"], state="running")
                     return waiting[-1]
                 self._changed.wait()

@@ -93,7 +93,7 @@ class _Attention(torch.autograd.Function):
         ctx.how = {"p": p, "seed": _seed() if p else 0}
         ctx.num_heads, ctx.mask = num_heads, mask
         is_trained = any(ctx.needs_input_grad)
-        out, probabilities = kernels.Attention(sources, num_heads, mask, **ctx.how).forward(keep=is_trained)
+        out, probabilities = kernels.AttentionKernel(sources, num_heads, mask, **ctx.how).forward(keep=is_trained)
         if probabilities is not None:
             ctx.save_for_backward(probabilities, *sources)
         return out
@@ -102,7 +102,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         probabilities, *sources = ctx.saved_tensors
-        found = kernels.Attention(sources, ctx.num_heads, ctx.mask, **ctx.how)
+        found = kernels.AttentionKernel(sources, ctx.num_heads, ctx.mask, **ctx.how)
         return None, None, None, *found.backward(grad, probabilities)
 
 

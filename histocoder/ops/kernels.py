@@ -98,7 +98,7 @@ def adamw_rows(
     _library().adamw_rows(*pointers, *gradient.shape, *betas, eps, step_size, correction)
 
 
-class Attention:
+class AttentionKernel:
     """Scaled dot-product attention by heads.
 
     Parameters

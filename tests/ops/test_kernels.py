@@ -133,6 +133,6 @@ def test_queries_without_keys_get_zeros():
 @built
 def test_kernels_without_memory_raise():
     length = 1 << 23  # so that a head's scores exceed the addresses that a process has
-    heads = kernels.Attention([torch.zeros(1, length, 3)], 1, None, p=0.0, seed=0)
+    heads = kernels.AttentionKernel([torch.zeros(1, length, 3)], 1, None, p=0.0, seed=0)
     with pytest.raises(MemoryError, match="working memory"):
         heads.forward(keep=False)
