@@ -137,15 +137,15 @@ class Ours:
     def flops_per_row(self, count: int) -> float:
         """Count the operations of matrix products, forward and backward, by repeating the last steps."""
         attention = _CountedAttention
-        attention.flops, kernels.Attention = 0, attention
+        attention.flops, kernels.AttentionKernel = 0, attention
         with FlopCounterMode(display=False) as counter:
             for batch in self.taken[-count:]:
                 self.trainer.learner.train_step([batch])
-        kernels.Attention = attention.__base__
+        kernels.AttentionKernel = attention.__base__
         return (counter.get_total_flops() + attention.flops) / (count * self.rows)
 
 
-class _CountedAttention(kernels.Attention):
+class _CountedAttention(kernels.AttentionKernel):
     """Attention that counts its products: two in the forward pass, four in the backward pass."""
 
     flops = 0
