@@ -26,13 +26,14 @@ import pandas as pd
 
 from histocoder.config import PrepareConfig
 from histocoder.data.augment import Augmenter, WordList
+from histocoder.data.codes import LabelRules
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import read_key
-from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import KEY_FILE, TRAIN_FILE, prepare
 from histocoder.data.samplers import BucketSampler
-from histocoder.data.store import EXAMPLES_FILE, TRAIN, StoredExamples, store_examples
+from histocoder.data.store import EXAMPLES_FILE, store_examples
 from histocoder.formatters import build_formatter
 from histocoder.log import log
 from histocoder.training.data import some_descriptions
@@ -142,7 +143,7 @@ def store(folder: Path) -> dict[str, float]:
     started = now()
     store_examples(folder / "stored", {TRAIN: training_files(folder)}, text_normalization="none")
     path = folder / "stored" / EXAMPLES_FILE
-    num_rows, num_bytes = len(StoredExamples(path, TRAIN)), path.stat().st_size
+    num_rows, num_bytes = len(Examples.open(path, TRAIN)), path.stat().st_size
     return {**rate(num_rows, started), "examples_mb": round(num_bytes / 1e6), "bytes_per_row": num_bytes // num_rows}
 
 
@@ -182,7 +183,7 @@ def collate(folder: Path, *, augment: bool) -> dict[str, float]:
 
 def dataset(folder: Path, *, augment: bool) -> OccupationDataset:
     """Return the training data, with the scripts' default noise if asked for."""
-    examples = StoredExamples(folder / "out" / EXAMPLES_FILE, TRAIN)
+    examples = Examples.open(folder / "out" / EXAMPLES_FILE, TRAIN)
     form: dict[str, Any] = {"formatter": build_formatter("general", num_blocks=1), "max_len": MAX_LEN}
     data = OccupationDataset(examples, classes=read_key(folder / "out" / KEY_FILE).codes, cache_dir=folder, **form)
     if augment:

@@ -33,7 +33,7 @@ def read(path: str, coder: Coder, language: str) -> Examples:
     """Read the rows of a table with descriptions and codes."""
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     codes = table.reindex(columns=list(coder.model.config.target_cols)).replace("", None)
-    return Examples(table["occ1"].tolist(), [language] * len(table), codes)
+    return Examples.of(table["occ1"].tolist(), [language] * len(table), codes)
 
 
 def right(side: Any, examples: Examples, mode: str) -> float:

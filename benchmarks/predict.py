@@ -25,9 +25,8 @@ from theirs import canine_of_transformers
 
 from histocoder import Coder
 from histocoder.config import PRECISIONS, ModelConfig
-from histocoder.data.tokens import tokenize
 from histocoder.formatters import BOS, build_formatter
-from histocoder.formatters.tokenizers import join_language
+from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model import MixerModel, load_encoder
 from histocoder.model.devices import device_name
 from histocoder.ops.memory import peak_gpu_memory

@@ -39,12 +39,13 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, PrepareConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import Batch, OccupationDataset
+from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import read_key
 from histocoder.data.prepare import prepare
 from histocoder.data.samplers import Share
-from histocoder.data.store import EXAMPLES_FILE, TRAIN, StoredExamples
-from histocoder.data.tokens import tokenize
+from histocoder.data.store import EXAMPLES_FILE
 from histocoder.formatters import build_formatter
+from histocoder.formatters.tokenizers import tokenize
 from histocoder.log import log
 from histocoder.model import MixerModel, MixerOutput, load_encoder
 from histocoder.model.devices import device_name
@@ -79,7 +80,7 @@ class Data:
         prepare(config, folder)
         self.formatter, self.key = build_formatter("general", num_blocks=1), read_key(folder / "key.csv")
         form: dict[str, Any] = {"formatter": self.formatter, "classes": self.key.codes, "max_len": 128}
-        self.plain = OccupationDataset(StoredExamples(folder / EXAMPLES_FILE, TRAIN), cache_dir=folder, **form)
+        self.plain = OccupationDataset(Examples.open(folder / EXAMPLES_FILE, TRAIN), cache_dir=folder, **form)
         texts = self.plain.descriptions(np.arange(len(self.plain)))
         noise = Augmenter(WordList.from_texts(texts), augmentation_prob=0.3, num_transformations=3, unk_lang_prob=0.25)
         self.noisy = replace(self.plain, augmenter=noise)

@@ -63,4 +63,4 @@ def few_examples() -> Examples:
     texts = ["farmer", "husmand & væver", "farmer", "<script>alert('baker')</script>", "cobbler", "none given"]
     first = ["61110", "61115", "61110", "77610", "80110", "?"]
     codes = pd.DataFrame({"hisco_1": first, "hisco_2": [None, "80110", None, None, None, None]}, dtype=object)
-    return Examples(texts, ["en", "da", "en", "en", "en", "da"], codes)
+    return Examples.of(texts, ["en", "da", "en", "en", "en", "da"], codes)

@@ -11,9 +11,10 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import LoaderConfig, ModelConfig, TrainConfig
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import TRAIN, Examples
 from histocoder.data.key import Key
-from histocoder.data.store import EXAMPLES_FILE, TRAIN, StoredExamples, store_examples
+from histocoder.data.store import EXAMPLES_FILE, store_examples
 from histocoder.formatters import build_formatter
 from histocoder.model import MixerModel, load_encoder
 from histocoder.training.trainer import Trainer
@@ -22,10 +23,10 @@ MAX_LEN = 64
 CPU = torch.device("cpu")
 
 
-def stored(folder: Path, files: ExampleFiles, *, text_normalization: str = "none") -> StoredExamples:
+def stored(folder: Path, files: ExampleFiles, *, text_normalization: str = "none") -> Examples:
     """Files' rows, all of them to train on."""
     store_examples(folder, {TRAIN: files}, text_normalization=text_normalization)
-    return StoredExamples(folder / EXAMPLES_FILE, TRAIN)
+    return Examples.open(folder / EXAMPLES_FILE, TRAIN)
 
 
 def dataset(folder: Path, source: Path, target_cols: tuple[str, ...], *, noise: bool = False) -> OccupationDataset:

@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment
 
 from histocoder.config import NUM_GREEDY, ModelConfig
-from histocoder.data.languages import iso_code
+from histocoder.data.languages import Language
 from histocoder.errors import UserError
 from histocoder.model.encoder import encoder_sizes, hub_answers, reads_characters
 
@@ -19,7 +19,7 @@ def model_card(
 ) -> str:
     """Return the text of a model's README.md, with the results of `validation.validate` if they are known."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters["iso_code"] = iso_code
+    environment.filters["iso_code"] = lambda lang: Language(lang).iso
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         config=config,
         num_train=num_train,

@@ -39,7 +39,8 @@ from histocoder.checkpoints.training_state import (
     step_of,
 )
 from histocoder.config import ModelConfig
-from histocoder.data.prepare import PREPARED_FILE, PREPARED_TABLES
+from histocoder.data.prepare import PREPARED_TABLES
+from histocoder.data.store import PREPARED_FILE
 from histocoder.errors import Interrupted, UserError
 from histocoder.files import is_same_file, make_folder, remove_leftovers, replacing_folder, write_text
 from histocoder.model import Tokenizer

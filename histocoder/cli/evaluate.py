@@ -12,8 +12,9 @@ from histocoder.checkpoints.model_files import change_config
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of
 from histocoder.checkpoints.training_state import is_checkpoint
 from histocoder.cli.flags import EvaluateFlags
-from histocoder.data.examples import ExampleFiles, Examples
-from histocoder.data.labels import LabelRules
+from histocoder.data.codes import LabelRules
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import Examples
 from histocoder.data.languages import chosen_language
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import TRAIN_FILE, VAL_FILE, held_out
@@ -91,7 +92,7 @@ def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examp
         (Path(config.data),),
         tuple(config.target_cols or coder.model.config.target_cols),
         coder.formatter,
-        all_needed=config.target_cols is not None,
+        needed=dict.fromkeys(config.target_cols or (), "target_cols"),
         input_col=config.input_col,
         language_col=config.language_col,
         language=None if config.language is None else chosen_language(config.language, languages),

@@ -7,8 +7,8 @@ import numpy as np
 from histocoder.checkpoints.hub import local_folder
 from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.flags import ExportFlags
+from histocoder.data.codes import LabelRules
 from histocoder.data.examples import Examples
-from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import VAL_FILE
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder

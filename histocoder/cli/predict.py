@@ -22,7 +22,7 @@ from histocoder.checkpoints.run_folder import run_of
 from histocoder.cli.arguments import config_of
 from histocoder.cli.flags import PredictFlags
 from histocoder.config import PredictConfig, PredictOptions
-from histocoder.data.labels import LabelRules
+from histocoder.data.codes import LabelRules
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import check_output
 from histocoder.data.prepare import TRAIN_FILE, held_out

@@ -1,66 +1,102 @@
-"""Codes as spreadsheets and statistics programs write them."""
+"""Cells and headers as people and spreadsheets write them: missing ones, formulas, names of columns."""
 
+import difflib
 import re
+import unicodedata
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 MISSING_MARKS = frozenset({"NA", "NaN", "nan", "<NA>", "None", "NULL", "null", "N/A", "n/a", "#N/A", "."})
 """Marks of missing values: R writes NA; pandas NaN, nan, <NA> or None; databases NULL; spreadsheets N/A; Stata and SAS
 a dot. Lower case "na" and "none" are left out, since people write them as words."""
 MOST_DIGITS = 2**53  # largest integer up to which doubles tell all integers apart
-_KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
-_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
-_PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
-_MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
-_SPOILT = {
-    "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
-    "a date": re.compile(
-        rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]", re.IGNORECASE
-    ),
-    "an error": re.compile(r"#[A-Z/0]{2,}[!?]"),
-}
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+FIRST_ROWS = 50  # number of first rows among which the header is
+_DESCRIPTIONS = (
+    *("occ1", "occ", "occupation", "beruf", "profession", "metier", "yrke", "beroep", "erhverv", "stilling"),
+    *("mestiere", "oficio", "ocupacion", "profissao", "description", "title"),
+)
+_RUN = r"(?s)^'*[=+\-@\t\r\n＝＋－＠].*[\pL\pN]"
+_NUMBER = r"^[+-]?[0-9][0-9.,]*([eE][+-]?[0-9]+)?$"  # shown by spreadsheets as they are: -1, -2 and -3 are codes
 
 
-def bare(cell: str) -> str:
-    """Strip a cell of blanks, and of the marks that keep a spreadsheet from reading it as a number.
+def plain(name: str) -> str:
+    """Return a name without case, accents, blanks at its ends and repeated ones.
 
     Examples
     --------
-    >>> bare('="02000"'), bare("'02000 ")
-    ('02000', '02000')
+    >>> plain(" Métier  (Père) ")
+    'metier (pere)'
     """
-    cell = cell.strip()
-    match = _KEPT_AS_TEXT.fullmatch(cell)
-    return cell if match is None else (match[1] or match[2] or "").strip()
+    letters = unicodedata.normalize("NFKD", name.replace("\ufeff", ""))
+    return " ".join("".join(char for char in letters if not unicodedata.combining(char)).casefold().split())
 
 
-def whole_number(cell: str) -> str | None:
-    """Return the digits of a whole number with decimals, such as "61110.0"; None for other cells."""
-    match = _WHOLE.fullmatch(cell)
-    return match and match[1]
+def named(name: str, header: Collection[str]) -> list[str]:
+    """Return the columns of a name; if there is none, those whose plain names are its own."""
+    return [own for own in header if own == name] or [own for own in header if plain(own) == plain(name)]
 
 
-def is_integer(cell: str) -> bool:
-    """Return whether a cell is an integer, with decimals or without."""
-    return re.fullmatch(r"-?[0-9]+", whole_number(cell) or cell) is not None
+def nearest(name: str, header: Collection[str]) -> str | None:
+    """Return the name of the most similar column, without blanks around it; for descriptions also a usual one."""
+    names = {plain(own): " ".join(own.split()) for own in header}
+    if close := difflib.get_close_matches(plain(name), names, n=1, cutoff=0.5):
+        return names[close[0]]
+    return descriptions_in(names.values()) if name in _DESCRIPTIONS else None
 
 
-def printed_hisco(cell: str) -> str | None:
-    """Return the five digits of a HISCO code in its printed form, such as "6-11.10"; None for other cells."""
-    match = _PRINTED_HISCO.fullmatch(cell)
-    return match and "".join(match.groups())
+def descriptions_in(header: Collection[str]) -> str | None:
+    """Return the column that is likely to hold descriptions, by its name; None if there is none."""
+    words = {own: re.findall(r"[^\W_]+", plain(own)) for own in header}
+    return next((own for usual in _DESCRIPTIONS for own in header if usual in words[own]), None)
 
 
-def looks_like_a_number(cell: str) -> bool:
-    """Return whether a cell is a number with decimals or an exponent."""
-    return not cell.lstrip("+-").isdigit() and _NUMBER.fullmatch(cell) is not None
+def header_row(rows: Sequence[Sequence[str | None]], columns: Collection[str]) -> int:
+    """Return the index of the header, which titles may precede: the fullest row that has all columns.
 
-
-def spoilt(cell: str) -> str | None:
-    """Return what spreadsheets and R have made of a code; None for other cells.
-
-    Examples
-    --------
-    >>> spoilt("6E+04"), spoilt("1-Nov"), spoilt("#REF!"), spoilt("61110")
-    ('a number', 'a date', 'an error', None)
+    If there is none, it is the first row with three quarters as many cells as the fullest.
     """
-    return next((what for what, form in _SPOILT.items() if form.fullmatch(cell)), None)
+    cells = [[cell for cell in row if cell and cell.strip()] for row in rows]
+    wanted = set(map(plain, columns))
+    found = [i for i, row in enumerate(cells) if wanted and wanted <= set(map(plain, row))]
+    if found:
+        return max(found, key=lambda i: len(cells[i]))
+    return next(i for i, row in enumerate(cells) if 4 * len(row) >= 3 * max(map(len, cells)))
+
+
+def below_titles(path: object, unit: str, number: int) -> str:
+    """Return a notice that a header is not in the first row."""
+    return f"{path}: the header is {unit} {number}; what is above it is ignored."
+
+
+def are_formulas(cells: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Return which of some texts a spreadsheet would run; null where they are null.
+
+    A transcribed "=1+1" or "-daughter of the above" is text here, and a formula in Excel; a malicious one can run
+    programs. See https://owasp.org/www-community/attacks/CSV_Injection.
+    """
+    return pc.and_not(pc.match_substring_regex(cells, _RUN), pc.match_substring_regex(cells, _NUMBER))
+
+
+def without_formulas(rows: pa.Table) -> tuple[pa.Table, int]:
+    """Put an apostrophe before each formula, names of columns included; return how many cells have one."""
+    num_changed = 0
+    for i, column in enumerate(rows.columns):
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        if is_text and (number := pc.sum(found := are_formulas(column), min_count=0).as_py()):
+            quote, nothing = (pa.scalar(text, column.type) for text in ("'", ""))
+            changed = pc.if_else(found, pc.binary_join_element_wise(quote, column, nothing), column)
+            rows = rows.set_column(i, rows.field(i), changed)
+            num_changed += number
+    are_run = are_formulas(pa.array(rows.column_names, pa.string())).to_pylist()
+    names = [f"'{name}" if is_run else name for name, is_run in zip(rows.column_names, are_run, strict=True)]
+    return rows.rename_columns(names), num_changed
+
+
+def as_meant(cells: pa.Array) -> pa.Array:
+    """Undo `without_formulas` in some texts."""
+    if not pc.any(pc.starts_with(cells, "'"), min_count=0).as_py():
+        return cells
+    rest = pc.utf8_slice_codeunits(cells, 1)
+    return pc.if_else(pc.and_(pc.starts_with(cells, "'"), are_formulas(rest)), rest, cells)

@@ -1,6 +1,5 @@
 """CSV files: encoding, separator, header, decimal mark, and errors that name the line."""
 
-import codecs
 import csv
 import gzip
 import io
@@ -17,31 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from histocoder.data.formulas import as_meant
-from histocoder.data.header import FIRST_ROWS, below_titles, header_row, named
+from histocoder.data.cells import FIRST_ROWS, as_meant, below_titles, header_row, named
 from histocoder.errors import Notice, UserError, shown, warn_user
 
 _BLOCK_BYTES = 1 << 22  # number of bytes that Arrow reads at once; a row must fit in
 _CHECK_BYTES = 1 << 24
 _DELIMITERS = ",;\t|"
-_DECLARED = re.compile(r'"?sep=([^"\w]|\t)"?\s*', re.IGNORECASE)  # first line that tells spreadsheets the delimiter
 _BREAK = r"\r\n|\n|\r"
 _DECIMAL = re.compile(r"\s*[+-]?[0-9]+([.,])[0-9]+\s*")
-_NUL, _NOT_UTF8 = re.compile("\0"), re.compile("[\udc80-\udcff]")  # the latter as Python decodes such bytes
-_TWICE_ENCODED = re.compile("Ã[\xa0-\xbf]")  # "Ã¤" in place of "ä": UTF-8 that was read as cp1252, and written again
-_ESCAPED = re.compile(r'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')  # a quotation mark with a backslash before it, not doubled
-_OTHERS = {
-    codecs.BOM_UTF16_LE: "UTF-16 text; save it as UTF-8 (in Excel: 'CSV UTF-8')",
-    codecs.BOM_UTF16_BE: "UTF-16 text; save it as UTF-8 (in Excel: 'CSV UTF-8')",
-    b"PK\x03\x04": "a zip archive or a spreadsheet; the name of an Excel workbook must end in .xlsx",
-}
-"""First bytes of files that are not CSV."""
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as Python decodes such bytes
+_BOM = b"\xef\xbb\xbf"
+_ESCAPED = re.compile(rb'[,;\t\n]"[^"\n]*\\"[^",;\t\r\n]')  # a quotation mark with a backslash before it, not doubled
 
 
 class CsvFile:
     """A CSV file: all of it tells the encoding, and its first rows the rest of its form.
 
-    The separator is that of a first line `sep=…`, else the one that finds most of `columns` and `optional`.
+    The separator is the one that finds most of `columns` and `optional`.
 
     Raises UserError if the file is not text in UTF-8 or cp1252, is damaged UTF-8, or is empty.
     """
@@ -49,22 +40,17 @@ class CsvFile:
     def __init__(self, path: Path, columns: Collection[str], optional: Collection[str]) -> None:
         self.path = path
         self.notices: list[str] = []
-        self.delimiter, self._num_skipped = ",", 0
+        self._num_skipped = 0
         self._num_read, self._breaks = 0, [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        forms = []
         try:
             self._scan()
-            with self._reader() as reader:
-                declared = _DECLARED.fullmatch(",".join(next(reader, []))[:20])
-            forms = []
-            for delimiter in declared[1] if declared else _DELIMITERS:
-                self.delimiter, self._num_skipped = delimiter, 1 if declared else 0
+            for self.delimiter in _DELIMITERS:
                 rows, ends = self._first_rows()
                 at = header_row(rows, columns)
                 header = as_meant(pa.array(rows[at], pa.string())).to_pylist()
                 num_found = sum(bool(named(name, header)) for name in {*columns, *optional})
-                forms.append(((num_found, len(header)), delimiter, header, rows[at:], ends[at], at))
-        except UnicodeDecodeError as error:
-            raise self._no_text() from error
+                forms.append(((num_found, len(header)), self.delimiter, header, rows[at:], ends[at], at))
         except csv.Error as error:
             raise UserError(f"{path} has no header that can be read: {error}.") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -76,17 +62,16 @@ class CsvFile:
         self.schema = pa.schema([(name, pa.string()) for name in self.header])
         self.notices += [below_titles(path, "line", self._num_skipped)] if at else []
 
-    def batches(self, *, warn: bool = True) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all columns as text, formulas without their apostrophe; raise a UserError where the form is broken."""
-        names, passed, last = [str(i) for i in range(len(self.header))], 0, ""
-        encoding = "cp1252" if self._encoding == "cp1252" else "utf8"
-        read = {"block_size": _BLOCK_BYTES, "skip_rows": self._num_skipped, "column_names": names, "encoding": encoding}
+        names, passed, last, is_told = [str(i) for i in range(len(self.header))], 0, "", False
+        read = {"block_size": _BLOCK_BYTES, "skip_rows": self._num_skipped, "column_names": names}
         parse = {"delimiter": self.delimiter, "escape_char": self._escape or False, "newlines_in_values": True}
         unchanged = {"column_types": dict.fromkeys(names, pa.string()), "strings_can_be_null": False, "null_values": []}
         try:
             for batch in pa.csv.open_csv(
                 self.path,
-                pa.csv.ReadOptions(use_threads=False, **read),
+                pa.csv.ReadOptions(use_threads=False, encoding=self._encoding.removesuffix("-sig"), **read),
                 pa.csv.ParseOptions(ignore_empty_lines=False, **parse),
                 pa.csv.ConvertOptions(**unchanged),
             ):
@@ -95,9 +80,8 @@ class CsvFile:
                     num_breaks = np.sum([*breaks.values()], axis=0)
                     rows = np.flatnonzero(num_breaks)
                     self._breaks.append((rows + passed, num_breaks[rows]))
-                if warn and (found := self._rows_in_cell(batch, breaks, passed)):
-                    warn_user(Notice(found))
-                    warn = False
+                if not is_told:
+                    is_told = self._tell_rows_in_cell(batch, breaks, passed)
                 passed += len(batch)
                 self._num_read = max(passed, self._num_read)
                 last = batch.columns[-1][-1].as_py() if len(batch) else last
@@ -106,14 +90,8 @@ class CsvFile:
             if "Empty CSV" in str(error) or "Could not skip" in str(error):
                 raise UserError(f"{self.path} has a header but no rows.") from error
             raise self._first_fault(str(error)) from error
-        except UnicodeDecodeError as error:
-            raise self._no_text() from error
         if re.search(_BREAK, last) and not self._ends_with_quote:
             raise self._first_fault("a quotation mark is not closed")
-
-    def count_rows(self) -> int:
-        """Return the number of rows; raise a UserError where the form is broken."""
-        return sum(map(len, self.batches(warn=False)))
 
     def lines(self, positions: np.ndarray) -> np.ndarray:
         """Return the first line of each of some rows that were read, which are counted from 0 behind the header."""
@@ -138,7 +116,7 @@ class CsvFile:
         found: list[tuple[list[str], int]] = []
         try:
             with self._reader() as reader:
-                rows = ((row, self._num_skipped + reader.line_num) for row in reader if any(map(str.strip, row)))
+                rows = ((row, reader.line_num) for row in reader if any(map(str.strip, row)))
                 found.extend(itertools.islice(rows, FIRST_ROWS))
         except csv.Error:  # a cell is longer than a block, which may be behind the header
             if not found:
@@ -171,8 +149,8 @@ class CsvFile:
             "Quote a field that contains the separator, or fix the row."
         )
 
-    def _rows_in_cell(self, batch: pa.RecordBatch, breaks: dict[str, np.ndarray], passed: int) -> str | None:
-        """Return a notice on the first cell whose line breaks end as many separators as a row has.
+    def _tell_rows_in_cell(self, batch: pa.RecordBatch, breaks: dict[str, np.ndarray], passed: int) -> bool:
+        """Issue a notice on the first cell whose line breaks end as many separators as a row has, if there is one.
 
         Two stray quotation marks make one cell of all rows between them.
         """
@@ -181,70 +159,64 @@ class CsvFile:
             found = np.flatnonzero((num_breaks > 0) & (num_marks == num_breaks * (batch.num_columns - 1)))
             if len(found):
                 line, number = self.lines(found[:1] + passed)[0], f"{num_breaks[found[0]]:,} line breaks"
-                return (
+                notice = (
                     f"{self.path}, line {line}: one cell holds {number} and looks like rows of the table. If there is "
                     "a quotation mark too few or too many, these rows are lost: fix it, and start again."
                 )
-        return None
+                warn_user(Notice(notice))
+                return True
+        return False
 
     def _scan(self) -> None:
-        """Find the encoding, and what notices tell; raise a UserError unless all of the file is text."""
-        found: dict[re.Pattern[str], tuple[int, int, str]] = {}  # line, byte and text of the first match
-        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        line, num_read, num_characters, num_bad, chunk, tail = 1, 0, 0, 0, b"x", b""
+        """Find the encoding and the escape of quotation marks; raise a UserError unless all of the file is text."""
+        line, escapes, tail = 1, False, b""
         with _opened(self.path) as file:
-            head = file.read(4)
-            for start, what in _OTHERS.items():
-                if head.startswith(start):
-                    raise UserError(f"{self.path} is {what}.")
+            begin = file.read(3)
+            self.excel = begin == _BOM
+            encoding = "utf-8" if self.excel else ""
             file.seek(0)
-            while chunk and _NUL not in found:
-                chunk = file.read(_CHECK_BYTES)
-                first = num_read - len(decoder.getstate()[0])  # byte of the text, which may begin in the last chunk
-                text = decoder.decode(chunk, final=not chunk)
-                patterns = [_NUL] if text.isascii() else [_NUL, _NOT_UTF8, _TWICE_ENCODED]
-                for pattern in [*patterns, _ESCAPED] if '\\"' in text else patterns:
-                    if pattern not in found and (match := pattern.search(text)):
-                        before = text[: match.start()]
-                        number = first + len(before.encode("utf-8", "surrogateescape")) + 1
-                        found[pattern] = line + before.count("\n"), number, match[0]
-                if not text.isascii():
-                    num_here = len(_NOT_UTF8.findall(text))
-                    num_bad += num_here
-                    num_characters += len(text) - len(text.encode("ascii", "ignore")) - num_here
-                line += text.count("\n")
-                num_read += len(chunk)
-                tail = (tail + chunk)[-64:]
-        if _NUL in found:
-            raise UserError(
-                f"{self.path} has a NUL byte in line {found[_NUL][0]}; it is damaged or not text. Save it as UTF-8 CSV."
-            )
-        self.excel, self._ends_with_quote = head.startswith(codecs.BOM_UTF8), tail.rstrip().endswith(b'"')
-        self._encoding, self._escape = "cp1252" if num_bad else "utf-8-sig", "\\" if _ESCAPED in found else None
-        if num_bad and (
-            num_characters > num_bad or self.excel
-        ):  # cp1252 has such by accident only, as "É»" in "«CAFÉ»"
-            line, number, byte = found[_NOT_UTF8]
-            raise UserError(
-                f"{self.path}, line {line}: the byte 0x{ord(byte) - 0xDC00:02X} (byte {number} of the file) is not "
-                "UTF-8, but most of the file is. Fix that line, or save the file as UTF-8 again."
-            )
-        if num_bad:
+            while chunk := file.read(_CHECK_BYTES) + file.readline():
+                if b"\0" in chunk:
+                    line += chunk[: chunk.index(b"\0")].count(b"\n")
+                    raise UserError(
+                        f"{self.path} has a NUL byte in line {line}: it is damaged, UTF-16 text or a "
+                        "workbook. Save it as UTF-8 CSV (in Excel: 'CSV UTF-8')."
+                    )
+                if not chunk.isascii():
+                    encoding = self._encoding_of(chunk, encoding, line)
+                escapes = escapes or (b'\\"' in chunk and _ESCAPED.search(chunk) is not None)
+                line += chunk.count(b"\n")
+                tail = chunk[-64:]
+        self._ends_with_quote = tail.rstrip().endswith(b'"')
+        self._encoding, self._escape = encoding if encoding == "cp1252" else "utf-8-sig", "\\" if escapes else None
+        if encoding == "cp1252":
             self.notices.append(
                 f"{self.path} is not UTF-8; it is read as Windows-1252 (cp1252). Check that accents look right."
             )
-        elif _TWICE_ENCODED in found:
-            self.notices.append(
-                f"{self.path}, line {found[_TWICE_ENCODED][0]}: accented letters are written as 'Ã' and a sign: UTF-8 "
-                "was read as Windows-1252 once. Open the original as UTF-8, and save it again."
-            )
-        if self._escape:
+        if escapes:
             self.notices.append(
                 f"{self.path}: quotation marks are escaped with backslashes, as R writes them, and are read as such."
             )
 
-    def _no_text(self) -> UserError:
-        return UserError(f"{self.path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.")
+    def _encoding_of(self, chunk: bytes, before: str, line: int) -> str:
+        """Return the encoding of lines from `line` on, behind some in the encoding `before`, if they tell it."""
+        text = chunk.decode("utf-8", "surrogateescape")
+        first = _NOT_UTF8.search(text)
+        if first is None and before != "cp1252":
+            return "utf-8"
+        num_bad = len(_NOT_UTF8.findall(text))
+        num_good = len(text) - len(text.encode("ascii", "ignore")) - num_bad
+        if first is not None and (before == "utf-8" or (not before and num_good > num_bad)):
+            line += text.count("\n", 0, first.start())
+            raise UserError(
+                f"{self.path}, line {line}: the byte 0x{ord(first[0]) - 0xDC00:02X} is not UTF-8, but most of the file "
+                "is. Fix that line, or save the file as UTF-8 again."
+            )
+        try:
+            chunk.decode("cp1252")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.path} is neither UTF-8 nor Windows-1252 text; save it as UTF-8.") from error
+        return "cp1252"
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -14,11 +14,10 @@ from torch.utils.data import Dataset
 from histocoder.config import LANG_SEP
 from histocoder.data.augment import Augmenter
 from histocoder.data.encoder_outputs import EncoderOutput, StoredOutputs
+from histocoder.data.examples import Examples
 from histocoder.data.samplers import Share
-from histocoder.data.store import StoredExamples
-from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.formatters import BOS, EOS, MISSING, PAD, Formatter
-from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, Tokenizer, join_language
+from histocoder.formatters.tokenizers import CHARACTERS, CLS_ID, SEP_ID, UNKNOWN, Tokenizer, join_language, tokenize
 
 _ROWS_AT_ONCE = 1 << 18
 _ROWS_MULTIPLE = 16  # rows that a merged batch keeps a multiple of: processors compile code for each shape
@@ -87,7 +86,7 @@ class OccupationDataset(Dataset):
     Raises ValueError if a code does not fit the formatter, or is no class.
     """
 
-    examples: StoredExamples
+    examples: Examples
     formatter: Formatter  # the one that the examples were checked with
     classes: Sequence[str]  # codes of the flat head, in order
     max_len: int  # maximum number of tokens of an input
@@ -103,13 +102,13 @@ class OccupationDataset(Dataset):
         self._class_ids = _class_table(self.examples.code_table, self.classes)
         self._prefix_lengths = np.array([len(lang + LANG_SEP) for lang in self.examples.languages])
         self._lengths = self._count_tokens().astype(np.min_scalar_type(self.max_len))
-        self.num_target_blocks = (self.examples.codes > 0).sum(1, dtype=np.uint8)
+        self.num_target_blocks = (self.examples.code_index > 0).sum(1, dtype=np.uint8)
         """Number of codes of each row, of shape (n,)."""
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def of(self, examples: StoredExamples, *, augmenter: Augmenter | None) -> OccupationDataset:
+    def of(self, examples: Examples, *, augmenter: Augmenter | None) -> OccupationDataset:
         """Return a dataset of other rows in the same form."""
         return replace(self, examples=examples, augmenter=augmenter)
 
@@ -125,7 +124,7 @@ class OccupationDataset(Dataset):
         for start in range(0, len(found), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(found)))
             noise = self.augmenter.noise(rows, epoch)
-            prefix = self._prefix_lengths[self.examples.langs[rows]]
+            prefix = self._prefix_lengths[self.examples.lang_index[rows]]
             text = self.augmenter.lengths(noise, self.examples.num_characters[rows] - prefix)
             prefix = np.where(noise.withheld, len(UNKNOWN + LANG_SEP), prefix)
             found[rows] = np.minimum(prefix + text + 2, self.max_len)
@@ -140,18 +139,18 @@ class OccupationDataset(Dataset):
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows, a row of k classes k times, and their classes, both of shape (num_labels,)."""
-        class_ids = self._class_ids[self.examples.codes]  # (n, num_blocks)
+        class_ids = self._class_ids[self.examples.code_index]  # (n, num_blocks)
         rows, blocks = (class_ids >= 0).nonzero()
         return rows, class_ids[rows, blocks]
 
     def descriptions(self, rows: np.ndarray) -> list[str]:
         """Return normalised descriptions, without their languages."""
-        return self.examples.inputs(rows, skip=self._prefix_lengths[self.examples.langs[rows]])
+        return self.examples.inputs(rows, skip=self._prefix_lengths[self.examples.lang_index[rows]])
 
     def __getitem__(self, share: Share) -> Batch:
         rows, input_ids = share.rows, self._input_ids(share)
         num_encoded = self.tokenizer.num_encoded(input_ids.shape[1], self.max_len)
-        codes = self.examples.codes[rows]  # (B, num_blocks)
+        codes = self.examples.code_index[rows]  # (B, num_blocks)
         blocks = self._blocks[codes].reshape(len(rows), -1)  # (B, num_blocks * block_size)
         targets = np.full((len(rows), 2 + blocks.shape[1]), BOS)
         targets[:, 1:-1], targets[:, -1] = blocks, EOS
@@ -187,7 +186,7 @@ class OccupationDataset(Dataset):
     def _augment(self, augmenter: Augmenter, share: Share) -> list[str]:
         noise = augmenter.noise(share.rows, share.epoch)
         altered = [augmenter.alter(text, noise, i) for i, text in enumerate(self.descriptions(share.rows))]
-        langs = [self.examples.languages[lang] for lang in self.examples.langs[share.rows]]
+        langs = [self.examples.languages[lang] for lang in self.examples.lang_index[share.rows]]
         return join_language(altered, np.where(noise.withheld, UNKNOWN, langs).tolist())
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from histocoder.data.store import StoredExamples
+from histocoder.data.examples import Examples
 from histocoder.files import replacing_folder
 
 OUTPUTS_FILE = "outputs.json"
@@ -66,7 +66,7 @@ class DistinctTexts(NamedTuple):
     offsets: np.ndarray  # index of each text's first token among those of all, of shape (m + 1,)
 
 
-def distinct_texts(examples: StoredExamples, lengths: np.ndarray) -> DistinctTexts:
+def distinct_texts(examples: Examples, lengths: np.ndarray) -> DistinctTexts:
     """Find the distinct texts, by hashes of 128 bits; `lengths` are the numbers of tokens of the n rows."""
     digests = np.empty(len(examples), dtype="S16")
     for start in range(0, len(examples), _ROWS_AT_ONCE):

@@ -1,180 +1,34 @@
-"""Examples: descriptions, languages and codes, read from files."""
+"""Examples: descriptions with languages and codes, in memory or mapped from `examples.arrow`."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import MISSING_MARKS
-from histocoder.data.checked import checked_tables
-from histocoder.data.key import Key
-from histocoder.data.labels import LabelChecker, LabelRules, count_codes
-from histocoder.data.languages import language_code
-from histocoder.data.normalize import DECODED, decode_entities
-from histocoder.data.table import Table, TableFile, open_table
-from histocoder.errors import UserError, counted, shown
-from histocoder.formatters import MISSING, Formatter
+from histocoder.formatters import MISSING
+from histocoder.formatters.tokenizers import ragged
 
 TEXT_COL, LANG_COL = "occ1", "lang"
-MAX_CODES = 5  # largest number of code columns of a prepared file
-_INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))  # those of indices into a key
-
-
+TRAIN, VAL, HELD_OUT = SPLITS = ("train", "validation", "held out")
 ROW = pa.schema(
     [
         ("row", pa.int64()),  # position in its file, from 0
         ("line", pa.int64()),  # its first line there; in Parquet the row, from 1
         ("text", pa.string()),  # description
-        ("lang", pa.string()),
+        ("lang", pa.string()),  # see `Language`
         ("reason", pa.string()),  # why it is dropped; null if it is kept
     ]
 )
 """First columns of checked rows; behind them are those of codes, which a dropped row has as the file does."""
 CODES = "codes."
 """Begin of the names of columns of codes."""
-
-
-@dataclass
-class Examples:
-    """Descriptions with languages and codes, of n rows."""
-
-    texts: list[str]
-    langs: list[str]
-    codes: pd.DataFrame  # codes, of shape (n, k): strings, None where there is none
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    @classmethod
-    def from_rows(cls, rows: pa.RecordBatch) -> Examples:
-        """Take checked rows from their columns."""
-        names = filter(is_codes, rows.schema.names)
-        codes = {name.removeprefix(CODES): rows[name].to_numpy(zero_copy_only=False) for name in names}
-        return cls(rows["text"].to_pylist(), rows["lang"].to_pylist(), pd.DataFrame(codes, dtype=object))
-
-    def take(self, rows: np.ndarray) -> Examples:
-        texts, langs = ([values[row] for row in rows] for values in (self.texts, self.langs))
-        return Examples(texts, langs, self.codes.iloc[rows].reset_index(drop=True))
-
-    def coded(self) -> Examples:
-        """Return the rows that have codes."""
-        first = self.codes.iloc[:, 0]
-        return self.take(np.flatnonzero(first.notna() & (first != MISSING)))
-
-    @classmethod
-    def join(cls, parts: list[Examples]) -> Examples:
-        return cls(
-            texts=[text for part in parts for text in part.texts],
-            langs=[lang for part in parts for lang in part.langs],
-            codes=pd.concat([part.codes for part in parts], ignore_index=True),
-        )
-
-
-@dataclass(frozen=True)
-class ExampleFiles:
-    """Files with a description, a language and codes in each row, which are read one after the other.
-
-    Every method that reads them raises `UserError` for mistakes in them, with the file and the line.
-    """
-
-    paths: tuple[Path, ...]
-    target_cols: tuple[str, ...]
-    """Columns of codes, first code first. A file may have the first few of them only.
-    If it has `code1`, `code2`, … instead, these are indices into `key`."""
-    formatter: Formatter
-    all_needed: bool = False
-    """Whether a file that lacks one of these columns is refused."""
-    input_col: str = TEXT_COL
-    language_col: str = LANG_COL
-    """Column of languages; all rows of a file without it are "unk"."""
-    language: str | None = None
-    """Language of all rows, if given, instead of `language_col`."""
-    key: Key | None = None
-    """Key whose codes alone are allowed; None: all codes that fit."""
-    known: Collection[str] = ()
-    """Codes of a model, which are read as they are even if they look like marks of missing values, or numbers."""
-    rules: LabelRules = field(default_factory=LabelRules)
-    """Rules for codes that do not fit."""
-    sheet: str | None = None
-    """Sheet of Excel workbooks; None: the only one with content."""
-
-    def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows as `checked_rows` does; labels that do not fit raise an error at the end."""
-        is_empty = True
-        for path in self.paths:
-            for batch in self._file_rows(path, say):
-                is_empty &= batch["reason"].null_count == 0
-                yield batch
-        if is_empty:
-            raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
-
-    def chunks(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Examples]:
-        """Yield the rows that are kept, in chunks."""
-        for batch in self.rows(say=say):
-            yield Examples.from_rows(batch.filter(batch["reason"].is_null()))
-
-    def read(self, *, say: Callable[[str], None] = lambda _: None) -> Examples:
-        return Examples.join(list(self.chunks(say=say)))
-
-    def count_codes(self) -> Counter[str]:
-        """Count the codes in all files, for `fit_codes`."""
-        files = map(self._open, self.paths)
-        return sum((count_codes(file, [*self._code_columns(file)[0].values()]) for file in files), Counter[str]())
-
-    def _open(self, path: Path) -> TableFile:
-        codes = (*self.target_cols, *_INDEX_COLS)
-        optional, columns = [self.language_col, *codes], {self.input_col: "input_col"}
-        return open_table(path, columns, optional=optional, sheet=self.sheet, codes=codes)
-
-    def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
-        file = self._open(path)
-        code_columns, use_index = self._code_columns(file)
-        lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
-        for notice in file.notices:
-            say(notice)
-        checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
-        columns = [self.input_col, *lang_cols, *code_columns.values()]
-        tables = _with_targets(checked_tables(file, columns, say), code_columns, self.key if use_index else None)
-        schema, num_blank = row_schema(self.target_cols), 0
-        language = self.language or "unk"
-        for batch in checked_rows(tables, checker, self.input_col, *lang_cols, language=language, say=say):
-            num_blank += batch["text"].null_count
-            columns = [
-                batch[name] if name in batch.schema.names else pa.nulls(len(batch), pa.string())
-                for name in schema.names
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        if num_blank:
-            rows = counted(num_blank, "row without a description is", "rows without a description are")
-            say(f"{path}: {rows} left out.")
-        if checker.num_bad:
-            rows = counted(
-                checker.num_bad, "row with a label that does not fit is", "rows with labels that do not fit are"
-            )
-            say(f"{path}: {rows} left out.")
-        if self.language is None and not lang_cols:
-            say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
-
-    def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
-        """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
-        indexed = [column for column in _INDEX_COLS if file.has(column)]
-        first = self.target_cols[0]
-        if self.all_needed:
-            file.check(dict.fromkeys(self.target_cols, "target_cols"))
-        if file.has(first) or _INDEX_COLS[0] not in indexed:
-            return {t: t for t in self.target_cols if t == first or file.has(t)}, False
-        if self.key is None:
-            instead = "name the key file with --key" if self.rules.is_training else "codes themselves are needed"
-            raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")
-        return dict(zip(self.target_cols, indexed, strict=False)), True
 
 
 def row_schema(target_cols: Sequence[str]) -> pa.Schema:
@@ -187,66 +41,179 @@ def is_codes(name: str) -> bool:
     return name.startswith(CODES)
 
 
-def checked_rows(
-    tables: Iterable[Table],
-    checker: LabelChecker,
-    input_col: str,
-    language_col: str | None = None,
-    *,
-    language: str,
-    say: Callable[[str], None],
-) -> Iterator[pa.RecordBatch]:
-    """Check a table chunk by chunk; yield all rows with the columns of `ROW` and the codes, and say what was found.
+class Examples:
+    """Descriptions with languages and codes, of n rows.
 
-    `language` is that of all rows if there is no column of languages. HTML entities in descriptions are decoded.
+    Those that `open` maps into memory share one copy in all processes of a node, and also have the `input` that models
+    read. Pickling them keeps the path and the splits alone.
+
+    Attributes
+    ----------
+    table : pa.Table
+        Columns `text`, `lang` and those of codes; see `row_schema` and `ExampleWriter`.
+    path : Path, optional
+        File that is mapped.
+    splits : tuple of str
+        Splits of that file.
     """
-    num_decoded = 0
-    for table in tables:
-        texts, number = decode_entities(table.columns[input_col])
-        num_decoded += number
-        cleaned, reasons = checker.check(table)
-        reasons[np.asarray(texts.is_null())] = "no description"
-        if language_col is None:
-            langs = pa.repeat(pa.scalar(language_code(language)), len(table))
-        else:
-            coded = table.columns[language_col].fill_null("unk").dictionary_encode()
-            languages = [language_code(text) for text in coded.dictionary.to_pylist()]
-            langs = pa.array(languages, pa.string()).take(coded.indices)
-        reason = pa.array(reasons, pa.string())
-        codes = [
-            pc.if_else(reason.is_null(), pa.array(column, pa.string()), table.columns[name])
-            for name, column in cleaned.items()
-        ]
-        lines = table.file.lines(table.rows)
-        columns = [pa.array(table.rows), pa.array(lines), texts, langs, reason, *codes]
-        yield pa.RecordBatch.from_arrays(columns, schema=row_schema([*cleaned]))
-    checker.finish(say)
-    if num_decoded:
-        say(f"{checker.file.path}: {counted(num_decoded, *DECODED)}")
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.path: Path | None = None
+        self.splits: tuple[str, ...] = ()
+        self._content: pa.Buffer = None  # the file
+
+    @classmethod
+    def open(cls, path: Path, *splits: str) -> Examples:
+        """Map the rows of some splits, those of one behind those of the other, in the order of the file."""
+        content = pa.memory_map(str(path)).read_buffer()
+        file = pa.ipc.open_file(content)
+        batches = [file.get_batch(i) for i in range(file.num_record_batches)]
+        own = [batch for name in splits for batch in batches if batch["split"][0].as_py() == name]
+        found = cls(pa.Table.from_batches(own, schema=file.schema))
+        found.path, found.splits, found._content = path, splits, content
+        return found
+
+    @classmethod
+    def of(cls, texts: Sequence[str], langs: Sequence[str], codes: pd.DataFrame) -> Examples:
+        """Return examples from a column of codes for each of `codes`, None where there is none."""
+        columns = {"text": texts, "lang": langs, **{f"{CODES}{name}": codes[name] for name in codes}}
+        return cls(pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()}))
+
+    @classmethod
+    def join(cls, parts: Sequence[Examples]) -> Examples:
+        return cls(pa.concat_tables([part.table for part in parts]))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Examples, (self.table,)) if self.path is None else (Examples.open, (self.path, *self.splits))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return self.table["text"].to_pylist()
+
+    @cached_property
+    def langs(self) -> list[str]:
+        return self.table["lang"].to_pylist()
+
+    @cached_property
+    def codes(self) -> pd.DataFrame:
+        """Codes, of shape (n, k): strings, None where there is none."""
+        columns = {name.removeprefix(CODES): self.table[name].to_numpy() for name in self._code_columns}
+        return pd.DataFrame(columns, dtype=object)
+
+    @property
+    def _code_columns(self) -> list[str]:
+        return [name for name in self.table.column_names if is_codes(name)]
+
+    def take(self, rows: np.ndarray) -> Examples:
+        return Examples(self.table.take(pa.array(rows)))
+
+    def coded(self) -> Examples:
+        """Return the rows that have codes."""
+        first = self.table[self._code_columns[0]]
+        return Examples(self.table.filter(pc.fill_null(pc.not_equal(first, MISSING), False)))
+
+    def sample(self, num_rows: int, *, seed: int) -> Examples:
+        """Draw rows at random, in their order; all of them if there are fewer."""
+        mask = np.zeros(len(self), dtype=bool)
+        mask[np.random.default_rng(seed).permutation(len(self))[:num_rows]] = True
+        return Examples(self.table.filter(pa.array(mask)))  # chunk by chunk, unlike `take`
+
+    def chunks(self) -> Iterator[Examples]:
+        """Yield all rows, a chunk at a time."""
+        for batch in self.table.to_batches():
+            yield Examples(pa.Table.from_batches([batch]))
+
+    @cached_property
+    def languages(self) -> tuple[str, ...]:
+        """Distinct languages."""
+        return self._lang_index[1]
+
+    @property
+    def lang_index(self) -> np.ndarray:
+        """Index of each row's language in `languages`, of shape (n,)."""
+        return self._lang_index[0][:, 0] - 1
+
+    @property
+    def code_table(self) -> tuple[str, ...]:
+        """Distinct codes."""
+        return self._code_index[1]
+
+    @property
+    def code_index(self) -> np.ndarray:
+        """Index of each code in `code_table`, from 1; 0 where there is none; of shape (n, k)."""
+        return self._code_index[0]
+
+    @cached_property
+    def _lang_index(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        return _index([self.table["lang"]])
+
+    @cached_property
+    def _code_index(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        return _index([self.table[name] for name in self._code_columns])
+
+    @cached_property
+    def num_characters(self) -> np.ndarray:
+        """Number of characters of each row's input, of shape (n,)."""
+        return _smallest(pc.utf8_length(self.table["input"]).to_numpy())
+
+    @cached_property
+    def _bytes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bytes of the file; index of each input's first one; number of bytes of each."""
+        found = [_starts_and_sizes(chunk, self._content.address) for chunk in self.table["input"].chunks]
+        starts, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
+        return np.frombuffer(self._content, np.uint8), starts, _smallest(sizes)
+
+    def inputs(self, rows: np.ndarray, *, skip: np.ndarray | int = 0) -> list[str]:
+        """Return what models read: the languages and descriptions of some rows, joined for `tokenize`.
+
+        `skip` is a number of first characters to leave out, that of all rows or of each.
+        """
+        text, numbers = self._input_bytes(rows).tobytes().decode(), self.num_characters[rows].astype(np.int64)
+        ends = np.cumsum(numbers)
+        starts = ends - numbers + skip
+        return [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def characters(self, rows: np.ndarray, *, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the Unicode code points of `inputs`, at most so many of each row, and how many each row has."""
+        found, numbers = self._input_bytes(rows), self.num_characters[rows].astype(np.int64)
+        if len(found) != numbers.sum():  # not ASCII
+            found = np.frombuffer(found.tobytes().decode().encode("utf-32-le"), "<u4")
+        if numbers.max() <= most:
+            return found, numbers
+        kept = np.minimum(numbers, most)
+        return found[ragged(np.cumsum(numbers) - numbers, kept)], kept
+
+    def _input_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the bytes of the inputs of some rows, one behind the other."""
+        content, starts, sizes = self._bytes
+        return content[ragged(starts[rows], sizes[rows].astype(np.int64))]
 
 
-def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:
-    """Add the target columns to tables, from the file's columns, which hold indices into the key if one is given."""
-    for table in tables:
-        for target, column in columns.items():
-            table.columns[target] = table.columns[column] if key is None else _codes_of(table, column, key)
-        yield table
+def _starts_and_sizes(texts: pa.Array, address: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of each text's first byte behind an address, and its number of bytes."""
+    _, offsets, content = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    start = content.address - address if content is not None else 0
+    return start + bounds[:-1].astype(np.int64), np.diff(bounds)
 
 
-def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
-    """Return the codes of a column of class indices."""
-    coded = table.columns[column].dictionary_encode()
-    codes: list[str | None] = []
-    for text in coded.dictionary.to_pylist():
-        if text.strip() in MISSING_MARKS:
-            codes.append(text)  # counted by `LabelChecker`
-            continue
-        match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
-        if match is None or int(match[1]) >= len(key.codes):
-            row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
-            raise UserError(
-                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is not an index into the "
-                f"key, which has {len(key.codes):,} codes."
-            )
-        codes.append(key.codes[int(match[1])] or None)
-    return pa.array(codes, pa.string()).take(coded.indices)
+def _index(columns: Sequence[pa.ChunkedArray]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the index of each value among the distinct ones, from 1; 0 where there is none; and these.
+
+    The index is of shape (n, number of columns).
+    """
+    joined = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+    coded = joined.dictionary_encode().unify_dictionaries()
+    values = coded.chunk(0).dictionary
+    kind = np.min_scalar_type(len(values))
+    index = np.concatenate([(np.asarray(chunk.indices.fill_null(-1)) + 1).astype(kind) for chunk in coded.chunks])
+    return np.ascontiguousarray(index.reshape(len(columns), -1).T), tuple(values.to_pylist())
+
+
+def _smallest(values: np.ndarray) -> np.ndarray:
+    """Return numbers of 0 or more in the smallest type that holds them all."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))

@@ -1,4 +1,6 @@
-"""Codes and names of languages, in one table for training and predicting."""
+"""Languages, in one table for training and predicting."""
+
+from __future__ import annotations
 
 import difflib
 import re
@@ -6,6 +8,7 @@ from collections.abc import Collection
 
 from histocoder.data.cells import MISSING_MARKS
 from histocoder.errors import UserError, shown
+from histocoder.formatters.tokenizers import UNKNOWN
 
 _ISO_639_1 = """
 aa Afar, ab Abkhazian, ae Avestan, af Afrikaans, ak Akan, am Amharic, an Aragonese, ar Arabic, as Assamese, av Avaric,
@@ -33,7 +36,7 @@ NAMES: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _ISO_639_1
 """ISO 639-1 code -> English name, without Northern Sami, whose code OccCANINE uses for Swedish."""
 _OCCCANINE = {"sv": "se", "de": "ge", "el": "gr"}  # ISO 639-1 -> OccCANINE's own, as published weights were trained
 _ISO = {code: iso for iso, code in _OCCCANINE.items()}
-_BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": "unk"}
+_BY_NAME = {name.casefold(): code for code, name in NAMES.items()} | {"unknown": UNKNOWN}
 _SAMPLE = ("ca", "da", "en", "es", "fr", "de", "el", "is", "it", "nl", "no", "pt", "sv")  # those of OccCANINE
 HELP = (
     "Languages: "
@@ -42,39 +45,62 @@ HELP = (
 )
 
 
-def language_code(text: str) -> str:
-    """Return the code that models are trained with for a language given by a code or its English name.
+class Language(str):
+    """A language as models are trained with it, made from a code, an alias or its English name; compared as a value.
 
     A text that is not a language of the table is only stripped of blanks; a missing one is "unk".
 
     Examples
     --------
-    >>> [language_code(text) for text in ("Danish", "EN", "en-GB", "sv", "se", "NA", "plattdeutsch")]
+    >>> [Language(text) for text in ("Danish", "EN", "en-GB", "sv", "se", "NA", "plattdeutsch")]
     ['da', 'en', 'en', 'se', 'se', 'unk', 'plattdeutsch']
     """
-    text = text.strip()
-    if not text or text in MISSING_MARKS:
-        return "unk"
-    word = text.casefold()
-    code = _BY_NAME.get(word) or re.split("[-_]", word)[0]
-    code = _OCCCANINE.get(code, code)
-    return code if is_language(code) else text
+
+    __slots__ = ()
+
+    def __new__(cls, text: str = "") -> Language:
+        if isinstance(text, Language):
+            return text
+        text = text.strip()
+        if not text or text in MISSING_MARKS:
+            return super().__new__(cls, UNKNOWN)
+        word = text.casefold()
+        code = _BY_NAME.get(word) or re.split("[-_]", word)[0]
+        code = super().__new__(cls, _OCCCANINE.get(code, code))
+        return code if code.is_known else super().__new__(cls, text)
+
+    @property
+    def iso(self) -> str:
+        """ISO 639-1 code."""
+        return _ISO.get(self, str(self))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is in the table, or unknown."""
+        return self == UNKNOWN or self.iso in NAMES
+
+    def among(self, languages: Collection[str]) -> str:
+        """Return a model's own code for the language, "unk" if it is not among those that the model knows.
+
+        A model that does not say which ones it knows is given the language itself.
+
+        Examples
+        --------
+        >>> [Language("Swedish").among(known) for known in (("da", "sv"), ("da", "se"), ("da",), ())]
+        ['sv', 'se', 'unk', 'se']
+        """
+        return next((own for own in languages if Language(own) == self), UNKNOWN) if languages else self
 
 
-def is_language(code: str) -> bool:
-    """Return whether a result of `language_code` is a language of the table, or "unk"."""
-    return code == "unk" or iso_code(code) in NAMES
-
-
-def chosen_language(text: str, known: Collection[str] = ()) -> str:
-    """Return the code of a language that is chosen for all descriptions.
+def chosen_language(text: str, known: Collection[str] = ()) -> Language:
+    """Return the language that is chosen for all descriptions.
 
     Raises UserError if it is neither in the table nor among a model's, which are `known`.
     """
-    code = language_code(text)
-    if not is_language(code) and code not in map(language_code, known):
+    language = Language(text)
+    if not language.is_known and language not in map(Language, known):
         raise UserError(not_in_table([text]))
-    return code
+    return language
 
 
 def not_in_table(languages: Collection[str]) -> str:
@@ -92,33 +118,13 @@ def not_in_table(languages: Collection[str]) -> str:
     )
 
 
-def own_languages(codes: Collection[str]) -> str:
+def own_languages(languages: Collection[str]) -> str:
     """Return a notice on languages of training data that are not in the table; nothing if all are."""
-    strange = [code for code in codes if not is_language(code)]
+    strange = [language for language in languages if not Language(language).is_known]
     return f"{not_in_table(strange)} They are trained as languages of their own." if strange else ""
 
 
-def with_nearest(language: str) -> str:
+def with_nearest(text: str) -> str:
     """Return a language as messages name it; if it is not in the table, with the nearest that is."""
-    near = [] if is_language(language_code(language)) else difflib.get_close_matches(language.casefold(), _BY_NAME, n=1)
-    hint = "".join(f" (did you mean {name.title()}, {_BY_NAME[name]}?)" for name in near)
-    return f"{shown(language)}{hint}"
-
-
-def iso_code(code: str) -> str:
-    """Return the ISO 639-1 code of a language that models are trained with; others as they are."""
-    return _ISO.get(code, code)
-
-
-def known_language(lang: str, languages: Collection[str]) -> str:
-    """Return a model's own code for a language, "unk" if it is not among those that the model knows.
-
-    A model that does not say which ones it knows is given the language's code.
-
-    Examples
-    --------
-    >>> [known_language("Swedish", known) for known in (("da", "sv"), ("da", "se"), ("da",), ())]
-    ['sv', 'se', 'unk', 'se']
-    """
-    code = language_code(lang)
-    return next((own for own in languages if language_code(own) == code), "unk") if languages else code
+    near = [] if Language(text).is_known else difflib.get_close_matches(text.casefold(), _BY_NAME, n=1)
+    return f"{shown(text)}{''.join(f' (did you mean {name.title()}, {_BY_NAME[name]}?)' for name in near)}"

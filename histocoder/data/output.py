@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from histocoder.data.cells import MOST_DIGITS
-from histocoder.data.formulas import without_formulas
+from histocoder.data.cells import MOST_DIGITS, without_formulas
 from histocoder.data.table import EXCEL, LABELLED, PARQUET, TableFile, is_bytes, kind_of, strings
 from histocoder.errors import UserError, counted
 from histocoder.files import replacing
+
+_FIRST_YEAR = 1901  # first year whose dates Excel has right: it has none before 1900, and a 29 February then
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class Form:
     excel: bool = False  # whether CSV has a byte order mark, by which Excel recognises UTF-8
     raw: bool = False  # whether CSV has texts that a spreadsheet would run as formulas as they are
     codes: Mapping[str, str] = field(default_factory=dict)  # columns of codes -> names without --columns
-    titles: Mapping[str, str] = field(default_factory=dict)  # of codes, their labels in Stata and SPSS
 
     @classmethod
     def like(cls, file: TableFile, **form: Any) -> "Form":
@@ -43,10 +43,8 @@ def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
     kind = kind_of(path, doing="written")
     if excel and kind in (*PARQUET, *EXCEL, *LABELLED):
         raise UserError("--excel is for CSV; choose an --output that ends in .csv.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file in it to write to.")
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is a device or a pipe; name a file to write to.")
+        raise UserError(f"{path} is a folder or a device; name a file to write to.")
     if kind in EXCEL:
         from histocoder.data.excel import MAX_ROWS
 
@@ -73,12 +71,11 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
             for table in tables:
                 parquet.write_table(table)
             return []
-        tables = (_storable(table, in_doubles=kind in EXCEL) for table in tables)
+        tables = (_storable(table, kind) for table in tables)
         if kind in LABELLED:
             from histocoder.data.stata_spss import write_labelled
 
-            whole = _storable(pa.concat_tables(tables), in_doubles=True)
-            return write_labelled(path, temporary, whole, codes=form.codes, titles=form.titles)
+            return write_labelled(path, temporary, _storable(pa.concat_tables(tables), kind))
         if kind in EXCEL:
             from histocoder.data.excel import write_workbook
 
@@ -91,7 +88,7 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
         if kind == ".gz":
             file = stack.enter_context(pa.CompressedOutputStream(file, "gzip"))
         file.write(codecs.BOM_UTF8 if form.excel else b"")
-        writer = stack.enter_context(CsvWriter(file, _storable(first, in_doubles=False).schema, form))
+        writer = stack.enter_context(CsvWriter(file, _storable(first, kind).schema, form))
         for table in tables:
             writer.write(table)
     cells = counted(writer.num_formulas, "cell begins like a formula and was", "cells begin like formulas and were")
@@ -127,20 +124,24 @@ class CsvWriter:
         return table
 
 
-def _storable(table: pa.Table, *, in_doubles: bool) -> pa.Table:
+def _storable(table: pa.Table, kind: str) -> pa.Table:
     """Return a table with text in place of bytes.
 
     For formats whose numbers are doubles, integers that these can't tell apart become text too, and times with a zone
-    what clocks showed there.
+    what clocks showed there; for Excel, dates that it has wrong.
     """
     for i, one in enumerate(table.schema):
-        column, kind = table[i], one.type
-        if is_bytes(kind):
+        column = table[i]
+        if is_bytes(one.type):
             column = strings(column, f"The column {one.name!r}")
-        elif in_doubles and pa.types.is_timestamp(kind) and kind.tz is not None:
-            column = pc.local_timestamp(column)
-        elif in_doubles and pa.types.is_integer(kind):
-            ends = [end.as_py() or 0 for end in pc.min_max(column).values()]
-            column = column.cast(pa.string()) if max(map(abs, ends)) > MOST_DIGITS else column
+        if kind in (*EXCEL, *LABELLED):
+            if pa.types.is_timestamp(one.type) and one.type.tz is not None:
+                column = pc.local_timestamp(column)
+            if pa.types.is_integer(one.type):
+                ends = [end.as_py() or 0 for end in pc.min_max(column).values()]
+                column = column.cast(pa.string()) if max(map(abs, ends)) > MOST_DIGITS else column
+        has_dates = kind in EXCEL and (pa.types.is_timestamp(one.type) or pa.types.is_date(one.type))
+        if has_dates and (pc.min(pc.year(column)).as_py() or _FIRST_YEAR) < _FIRST_YEAR:
+            column = pc.replace_substring_regex(column.cast(pa.string()), r" 00:00:00(\.0+)?$", "")
         table = table.set_column(i, one.name, column)
     return table

@@ -1,26 +1,20 @@
-"""Files of Stata and SPSS, whose numbers have labels: read as these, except codes; and written so."""
+"""Files of Stata and SPSS, whose numbers may have labels, which are read in their place; codes are written as text."""
 
 import re
 import warnings
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
-from histocoder.data.header import plain
+from histocoder.data.cells import plain
 from histocoder.errors import UserError
 
-_SEVERAL = "code of several lengths"
-_CODES = re.compile(rf"code of ([0-9]+) characters|{_SEVERAL}")
-"""Label of a variable of codes that was written here; its number tells how many leading zeros to restore."""
 _LONGEST_NAME = {".dta": 32, ".sav": 64}
-_MAX_LABEL_BYTES = 120  # limit of SPSS; Stata takes more
 _LONGEST_TEXT = 2045  # number of characters from which Stata needs its type strL
 _INTEGER = re.compile(r"-?[0-9]+")  # form of labels that are codes themselves, as Stata's `encode` makes them
-_NUMBER = re.compile(r"-[0-9]{1,8}|[0-9]{0,9}")  # form of integers that can have labels in Stata, or of blank cells
 
 
 def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[str]]:
@@ -31,12 +25,11 @@ def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[st
     try:
         if path.suffix.lower() == ".dta":
             with pd.read_stata(path, iterator=True) as reader:
-                values, titles = reader.read(convert_categoricals=False), reader.variable_labels()
-                sets = reader.value_labels()
+                values, sets = reader.read(convert_categoricals=False), reader.value_labels()
                 labels = {name: sets.get(own, {}) for name, own in zip(reader._varlist, reader._lbllist, strict=True)}
         else:
             values, meta = pyreadstat(path).read_sav(path)
-            titles, labels = meta.column_names_to_labels, meta.variable_value_labels
+            labels = meta.variable_value_labels
     except UserError:
         raise
     except Exception as error:  # readers raise errors of all types if a file is damaged
@@ -45,9 +38,7 @@ def read_labelled(path: Path, codes: Collection[str]) -> tuple[pa.Table, list[st
     labelled, own_codes = [], set(map(plain, codes))
     for name in values.columns:
         found = {_text(value): label for value, label in labels.get(name, {}).items()}
-        if match := _CODES.fullmatch(titles.get(name) or ""):
-            values[name] = values[name].map(lambda value, length=int(match[1] or 0): _code(value, length))
-        elif found and (plain(name) not in own_codes or all(map(_INTEGER.fullmatch, found.values()))):
+        if found and (plain(name) not in own_codes or all(map(_INTEGER.fullmatch, found.values()))):
             values[name] = values[name].map(lambda value, found=found: found.get(_text(value), _text(value)))
             labelled.append(name)
     names = ", ".join(labelled)
@@ -73,49 +64,21 @@ def _text(value: Any) -> str | None:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _code(value: Any, length: int) -> str | None:
-    text = _text(value)
-    return text.zfill(length) if text is not None and text.isdigit() else text
-
-
-def write_labelled(
-    path: Path, temporary: Path, table: pa.Table, *, codes: Collection[str], titles: Mapping[str, str]
-) -> list[str]:
-    """Write a .dta or .sav file, codes with their titles as labels; return notices to the user.
-
-    Stata has labels of numbers only: codes with titles are stored as numbers there, if they are numbers.
-    """
+def write_labelled(path: Path, temporary: Path, table: pa.Table) -> list[str]:
+    """Write a .dta or .sav file; return notices to the user."""
     kind = path.suffix.lower()
     names = _legal_names(table.column_names, longest=_LONGEST_NAME[kind])
     frame = pa.table([_storable(column) for column in table.columns], names=names).to_pandas()
-    labels: dict[str, dict] = {}
-    variable_labels: dict[str, str] = {}
-    for old, name in zip(table.column_names, names, strict=True):
+    for name in names:
         if pd.api.types.is_string_dtype(frame[name].dtype) or frame[name].dtype == object:
             frame[name] = frame[name].astype(object).where(frame[name].notna(), "")
-        if old not in codes or not titles:
-            continue
-        own = sorted(set(frame[name]))
-        times = Counter(titles.get(code) for code in own)
-        found = {code: titles[code] for code in own if code in titles}
-        found = {code: title if times[title] == 1 else f"{title} ({code})" for code, title in found.items()}
-        lengths = {len(code) for code in own if code.isdigit()}
-        if kind == ".sav":
-            labels[name] = {c: title.encode()[:_MAX_LABEL_BYTES].decode(errors="ignore") for c, title in found.items()}
-        elif len(lengths) < 2 and all(map(_NUMBER.fullmatch, own)):
-            frame[name] = pd.to_numeric(frame[name], errors="coerce")
-            labels[name] = {int(code): title for code, title in found.items()}
-        else:  # with codes of several lengths, zeros that one does not have would be added when it is read
-            continue
-        variable_labels[name] = f"code of {max(lengths, default=1)} characters" if len(lengths) < 2 else _SEVERAL
     if kind == ".sav":
-        pyreadstat(path).write_sav(frame, str(temporary), column_labels=variable_labels, variable_value_labels=labels)
+        pyreadstat(path).write_sav(frame, str(temporary))
     else:
         long = [n for n in names if frame[n].dtype == object and frame[n].str.len().max() > _LONGEST_TEXT]
-        how: dict[str, Any] = {"version": 118, "write_index": False, "convert_strl": long}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # integers become doubles
-            frame.to_stata(temporary, value_labels=labels, variable_labels=variable_labels, **how)
+            frame.to_stata(temporary, version=118, write_index=False, convert_strl=long)
     changed = ", ".join(f"{old} as {new}" for old, new in zip(table.column_names, names, strict=True) if old != new)
     return [f"{path}: columns are renamed, since their names are not allowed there: {changed}."] if changed else []
 

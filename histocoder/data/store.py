@@ -1,10 +1,10 @@
-"""`examples.arrow`: the checked rows of a run, which all its processes map into memory."""
+"""`examples.arrow`, the checked rows of a run, and `prepared.json`, what they were made from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -15,21 +15,73 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.config import LANG_SEP
-from histocoder.data.examples import ROW, ExampleFiles, Examples, is_codes, row_schema
+from histocoder.config import LANG_SEP, PrepareConfig, settings_of
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import ROW, SPLITS, row_schema
 from histocoder.data.normalize import description_keys, normalize_column
 from histocoder.data.table import fingerprint
-from histocoder.data.tokens import ragged
+from histocoder.errors import UserError
 from histocoder.files import make_folder, replacing, sha256, write_text
 from histocoder.log import log
 
 EXAMPLES_FILE, PREPARED_FILE = "examples.arrow", "prepared.json"
-TRAIN, VAL, HELD_OUT = SPLITS = ("train", "validation", "held out")
 PREPARED_VERSION = 3
 """Version of the rules; since 2, rows without any code are dropped; since 3, the split is by `description_keys`."""
-EXAMPLES_VERSION = 1
-"""Version of the columns of `examples.arrow`, and of how they are read."""
+_OLDEST_VERSION = 2
+EXAMPLES_VERSION = 2
+"""Version of the form of `examples.arrow`, and of how it is read; since 2, a batch is of one split."""
 NO_SPLIT = -1  # of rows that are dropped, or left out since their correction is held out
+_NOT_OF_THE_DATA = {"dataset", "corrections", "save_path", "prepare_only", "cache_dir"}
+_NAMES = {"allow_codes_shorter_than_block_size": "allow_short_codes"}
+"""Setting -> its name in `prepared.json`, if it differs."""
+
+
+class ExampleWriter:
+    """Writes `examples.arrow`: checked rows (see `checked_rows`), with these columns before those of codes:
+
+    - `split`: one of `SPLITS`, the same for all rows of a batch; null if the rows are in none of them
+    - `key`: what equal descriptions have in common (see `description_keys`)
+    - `input`: what models read: language and normalised description; null without a description
+    """
+
+    def __init__(self, path: Path, target_cols: Sequence[str], *, text_normalization: str) -> None:
+        own = {"split": pa.dictionary(pa.int8(), pa.string()), "key": pa.string(), "input": pa.string()}
+        first = [("split", own["split"]), *ROW, ("key", own["key"]), ("input", own["input"])]
+        self._schema = pa.schema([*first, *list(row_schema(target_cols))[len(ROW) :]])
+        self._path, self._how = path, text_normalization
+        self._hashes: list[list[np.ndarray]] = [[] for _ in SPLITS]
+        self._writer = pa.ipc.new_file(str(path), self._schema)
+
+    def __enter__(self) -> ExampleWriter:
+        return self
+
+    def __exit__(self, _type: type | None, _error: BaseException | None, _traceback: TracebackType | None) -> None:
+        self._writer.close()
+
+    def write(self, rows: pa.RecordBatch, split: np.ndarray) -> None:
+        """Write a chunk; `split` has an index into `SPLITS` for each row, or `NO_SPLIT`."""
+        texts = normalize_column(rows["text"], self._how)
+        keys = rows["key"] if "key" in rows.schema.names else None
+        keys = pa.array(description_keys(rows["text"].fill_null("")), pa.string()) if keys is None else keys
+        own = {"key": keys, "input": pc.binary_join_element_wise(rows["lang"], texts, LANG_SEP)}
+        columns = [own[name] if name in own else rows[name] for name in self._schema.names[1:]]
+        whole = pa.RecordBatch.from_arrays(columns, self._schema.names[1:])
+        hashes = pd.util.hash_array(keys.to_numpy(zero_copy_only=False), categorize=False)
+        for i in np.unique(split).tolist():
+            part = whole.filter(pa.array(split == i))
+            index = pa.array(np.full(len(part), i), pa.int8(), mask=np.full(len(part), i == NO_SPLIT))
+            names = pa.DictionaryArray.from_arrays(index, [*SPLITS])
+            self._writer.write(pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema))
+            if i != NO_SPLIT:
+                self._hashes[i].append(hashes[split == i])
+
+    def record(self) -> dict[str, Any]:
+        """Return what tells the file from others, and the number of distinct descriptions of each split."""
+        hashes = {name: np.concatenate(parts) for name, parts in zip(SPLITS, self._hashes, strict=True) if parts}
+        return {
+            "sha256": sha256(self._path),
+            "num_distinct": {name: len(pd.unique(found)) for name, found in hashes.items()},
+        }
 
 
 def made_from(splits: Mapping[str, ExampleFiles], text_normalization: str) -> dict[str, Any]:
@@ -90,156 +142,50 @@ def read_prepared(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class ExampleWriter:
-    """Writes `examples.arrow`: checked rows (see `checked_rows`), with these columns before those of codes:
+def record_of(config: PrepareConfig) -> dict[str, Any]:
+    """Return what `prepared.json` records of the source and the settings, before the data are prepared."""
+    names = [one.name for one in settings_of(PrepareConfig) if one.name not in _NOT_OF_THE_DATA]
+    settings = {_NAMES.get(name, name): getattr(config, name) for name in names}
+    settings |= {"target_cols": list(config.target_cols), "key": fingerprint(config.key) if config.key else None}
+    if config.corrections:
+        settings["corrections"] = [fingerprint(path) for path in config.corrections]
+    dataset = Path(config.dataset)
+    source = {"file": dataset.name, "sha256": fingerprint(dataset), "bytes": dataset.stat().st_size}
+    return {"format_version": PREPARED_VERSION, "source": source, "settings": settings}
 
-    - `split`: one of `SPLITS`; null if the row is in none of them
-    - `key`: what equal descriptions have in common (see `description_keys`)
-    - `input`: what models read: language and normalised description; null without a description
+
+def prepared_before(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the record of data that were prepared in a folder; None if there are none, or not all of them yet.
+
+    Raises UserError if they were prepared from other data, with settings other than the `wanted` ones, by a newer
+    histocoder or one with other rules.
     """
-
-    def __init__(self, path: Path, target_cols: Sequence[str], *, text_normalization: str) -> None:
-        split = ("split", pa.dictionary(pa.int8(), pa.string()))
-        codes = [field for field in row_schema(target_cols) if is_codes(field.name)]
-        self._schema = pa.schema([split, *ROW, ("key", pa.string()), ("input", pa.string()), *codes])
-        self._path, self._normalization = path, text_normalization
-        self._writer = pa.ipc.new_file(str(path), self._schema)
-        self._hashes: list[list[np.ndarray]] = [[] for _ in SPLITS]
-
-    def __enter__(self) -> ExampleWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        self._writer.close()
-
-    def write(self, rows: pa.RecordBatch, split: np.ndarray) -> None:
-        """Write checked rows, which may have a `key`; `split` holds indices into `SPLITS`, or `NO_SPLIT`."""
-        has_key = "key" in rows.schema.names
-        keys = rows["key"] if has_key else pa.array(description_keys(rows["text"].fill_null("")), pa.string())
-        texts = normalize_column(rows["text"], self._normalization)
-        own = {
-            "split": pa.DictionaryArray.from_arrays(pa.array(split, pa.int8(), mask=split == NO_SPLIT), [*SPLITS]),
-            "key": keys,
-            "input": pc.binary_join_element_wise(rows["lang"], texts, LANG_SEP),
-        }
-        columns = [own[name] if name in own else rows[name] for name in self._schema.names]
-        self._writer.write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        hashes = pd.util.hash_array(keys.to_numpy(zero_copy_only=False), categorize=False)
-        for i, found in enumerate(self._hashes):
-            found.append(hashes[split == i])
-
-    def record(self) -> dict[str, Any]:
-        """Return what tells the file from others, and the number of distinct descriptions of each split."""
-        hashes = {name: np.concatenate(parts) for name, parts in zip(SPLITS, self._hashes, strict=True)}
-        num_distinct = {name: len(pd.unique(found)) for name, found in hashes.items() if len(found)}
-        return {"sha256": sha256(self._path), "num_distinct": num_distinct}
+    if not (folder / PREPARED_FILE).is_file():
+        return None
+    record, anew = read_prepared(folder), "Choose another folder, or add --overwrite to prepare them again."
+    version = record.get("format_version", 0)
+    if version and "settings" not in record:
+        return None
+    if not _OLDEST_VERSION <= version <= PREPARED_VERSION:
+        raise UserError(f"{folder / PREPARED_FILE} is damaged, or of another version of histocoder. {anew}")
+    old, new = ({**r["settings"], "dataset": r["source"]["sha256"]} for r in (record, wanted))
+    if new["block_size"] is None:  # which fits any data
+        new["block_size"] = old["block_size"]
+    differences = "; ".join(
+        f"{name}: {_value_of(record, old, name)} there, {_value_of(wanted, new, name)} now"
+        for name in {**new, **old}
+        if old.get(name) != new.get(name)
+    )
+    if differences:
+        raise UserError(f"{folder} holds data prepared with other settings ({differences}). {anew}")
+    return record
 
 
-class StoredExamples:
-    """Rows of some splits of `examples.arrow`, mapped into memory, so that all processes of a node share one copy.
-
-    The rows of one split come in the order of the file, those of the next one behind them. Pickling keeps the path and
-    the splits alone.
-    """
-
-    def __init__(self, path: Path, *splits: str) -> None:
-        self.path, self.splits = path, splits
-        content = pa.memory_map(str(path)).read_buffer()
-        self._file = pa.ipc.open_file(content)
-        table = self._file.read_all()
-        chunks = table["split"].chunks
-        split = np.concatenate([np.asarray(chunk.indices.fill_null(NO_SPLIT)) for chunk in chunks])
-        rows = np.concatenate([np.flatnonzero(split == SPLITS.index(name)) for name in splits])
-        self._rows = rows  # index of each row in the file
-        self._bytes = np.frombuffer(content, np.uint8)
-        found = [_starts_and_sizes(chunk, content.address) for chunk in table["input"].chunks]
-        starts, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
-        self._starts, self._sizes = starts[rows], _smallest(sizes[rows])  # of each row's input, in bytes
-        lengths = pc.utf8_length(table["input"]).fill_null(0)
-        self.num_characters = _smallest(np.asarray(lengths)[rows])  # of each row's input, of shape (n,)
-        index, self.languages = _index([table["lang"]], rows)
-        self.langs = index[:, 0] - 1
-        codes = [table[name] for name in table.column_names if is_codes(name)]
-        self.codes, self.code_table = _index(codes, rows)
-        """Index of each code in `code_table`, from 1; 0 where there is none; of shape (n, k)."""
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __reduce__(self) -> tuple[type[StoredExamples], tuple[Any, ...]]:
-        return StoredExamples, (self.path, *self.splits)
-
-    def inputs(self, rows: np.ndarray, *, skip: np.ndarray | int = 0) -> list[str]:
-        """Return what models read: the languages and descriptions of some rows, joined for `tokenize`.
-
-        `skip` is a number of first characters to leave out, that of all rows or of each.
-        """
-        text, numbers = self._content(rows).tobytes().decode(), self.num_characters[rows].astype(np.int64)
-        ends = np.cumsum(numbers)
-        starts = ends - numbers + skip
-        return [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-
-    def characters(self, rows: np.ndarray, *, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the Unicode code points of `inputs`, at most so many of each row, and how many each row has."""
-        found, numbers = self._content(rows), self.num_characters[rows].astype(np.int64)
-        if len(found) != numbers.sum():  # not ASCII
-            found = np.frombuffer(found.tobytes().decode().encode("utf-32-le"), "<u4")
-        if numbers.max() <= most:
-            return found, numbers
-        kept = np.minimum(numbers, most)
-        return found[ragged(np.cumsum(numbers) - numbers, kept)], kept
-
-    def _content(self, rows: np.ndarray) -> np.ndarray:
-        """Return the bytes of the inputs of some rows, one behind the other."""
-        return self._bytes[ragged(self._starts[rows], self._sizes[rows].astype(np.int64))]
-
-    def chunks(self) -> Iterator[Examples]:
-        """Yield all rows, a chunk at a time."""
-        return self._chunks(self._rows)
-
-    def read(self) -> Examples:
-        return Examples.join(list(self.chunks()))
-
-    def take(self, rows: np.ndarray) -> Examples:
-        """Return some rows, which ascend."""
-        return Examples.join(list(self._chunks(self._rows[rows])))
-
-    def _chunks(self, rows: np.ndarray) -> Iterator[Examples]:
-        passed = 0
-        for batch in map(self._file.get_batch, range(self._file.num_record_batches)):
-            first, last = np.searchsorted(rows, (passed, passed + len(batch)))
-            yield Examples.from_rows(batch.take(pa.array(rows[first:last] - passed)))
-            passed += len(batch)
-
-    def sample(self, num_rows: int, *, seed: int) -> Examples:
-        """Draw rows at random, in their order; all of them if there are fewer."""
-        return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:num_rows]))
-
-
-def _starts_and_sizes(texts: pa.Array, address: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of each text's first byte behind an address, and its number of bytes."""
-    _, offsets, content = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    start = content.address - address if content is not None else 0
-    return start + bounds[:-1].astype(np.int64), np.diff(bounds)
-
-
-def _index(columns: Sequence[pa.ChunkedArray], rows: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the index of each value of some rows among the distinct ones, from 1; 0 where there is none; and these.
-
-    The index is of shape (n, number of columns).
-    """
-    joined = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
-    coded = joined.dictionary_encode().unify_dictionaries()
-    index = np.concatenate([np.asarray(chunk.indices.fill_null(-1)) for chunk in coded.chunks])
-    index = index.reshape(len(columns), -1)[:, rows].T + 1
-    values = coded.chunk(0).dictionary
-    used = np.flatnonzero(np.bincount(index.ravel(), minlength=1 + len(values))[1:])  # others are in other splits
-    new = np.zeros(1 + len(values), dtype=np.min_scalar_type(len(used)))
-    new[1 + used] = np.arange(1, 1 + len(used))
-    return new[index], tuple(values.take(pa.array(used)).to_pylist())
-
-
-def _smallest(values: np.ndarray) -> np.ndarray:
-    """Return numbers of 0 or more in the smallest type that holds them all."""
-    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+def _value_of(record: dict[str, Any], settings: dict[str, Any], name: str) -> str:
+    """Return a setting as messages name it; files by the beginnings of their hashes."""
+    value = settings.get(name)
+    if name == "dataset" and value:
+        return f"{record['source']['file']} (SHA-256 {value[:8]}…)"
+    if name in ("key", "corrections") and value:
+        return "SHA-256 " + ", ".join(f"{digest[:8]}…" for digest in ([value] if isinstance(value, str) else value))
+    return "none" if value is None else repr(value)

@@ -14,20 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
+from histocoder.data.cells import named, nearest
 from histocoder.data.csv_file import CsvFile
-from histocoder.data.header import named, nearest
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
 
 CHUNK_ROWS = 100_000  # number of rows of a large file that are held as text at once
 PARQUET, EXCEL, LABELLED = (".parquet", ".pq"), (".xlsx", ".xlsm"), (".dta", ".sav")
 _TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat")
-_INSTEAD = {
-    ".xls": "Open it in Excel and save it as .xlsx.",
-    ".ods": "Save it as .xlsx.",
-    ".rds": "In R, write it with write.csv(…, row.names = FALSE) or arrow::write_parquet().",
-    ".zip": "Unpack it first.",
-}
 _Cells = TypeVar("_Cells", pa.Array, pa.ChunkedArray)
 
 
@@ -86,11 +80,9 @@ class TableFile:
         found = named(name, self.header)
         if len(found) == 1:
             return found[0]
-        if found and len(set(found)) == 1:
-            raise UserError(f"{self.path} has {len(found)} columns named {shown(name)}; rename all but one.")
         if found:
             several = ", ".join(map(shown, found))
-            raise UserError(f"{self.path} has several columns like {shown(name)} ({several}); write the one as it is.")
+            raise UserError(f"{self.path} has several columns like {shown(name)} ({several}); rename all but one.")
         names = [own if own.isprintable() and len(own) <= 60 else shown(own) for own in map(str.strip, self.header)]
         message = f"{self.path} has no column {name!r}; it has: {', '.join(names[:50])}{', …' if names[50:] else ''}."
         near = nearest(name, self.header)
@@ -159,10 +151,6 @@ class TableFile:
         """Return the line (in Parquet: the row, from 1) of each of some rows, whose positions ascend."""
         return self.csv.lines(positions) if self.csv else positions + self.first_row
 
-    def count_rows(self) -> int:
-        """Return the number of rows; raise a UserError where a CSV file is not well-formed."""
-        return len(self.rows) if isinstance(self.rows, pa.Table) else self.rows.count_rows()
-
 
 def open_table(
     path: str | Path,
@@ -212,10 +200,8 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
         kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
     if kind in kinds:
         return kind
-    instead = _INSTEAD.get(kind, "Save the table as .csv, .parquet, .xlsx, .dta or .sav.")
-    if doing == "written":
-        instead = "Choose a name that ends in .csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav."
-    raise UserError(f"{path}: {path.suffix} files can't be {doing}. {instead}")
+    instead = "Save the table" if doing == "read" else "Choose a name that ends in .csv.gz, .tsv, or"
+    raise UserError(f"{path}: {path.suffix} files can't be {doing}. {instead} as .csv, .parquet, .xlsx, .dta or .sav.")
 
 
 def is_parquet(path: Path) -> bool:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from histocoder.data.examples import ExampleFiles
-from histocoder.data.labels import LabelRules, is_short
-from histocoder.data.languages import NAMES, iso_code, known_language
+from histocoder.data.codes import LabelRules, is_short
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.languages import NAMES
+from histocoder.data.languages import Language as _Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import held_out
 from histocoder.data.table import fingerprint
@@ -127,7 +128,7 @@ class CodingDesk:
     def languages(self) -> list[Language]:
         """Languages that the model knows; all of them where it does not say."""
         codes = sorted(set(self.coder.model.config.languages) - {"unk"}) or list(NAMES)
-        named = [Language(code=code, name=NAMES.get(iso_code(code), code)) for code in codes]
+        named = [Language(code=code, name=NAMES.get(_Language(code).iso, code)) for code in codes]
         return [Language(code="unk", name="Unknown"), *sorted(named, key=lambda one: one.name)]
 
     @property
@@ -168,7 +169,7 @@ class CodingDesk:
         """Code descriptions; raise `Busy` where too many requests wait for the model."""
         if self._turns.num_waiting > _MOST_WAITING:
             raise Busy
-        langs = [known_language(lang, self.coder.model.config.languages) for lang in langs]
+        langs = [_Language(lang).among(self.coder.model.config.languages) for lang in langs]
         coded, ranked, encodings = predict_ranked(self.coder, texts, langs)
         near: list[list[tuple[TrainedRow, float]]] = [[] for _ in texts]
         if evidence and self.neighbours is not None and self.neighbours.is_ready:

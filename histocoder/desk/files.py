@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from histocoder.config import SOURCE_COL, PredictConfig
-from histocoder.data.header import descriptions_in
+from histocoder.data.cells import descriptions_in
 from histocoder.data.languages import chosen_language
 from histocoder.data.table import open_table, strings
 from histocoder.desk.coding import CodingDesk

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from histocoder.checkpoints.run_folder import METRICS_FILE, run_settings
 from histocoder.checkpoints.training_state import BEST_FOLDER
-from histocoder.data.checked import CHECKED_COL
-from histocoder.data.languages import language_code
-from histocoder.data.normalize import normalize
+from histocoder.data.example_files import CHECKED_COL
+from histocoder.data.languages import Language
+from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, write_table
 from histocoder.desk.store import Card, Store
 from histocoder.errors import UserError
@@ -98,9 +98,7 @@ class Improve:
         """Return the settled cards; of those that are one description to `--corrections`, the last."""
         last: dict[tuple[str, str | None], Card] = {}
         for card in self._store.settled():
-            last.setdefault(
-                (normalize([card.text], "lower")[0], language_code(card.lang) if self._lang_col else None), card
-            )
+            last.setdefault((description_keys([card.text])[0], Language(card.lang) if self._lang_col else None), card)
         return list(last.values())
 
     def state(self) -> Improvement:

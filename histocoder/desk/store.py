@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, Field
 
-from histocoder.data.checked import CHECKED_COL
+from histocoder.data.example_files import CHECKED_COL
 from histocoder.desk.trust import Trust, estimate, order_of_review
 from histocoder.evaluation.review import Columns, in_order_of_worth, open_coded
 from histocoder.files import sha256

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 
 from histocoder.checkpoints.run_folder import ARGS_FILE, run_settings
-from histocoder.data.checked import CHECKED_COL
-from histocoder.data.languages import language_code
+from histocoder.data.example_files import CHECKED_COL
+from histocoder.data.languages import Language
 from histocoder.data.normalize import description_keys
 from histocoder.data.output import Form, check_output, write_table
 from histocoder.data.table import TableFile, open_table
@@ -155,7 +155,7 @@ def _one_spelling(rows: pd.DataFrame, by: list[str], answer: list[str]) -> pd.Da
     text_col, *lang_cols = by
     same = rows[[*by, *answer]].assign(**{text_col: description_keys(rows[text_col].fillna("").tolist())})
     for name in lang_cols:
-        same[name] = rows[name].fillna("unk").map(language_code)
+        same[name] = rows[name].fillna("unk").map(Language)
     return _distinct(rows, same).sort_index()
 
 

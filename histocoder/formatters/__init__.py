@@ -1,22 +1,110 @@
-"""Code strings <-> token blocks, for HISCO, OCC1950 and other systems; descriptions as token ids."""
+"""Columns of codes <-> arrays of token blocks, for HISCO, OCC1950 and other systems."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from histocoder.formatters.formatter import Formatter
+import numpy as np
+
 from histocoder.formatters.systems import (
     BOS,
+    CHARACTERS,
     CODE_SEP,
     EOS,
     HISCO,
     MISSING,
     OCC1950,
     PAD,
+    UNK,
     CodeSystem,
     GeneralCodes,
     Labels,
 )
 
+__all__ = ["BOS", "CODE_SEP", "EOS", "MISSING", "PAD", "CodeSystem", "Formatter", "GeneralCodes", "Labels"]
 FORMATTERS = ("hisco", "occ1950", "general")
+
+
+class Formatter:
+    """Turns code strings into target sequences and back, a column at a time.
+
+    A target is BOS, then `num_blocks` blocks of `block_size` tokens, a code each, then EOS; unused blocks are all PAD.
+
+    Examples
+    --------
+    >>> formatter = build_formatter("occ1950", num_blocks=2)
+    >>> formatter.encode(["970&100"])
+    array([[ 2, 14, 12,  5,  6,  5,  5,  3]], dtype=int16)
+    >>> formatter.decode(formatter.encode(["100"])).tolist()
+    [['100', None]]
+    """
+
+    def __init__(self, system: CodeSystem, *, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a description holds one code or more, not {num_blocks}")
+        self.system = system
+        self.name = system.name
+        self.num_blocks = num_blocks
+        self.block_size = system.block_size
+        self.vocab_size = system.vocab_size
+        self.target_len = 2 + num_blocks * system.block_size
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the arguments that `build_formatter` builds the same formatter from."""
+        return {
+            "name": self.name,
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "use_within_block_sep": bool(self.system.separator),
+            **self.system.options,
+        }
+
+    def without_numbers(self) -> Formatter:
+        """Return a formatter of the same codes without tokens that they never need: numbers of several digits."""
+        system = self.system
+        if not isinstance(system, GeneralCodes) or system.separator or system.options:
+            return self
+        return Formatter(GeneralCodes(system.block_size, symbols=CHARACTERS), num_blocks=self.num_blocks)
+
+    def missing_token(self, codes: Sequence[str]) -> int | None:
+        """Return the token that a row without codes begins with; None if one of `codes` does, or all rows have some."""
+        block = self.system.missing_block
+        return None if block is None or any(code.startswith(MISSING) for code in codes) else block[0]
+
+    def encode(self, codes: Sequence[str | None]) -> np.ndarray:
+        """Encode n descriptions' codes, with "&" between them, as int16 of shape (n, 2 + num_blocks * block_size).
+
+        Raise a ValueError if a code does not fit, or a description has more than `num_blocks` codes.
+        """
+        targets = np.full((len(codes), self.target_len), PAD, dtype=np.int16)
+        targets[:, 0], targets[:, -1] = BOS, EOS
+        nothing = [] if self.system.missing_block is None else [MISSING]
+        for row, text in enumerate(codes):
+            blocks = self.blocks(nothing if text is None else text.split(CODE_SEP))
+            if len(blocks) > self.num_blocks:
+                raise ValueError(f"a description has {len(blocks)} codes, more than the {self.num_blocks} blocks")
+            targets[row, 1 : 1 + blocks.size] = blocks.ravel()
+        return targets
+
+    def blocks(self, codes: Sequence[str]) -> np.ndarray:
+        """Return the tokens of some codes, of shape (n, block_size); raise ValueError for one that does not fit."""
+        for code in codes:
+            if (problem := self.system.problem(code)) is not None:
+                raise ValueError(f"the code {code!r} {problem}")
+        return np.array([self.system.to_block(code) for code in codes], dtype=np.int16).reshape(-1, self.block_size)
+
+    def decode(self, targets: np.ndarray) -> np.ndarray:
+        """Decode target sequences (n, 2 + num_blocks * block_size), with or without EOS, into codes (n, num_blocks).
+
+        A code is None for an unused block, a missing code, and tokens of no code.
+        """
+        flat = np.asarray(targets)[:, 1 : 1 + self.num_blocks * self.block_size].reshape(-1, self.block_size)
+        flat = np.where(flat < self.vocab_size, flat, UNK)  # a model may have tokens to spare
+        distinct, index = np.unique(flat, axis=0, return_inverse=True)
+        codes = np.empty(len(distinct), dtype=object)
+        codes[:] = [self.system.from_block(block) for block in distinct.tolist()]
+        return codes[index.ravel()].reshape(-1, self.num_blocks)
 
 
 def build_formatter(

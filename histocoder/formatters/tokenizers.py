@@ -1,4 +1,4 @@
-"""Tokenizers of encoders: texts as token ids, and the number of positions that a batch of them needs."""
+"""Texts as token ids: the tokenizers of encoders, and the number of positions that a batch needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +19,8 @@ from histocoder.errors import DamagedError, Interrupted, UserError
 from histocoder.files import replacing_folder
 
 CLS_ID, SEP_ID, PAD_ID = 0xE000, 0xE001, 0  # CANINE's own, in Unicode's private use area
+UNKNOWN = "unk"  # language of descriptions whose language is unknown or withheld
+_LONGEST = 256  # maximum number of characters that a linear expert reads
 _MULTIPLE = 8  # divisor of the number of positions of Hugging Face's encoders, for fast matrix products on GPUs
 
 
@@ -221,3 +224,49 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 Tokenizer: TypeAlias = CharacterTokenizer | PretrainedTokenizer
+
+
+@dataclass
+class TokenizedTexts:
+    """Token ids of texts, one behind the other in one array."""
+
+    ids: np.ndarray  # of shape (total,); those of CANINE's tokenizer are CLS, the Unicode code points, SEP
+    offsets: np.ndarray  # index of each text's first token, of shape (n + 1,)
+    lengths: np.ndarray  # number of tokens of each text, of shape (n,)
+    tokenizer: Tokenizer
+    num_cut: int  # number of texts that were longer than `max_len`
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def pad(self, rows: np.ndarray, *, max_len: int, num_positions: int | None = None) -> np.ndarray:
+        """Pad some texts to one array of shape (len(rows), S); S is by default the length of the longest."""
+        lengths = self.lengths[rows]
+        num_positions = num_positions or self.tokenizer.num_positions(int(lengths.max()), max_len)
+        padded = np.full((len(rows), num_positions), self.tokenizer.pad_id, dtype=np.int32)
+        padded[np.arange(num_positions) < lengths[:, None]] = self.ids[ragged(self.offsets[rows], lengths)]
+        return padded
+
+
+def tokenize(texts: Sequence[str], *, max_len: int, tokenizer: Tokenizer = CHARACTERS) -> TokenizedTexts:
+    """Tokenise texts, cut to `max_len` tokens, special ones included.
+
+    Examples
+    --------
+    >>> tokenize(["en[SEP]cook"], max_len=128).ids[:4].tolist()
+    [57344, 101, 110, 91]
+    """
+    ids, lengths, num_cut = tokenizer.token_ids(texts, max_len=max_len)
+    return TokenizedTexts(ids, np.concatenate([[0], np.cumsum(lengths)]), lengths, tokenizer, num_cut)
+
+
+def lower_characters(texts: Sequence[str]) -> np.ndarray:
+    """Return the characters of texts in lower case, of shape (n, S), for `LinearExpert`."""
+    tokens = tokenize([text.lower() for text in texts], max_len=_LONGEST)
+    return tokens.pad(np.arange(len(texts)), max_len=_LONGEST)
+
+
+def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the indices start, …, start + length - 1 of each run, one run behind the other."""
+    behind = np.cumsum(lengths)
+    return np.repeat(starts - (behind - lengths), lengths) + np.arange(behind[-1])

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from histocoder.data.cells import MISSING_MARKS, spoilt
+from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.codes import spoilt
 from histocoder.data.languages import (
+    Language,
     chosen_language,
-    is_language,
-    known_language,
-    language_code,
     not_in_table,
     with_nearest,
 )
@@ -42,7 +41,7 @@ class Descriptions(NamedTuple):
 
     texts: list[str]
     langs: list[str]
-    """Codes of languages; see `language_code`."""
+    """Languages; see `Language`."""
     rows: np.ndarray
     """Index of each row's description, of shape (n,); -1 where it is missing."""
 
@@ -106,9 +105,10 @@ class DistinctDescriptions:
 
     def _read_languages(self, langs: set[str]) -> None:
         """Read languages that are new; a notice names those that the model does not know."""
-        codes = {lang: language_code(lang) if isinstance(lang, str) else "unk" for lang in langs}
-        known = is_language if not self._languages else lambda code: known_language(code, self._languages) != "unk"
-        if strange := sorted(lang for lang, code in codes.items() if code != "unk" and not known(code)):
+        codes = {lang: Language(lang if isinstance(lang, str) else "") for lang in langs}
+        known = {*map(Language, self._languages), Language()}
+        is_strange = (lambda code: code not in known) if self._languages else (lambda code: not code.is_known)
+        if strange := sorted(lang for lang, code in codes.items() if is_strange(code)):
             warn_user(UnknownLanguageWarning(strange, self._languages))
         self._codes |= codes
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.cells import MISSING_MARKS, bare, printed_hisco, whole_number
+from histocoder.data.codes import read_code
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted, shown
 
@@ -86,11 +86,6 @@ class Join:
 
 def _read(cell: str, known: Collection[str], width: int) -> str:
     """Return the code in a cell, as the model has it; "" where there is none."""
-    code = bare(cell)
-    if code in known:
-        return code
-    if code in MISSING_MARKS:
-        return ""
-    code = whole_number(code) or printed_hisco(code) or code
+    code = read_code(cell, known)
     padded = code.zfill(width)
     return padded if code.isdigit() and padded in known else code

@@ -12,11 +12,12 @@ import pandas as pd
 
 from histocoder.config import SOURCE_COL, PredictOptions
 from histocoder.config.prediction import names_of_alternatives
-from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
-from histocoder.data.header import descriptions_in
-from histocoder.data.labels import LabelRules
-from histocoder.data.languages import known_language
-from histocoder.data.normalize import description_keys, normalize
+from histocoder.data.cells import descriptions_in
+from histocoder.data.codes import LabelRules
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import LANG_COL, TEXT_COL, Examples
+from histocoder.data.languages import Language
+from histocoder.data.normalize import description_keys
 from histocoder.data.table import open_table
 from histocoder.inference.coder import Coder, ShowProgress
 from histocoder.inference.predictions import Prediction
@@ -34,9 +35,8 @@ class KnownCodes(NamedTuple):
 class Known:
     """A dictionary of hand-coded rows: (description, language) to the most frequent set of codes.
 
-    Of equally frequent sets the first in the file counts. A spelling that is not in the file gets the codes of the
-    first one with its key. (Spellings that differ in accents may be two occupations, as bank and bänk are.) Languages
-    that the model does not know are one language, unknown, as they are to the model.
+    Of equally frequent sets the first in the file counts. Languages that the model does not know are one language,
+    unknown, as they are to the model.
 
     Parameters
     ----------
@@ -56,8 +56,7 @@ class Known:
         self.source_id = source_id
         self._languages, self._any_language, self._exact = frozenset(languages), any_language, exact
         self._own_languages: set[str] = set()
-        self._indices: dict[tuple[str, str], int] = {}  # by spelling and language
-        self._first_indices: dict[tuple[str, str], int] = {}  # by key and language
+        self._indices: dict[tuple[str, str], int] = {}  # by key and language
         self._codes: dict[tuple[str, ...], int] = {}  # each tuple of codes once
         self._row_indices, self._row_codes = array("q"), array("q")
 
@@ -66,22 +65,17 @@ class Known:
         rows = examples.codes.to_numpy(dtype=object).tolist()
         langs = self._language_keys(examples.langs)
         self._own_languages.update(langs)
-        keys, spellings = self.keys(examples.texts), self._spellings(examples.texts)
-        for key, spelling, lang, row in zip(keys, spellings, langs, rows, strict=True):
+        for key, lang, row in zip(self.keys(examples.texts), langs, rows, strict=True):
             if only is None or key in only:
                 codes = tuple(dict.fromkeys(code for code in row if code is not None))
-                index = self._indices.setdefault((spelling, lang), len(self._indices))
-                self._first_indices.setdefault((key, lang), index)
+                index = self._indices.setdefault((key, lang), len(self._indices))
                 self._row_indices.append(index)
                 self._row_codes.append(self._codes.setdefault(codes, len(self._codes)))
 
     def find(self, texts: Sequence[str], langs: Sequence[str]) -> list[KnownCodes | None]:
         """Return the answers for n descriptions, whose languages are codes; None for those that are not known."""
         langs = self._language_keys(langs, unknown=self.only_language or "unk")
-        indices = [
-            self._indices.get((spelling, lang), self._first_indices.get((key, lang)))
-            for key, spelling, lang in zip(self.keys(texts), self._spellings(texts), langs, strict=True)
-        ]
+        indices = map(self._indices.get, zip(self.keys(texts), langs, strict=True))
         return [None if index is None else self._answers[index] for index in indices]
 
     @property
@@ -92,15 +86,12 @@ class Known:
     def _language_keys(self, langs: Sequence[str], *, unknown: str = "unk") -> list[str]:
         if self._any_language:
             return [""] * len(langs)
-        keys = {lang: unknown if lang == "unk" else known_language(lang, self._languages) for lang in set(langs)}
+        keys = {lang: unknown if lang == "unk" else Language(lang).among(self._languages) for lang in set(langs)}
         return [keys[lang] for lang in langs]
 
     def keys(self, texts: Sequence[str]) -> Sequence[str]:
         """Return the keys of n descriptions."""
         return texts if self._exact else description_keys(texts).tolist()
-
-    def _spellings(self, texts: Sequence[str]) -> Sequence[str]:
-        return texts if self._exact else normalize(texts, "lower")
 
     @property
     def num_contradictory(self) -> int:

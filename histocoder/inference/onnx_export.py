@@ -20,10 +20,9 @@ from torch.export import Dim
 from histocoder.checkpoints.model_files import CARD_FILE, save_config
 from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
-from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
-from histocoder.formatters.tokenizers import join_language
+from histocoder.formatters.tokenizers import join_language, lower_characters, tokenize
 from histocoder.inference.coder import Coder
 from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.onnx_coder import (

@@ -154,7 +154,7 @@ def _form(coder: Coder, config: PredictConfig, table: TableFile, names: list[str
     for name in join.columns(codes) if join is not None else ():
         if name in (*table.header, *new):
             raise UserError(f"--join: the output already has a column {name!r}; rename it in the table.")
-    form = Form.like(table, excel=config.excel, raw=config.raw, codes=codes, titles=coder.model.config.descriptions)
+    form = Form.like(table, excel=config.excel, raw=config.raw, codes=codes)
     return form if config.excel else replace(form, decimal=".")
 
 

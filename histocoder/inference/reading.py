@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig
-from histocoder.data.languages import known_language, language_code
+from histocoder.data.languages import Language
 from histocoder.data.normalize import DECODED, has_entities, normalize
-from histocoder.data.tokens import lower_characters, tokenize
 from histocoder.errors import CountedNotice, warn_user
-from histocoder.formatters.tokenizers import Tokenizer, join_language
+from histocoder.formatters.tokenizers import Tokenizer, join_language, lower_characters, tokenize
 
 _LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
 
@@ -28,7 +27,7 @@ def readings(
     Parameters
     ----------
     texts, langs : sequence of str, of n
-        Descriptions, and the codes of their languages; see `language_code`.
+        Descriptions, and their languages; see `Language`.
     config : ModelConfig
     tokenizer : Tokenizer
     at_least, at_most : int
@@ -43,7 +42,7 @@ def readings(
     characters : ndarray of int, of shape (B, L), or None
         Characters for the linear expert, if the model has one.
     """
-    own = {lang: known_language(lang, config.languages) for lang in set(langs)}
+    own = {lang: Language(lang).among(config.languages) for lang in set(langs)}
     joined = join_language(normalize(texts, config.text_normalization), [own[lang] for lang in langs])
     tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
     if tokens.num_cut:
@@ -68,7 +67,7 @@ def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None
     """Return the threshold of each description, of shape (n,): the given one, its language's, or that of "unk"."""
     if given is not None:
         return np.full(len(langs), given, dtype=np.float32)
-    own = {language_code(lang): threshold for lang, threshold in config.thresholds.items()}
+    own: dict[str, float] = {Language(lang): threshold for lang, threshold in config.thresholds.items()}
     default = own.get(ALL_LANGUAGES, config.default_threshold)
-    found = {lang: own.get(language_code(known_language(lang, config.languages)), default) for lang in set(langs)}
+    found = {lang: own.get(Language(Language(lang).among(config.languages)), default) for lang in set(langs)}
     return np.array([found[lang] for lang in langs], dtype=np.float32)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from histocoder import __version__
 from histocoder.checkpoints.hub import local_folder
 from histocoder.config import PredictConfig
-from histocoder.data.languages import chosen_language, language_code
+from histocoder.data.languages import Language, chosen_language
 from histocoder.data.table import strings
 from histocoder.errors import UserError
 from histocoder.inference.coder import Coder, ShowProgress
@@ -98,7 +98,7 @@ class TableCoder:
             name = "lang"
             while name in block.column_names:
                 name = f"pred_{name}"
-            block = block.append_column(name, pa.repeat(language_code(self._config.language), len(block)))
+            block = block.append_column(name, pa.repeat(str(Language(self._config.language)), len(block)))
         for name, column in zip(self.schema.names, codes.take(pa.array(rows, mask=rows < 0)).columns, strict=True):
             block = block.append_column(name, column)
         if self.num_known is not None:

@@ -15,11 +15,11 @@ from histocoder.checkpoints.model_files import is_own_model, read_model_config, 
 from histocoder.checkpoints.occcanine import initial_weights, unpublishable
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import LANG_SEP, ModelConfig, RunConfig
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
-from histocoder.data.tokens import UNKNOWN, tokenize
 from histocoder.errors import UserError, misfit
 from histocoder.formatters import build_formatter
+from histocoder.formatters.tokenizers import UNKNOWN, tokenize
 from histocoder.log import log
 from histocoder.model import CHARACTERS, PRESETS, Encoder, MixerModel, Tokenizer, is_canine, is_ngram
 from histocoder.model.encoder import check_positions, check_vocabulary, load_encoder, load_tokenizer

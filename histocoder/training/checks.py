@@ -13,7 +13,7 @@ import torch
 from histocoder import distributed
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import RunConfig, TrainConfig, settings_of
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.data.table import fingerprint
 from histocoder.errors import UserError

@@ -16,21 +16,14 @@ from histocoder.checkpoints.nodes import on_each_node
 from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.config import NUM_CODES, FinetuneConfig, MixerConfig, RunConfig, check_target_len
 from histocoder.data.augment import Augmenter, WordList
+from histocoder.data.codes import LabelRules, fit_codes, rules_of
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import TRAIN, VAL, Examples
 from histocoder.data.key import read_key
-from histocoder.data.labels import LabelRules, fit_codes, rules_of
 from histocoder.data.normalize import normalize
 from histocoder.data.prepare import KEY_FILE, prepare, prepared_files
-from histocoder.data.store import (
-    EXAMPLES_FILE,
-    PREPARED_FILE,
-    TRAIN,
-    VAL,
-    StoredExamples,
-    made_from,
-    store_examples,
-)
+from histocoder.data.store import EXAMPLES_FILE, PREPARED_FILE, made_from, store_examples
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, shown
 from histocoder.files import sha256
@@ -49,8 +42,8 @@ class RunData:
     files: ExampleFiles  # those to train on
     record: dict[str, Any]  # see `store_examples`
 
-    def open(self, *splits: str) -> StoredExamples:
-        return StoredExamples(self.path, *splits)
+    def open(self, *splits: str) -> Examples:
+        return Examples.open(self.path, *splits)
 
     def fingerprint(self, split: str) -> str:
         """Return a hash of the files that a split comes from."""

@@ -15,7 +15,7 @@ from histocoder.checkpoints.occcanine import initial_weights
 from histocoder.checkpoints.training_state import BEST_FOLDER
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig
 from histocoder.data.dataset import Batch, OccupationDataset
-from histocoder.data.store import HELD_OUT
+from histocoder.data.examples import HELD_OUT
 from histocoder.log import log
 from histocoder.training.data import RunData, augmenter_of
 from histocoder.training.frozen import use_encodings
@@ -75,7 +75,7 @@ def report(trainer: Trainer, data: RunData, before: Path | None = None) -> None:
     right = found.rows["right"].to_numpy()
     found.metrics["baselines"] = baselines.compare(right)
     if before is not None:
-        corrections = data.open(HELD_OUT).read() if HELD_OUT in data.splits else None
+        corrections = data.open(HELD_OUT) if HELD_OUT in data.splits else None
         found.metrics["corrections"] = gain(load(before), coder, examples, corrections, right=right)
     path = write_report(run.path, found, coder, title=run.path.resolve().name, logs=run.logs)
     for line in [*summary(found.metrics)[:2], *comparison(found.metrics), *gain_in_words(found.metrics)]:

@@ -22,8 +22,8 @@ from histocoder.data.encoder_outputs import (
     has_outputs,
     write_outputs,
 )
-from histocoder.data.tokens import tokenize
 from histocoder.files import make_folder, sha256
+from histocoder.formatters.tokenizers import tokenize
 from histocoder.log import log
 from histocoder.model import MixerModel, NgramEncoder
 
@@ -69,7 +69,7 @@ def _encoder_id(model: MixerModel) -> str:
 def _built(model: MixerModel, data: OccupationDataset, encoder_id: str, folder: Path) -> Path | None:
     """Return the folder of a dataset's encodings, computed if needed; None if there is no room for them."""
     make_folder(data.cache_dir)
-    rows = f"{'+'.join(data.examples.splits)}-{sha256(data.examples.path)[:16]}"
+    rows = f"{'+'.join(data.examples.splits)}-{sha256(Path(data.examples.path or ''))[:16]}"
     path = data.cache_dir / f"{rows}-{encoder_id}"
     _delete_others(path, folder)
     if has_outputs(path):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.tokens import lower_characters
+from histocoder.formatters.tokenizers import lower_characters
 from histocoder.model.linear_expert import NGRAM_WEIGHTS, LinearExpert, linear_ngrams
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from histocoder.checkpoints.run_folder import RunFolder
 from histocoder.checkpoints.training_state import Checkpoint
 from histocoder.config import FinetuneConfig, MixerConfig, RunConfig, TrainConfig, recorded, settings_of
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import TRAIN, VAL
 from histocoder.data.key import Key, write_key
 from histocoder.data.languages import own_languages
 from histocoder.data.prepare import KEY_FILE
-from histocoder.data.store import TRAIN, VAL
 from histocoder.files import is_same_file
 from histocoder.formatters import MISSING, build_formatter
 from histocoder.log import log

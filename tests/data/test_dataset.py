@@ -10,12 +10,12 @@ from transformers import CanineTokenizer
 from histocoder.data import dataset as dataset_module
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import Examples
 from histocoder.data.prepare import PREPARED_RULES
 from histocoder.data.samplers import BucketSampler, Share
-from histocoder.data.store import StoredExamples
-from histocoder.data.tokens import tokenize
 from histocoder.formatters import build_formatter
+from histocoder.formatters.tokenizers import tokenize
 
 TOKENIZER = CanineTokenizer()
 FORMATTER = build_formatter("general", num_blocks=2)
@@ -28,7 +28,7 @@ CLASSES = ("-1", "41025", "61220", "62105", "75400", "80110")
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> StoredExamples:
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
     """The rows above, from a file."""
     folder = tmp_path_factory.mktemp("dataset")
     pd.DataFrame({"occ1": TEXTS, "lang": LANGS}).join(CODES).to_csv(folder / "rows.csv", index=False)
@@ -36,9 +36,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> StoredExamples:
     return stored(folder, files)
 
 
-def dataset(
-    examples: StoredExamples, augmenter: Augmenter | None = None, *, max_len: int = 128, **form
-) -> OccupationDataset:
+def dataset(examples: Examples, augmenter: Augmenter | None = None, *, max_len: int = 128, **form) -> OccupationDataset:
     form = {"formatter": FORMATTER, "classes": CLASSES, "cache_dir": examples.path.parent, **form}
     return OccupationDataset(examples, max_len=max_len, augmenter=augmenter, **form)
 
@@ -66,7 +64,7 @@ def test_token_ids_are_canines(texts: list[str]):
             assert ids == TOKENIZER(text)["input_ids"]
 
 
-def test_a_batch_holds_language_separator_and_description(examples: StoredExamples):
+def test_a_batch_holds_language_separator_and_description(examples: Examples):
     ids = batches(dataset(examples))
     assert "".join(map(chr, ids[1][1:-1])) == "da[SEP]husmand og væver"
     assert len(ids[4]) == 128  # cut, with SEP at its end
@@ -74,7 +72,7 @@ def test_a_batch_holds_language_separator_and_description(examples: StoredExampl
 
 
 @pytest.mark.parametrize(("max_len", "pad_to"), [(128, None), (128, 128), (20, None), (9, 9), (4, None)])
-def test_plain_batches_hold_their_texts_tokens(examples: StoredExamples, max_len: int, pad_to: int | None):
+def test_plain_batches_hold_their_texts_tokens(examples: Examples, max_len: int, pad_to: int | None):
     data = dataset(examples, max_len=max_len, pad_to=pad_to)
     for rows in (np.arange(6), np.array([3, 1]), np.array([0])):
         batch = data[Share(rows, epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
@@ -83,7 +81,7 @@ def test_plain_batches_hold_their_texts_tokens(examples: StoredExamples, max_len
         assert torch.equal(batch.input_ids, torch.from_numpy(expected))
 
 
-def test_labels_of_a_batch(examples: StoredExamples):
+def test_labels_of_a_batch(examples: Examples):
     data = dataset(examples)
     batch = data[Share(np.arange(6), epoch=0, num_rows=6, num_target_blocks=2, weight=1.0)]
     assert batch.class_ids.tolist() == [[1, -1], [2, 4], [3, -1], [-1, -1], [0, -1], [5, -1]]
@@ -92,7 +90,7 @@ def test_labels_of_a_batch(examples: StoredExamples):
     assert np.array_equal(batch.targets, FORMATTER.encode(codes))
 
 
-def test_codes_without_a_class_are_refused(examples: StoredExamples):
+def test_codes_without_a_class_are_refused(examples: Examples):
     with pytest.raises(ValueError, match="'80110'"):
         dataset(examples, classes=CLASSES[:-1])
 
@@ -103,9 +101,7 @@ def augmenter(**changes) -> Augmenter:
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_an_epoch_tokenises_rows_with_noise_once(
-    examples: StoredExamples, monkeypatch: pytest.MonkeyPatch, noisy: bool
-):
+def test_an_epoch_tokenises_rows_with_noise_once(examples: Examples, monkeypatch: pytest.MonkeyPatch, noisy: bool):
     data, counts = dataset(examples, augmenter() if noisy else None), []
     monkeypatch.setattr(
         dataset_module, "tokenize", lambda texts, **options: counts.append(len(texts)) or tokenize(texts, **options)
@@ -114,7 +110,7 @@ def test_an_epoch_tokenises_rows_with_noise_once(
     assert sum(counts) == (len(TEXTS) if noisy else 0)
 
 
-def test_noise_depends_on_seed_epoch_and_row_alone(examples: StoredExamples):
+def test_noise_depends_on_seed_epoch_and_row_alone(examples: Examples):
     data = dataset(examples, augmenter())
     two_ranks = {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
     assert batches(data) == two_ranks
@@ -122,7 +118,7 @@ def test_noise_depends_on_seed_epoch_and_row_alone(examples: StoredExamples):
     assert batches(data) != batches(dataset(examples, augmenter(seed=1)))
 
 
-def test_noise_is_the_same_in_workers(examples: StoredExamples):
+def test_noise_is_the_same_in_workers(examples: Examples):
     data = dataset(examples, augmenter())
     sampler = BucketSampler(data.lengths, data.num_target_blocks, batch_size=2, seed=0)
     loaders = (torch.utils.data.DataLoader(data, sampler=sampler, batch_size=None, num_workers=n) for n in (0, 2))
@@ -167,7 +163,7 @@ def test_lengths_are_known_before_a_text_is_altered(texts: list[str], epoch: int
 
 
 @pytest.mark.parametrize("epoch", range(5))
-def test_lengths_are_those_of_batches(examples: StoredExamples, epoch: int):
+def test_lengths_are_those_of_batches(examples: Examples, epoch: int):
     data = dataset(examples, augmenter())
     seen = {row: len(ids) for row, ids in batches(data, epoch).items()}
     assert data.lengths(epoch).tolist() == [seen[row] for row in range(len(data))]

@@ -17,8 +17,8 @@ from histocoder import Coder
 from histocoder.checkpoints.model_files import change_config
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig, PrepareConfig
-from histocoder.data.examples import ExampleFiles
-from histocoder.data.languages import NAMES, known_language, language_code
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.languages import NAMES, Language
 from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
@@ -30,14 +30,14 @@ SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
 
 
 def test_one_code_for_each_language():
-    assert {language_code(text) for text in SWEDISH} == {"se"}
-    assert [language_code(t) for t in ("de", "ge", "German", "el", "gr", "no", "Danish")] == [
+    assert {Language(text) for text in SWEDISH} == {"se"}
+    assert [Language(t) for t in ("de", "ge", "German", "el", "gr", "no", "Danish")] == [
         *(["ge"] * 3 + ["gr"] * 2),
         "no",
         "da",
     ]
-    assert {language_code(text) for text in ("", " ", "unk", "Unknown", "NA", "nan")} == {"unk"}
-    assert language_code(" Plattdeutsch") == "Plattdeutsch"
+    assert {Language(text) for text in ("", " ", "unk", "Unknown", "NA", "nan")} == {"unk"}
+    assert Language(" Plattdeutsch") == "Plattdeutsch"
     assert len(NAMES) == 182 and all(re.fullmatch("[a-z]{2}", code) for code in NAMES)
 
 
@@ -47,8 +47,8 @@ def test_a_model_is_given_the_code_it_knows(known: str):
         warnings.simplefilter("error")
         found = Descriptions.of(["dräng"] * len(SWEDISH), SWEDISH, languages=("da", known, "unk"))
     assert found.langs == ["se"] and found.rows.tolist() == [0] * len(SWEDISH)
-    assert [known_language("se", ("da", known)), known_language("se", ())] == [known, "se"]  # () of a published model
-    assert [known_language("xx", ("da", known)), known_language("xx", ())] == ["unk", "xx"]
+    assert [Language("se").among(("da", known)), Language("se").among(())] == [known, "se"]  # () of a published model
+    assert [Language("xx").among(("da", known)), Language("xx").among(())] == ["unk", "xx"]
     with pytest.warns(UnknownLanguageWarning, match="does not know the language 'xx'.* as unknown"):
         Descriptions.of(["x"], ["xx"], languages=("da", known))
     with pytest.warns(UnknownLanguageWarning, match="histocoder does not know: 'xx'"):
@@ -118,7 +118,7 @@ def test_languages_are_listed(capsys: pytest.CaptureFixture[str]):
         helps.append(capsys.readouterr().out)
     assert all("sv (or se) Swedish" in " ".join(text.split()) for text in helps)
     sample = set(pd.read_csv(ROOT / "data" / "train.csv")["lang"])
-    assert {language_code(lang) for lang in sample} == sample  # as it was trained with
+    assert {Language(lang) for lang in sample} == sample  # as it was trained with
 
 
 def test_a_language_of_a_file_reaches_its_review(tmp_path: Path):

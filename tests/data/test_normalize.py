@@ -57,7 +57,7 @@ def test_new_models_read_nfc(table: Path, tmp_path: Path):
 
 def test_seen_in_training_in_another_spelling():
     def examples(*texts: str) -> Examples:
-        return Examples(list(texts), ["se"] * len(texts), pd.DataFrame({"hisco_1": ["62105"] * len(texts)}))
+        return Examples.of(list(texts), ["se"] * len(texts), pd.DataFrame({"hisco_1": ["62105"] * len(texts)}))
 
     texts_seen, _ = times_seen([examples(NFC, NFD.upper())], ["  dräng", "piga"])
     assert texts_seen == {"drang": 2}

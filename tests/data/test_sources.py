@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import tracemalloc
 import zipfile
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -22,7 +21,7 @@ from models import save_tiny_model
 from histocoder.cli.main import main
 from histocoder.config import FinetuneConfig
 from histocoder.data import output
-from histocoder.data.output import Form, check_output
+from histocoder.data.output import check_output
 from histocoder.data.prepare import prepare
 from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import UserError
@@ -174,16 +173,9 @@ def test_stata_labels_are_read_as_text(tmp_path: Path):
     columns = file.read(["occ1", "h", "n"]).columns
     assert columns["occ1"].to_pylist() == ["boss", "cook", None] and columns["n"].to_pylist() == ["one", "2", "3"]
     assert columns["h"].to_pylist() == ["2000", "53130", None] and "value labels: occ1, n" in file.notices[0]
-    codes = pa.table({"hisco 1": ["02000", "-1", "99910", "99920", None], "code": ["02000", "A", "", "", ""]})
-    titles = {"02000": "Boss", "99910": "Labourer", "99920": "Labourer"}
-    form = Form(codes=dict.fromkeys(codes.column_names, ""), titles=titles)
-    (notice,) = output.write_table(tmp_path / "o.dta", [codes], form)
+    (notice,) = output.write_table(tmp_path / "o.dta", [pa.table({"hisco 1": ["02000", "-1", None]})])
     assert "hisco 1 as hisco_1" in notice
-    labels = ["Boss", -1, "Labourer (99910)", "Labourer (99920)"]
-    assert pd.read_stata(tmp_path / "o.dta")["hisco_1"].tolist()[:4] == labels
-    found = read_table(tmp_path / "o.dta", ["hisco_1", "code"]).columns
-    assert found["hisco_1"].to_pylist() == ["02000", "-1", "99910", "99920", None]
-    assert found["code"].to_pylist() == ["02000", "A", None, None, None]
+    assert read_table(tmp_path / "o.dta", ["hisco_1"]).columns["hisco_1"].to_pylist() == ["02000", "-1", None]
 
 
 def test_codes_that_stata_has_encoded_are_their_labels(tmp_path: Path):
@@ -213,24 +205,15 @@ def test_folders_of_parquet_are_one_table(model: Path, tmp_path: Path):
         open_table(tmp_path / "in", ["occ1"])
 
 
-def bomb(path: Path) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("xl/a.xml", "w") as file:
-        for _ in range(80):
-            file.write(bytes(1 << 20))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.xlsx", b"occ1,h\nx,1\n", "damaged, or not an Excel workbook"),
-        ("t.xlsx", b"PK\x03\x04rest", "damaged, or not an Excel workbook"),
-        ("t.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "protected by a password, or is an old .xls"),
-        ("t.xlsx", bomb, "would unpack to 0.1 GiB"),
+        ("t.xlsx", b"occ1,h\nx,1\n", "can't be read as an Excel workbook: it is damaged"),
+        ("t.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "protected by a password"),
         ("t.xlsx", lambda path: zipfile.ZipFile(path, "w").close(), "can't be read as an Excel workbook"),
         ("t.xlsx", lambda path: workbook(path, ("a", [])), "t.xlsx is empty"),
         ("t.xlsx", lambda path: workbook(path, ("a", [["occ1", "h"]])), "no rows"),
-        ("t.xls", b"\xd0\xcf\x11\xe0", "Open it in Excel and save it as .xlsx"),
-        ("t.ods", b"PK", "Save it as .xlsx"),
+        ("t.ods", b"PK", r"\.ods files can't be read\. Save the table as \.csv"),
         ("t.dta", b"no Stata", "can't be read as a .dta file"),
         ("t.sav", b"no SPSS", "can't be read as a .sav file"),
         ("t.csv.gz", b"occ1,h\nx,1\n", "damaged, or not a gzip file"),
@@ -282,10 +265,10 @@ def test_values_that_sheets_lack_become_text(tmp_path: Path, suffix: str):
         }
     )
     path = tmp_path / f"out{suffix}"
-    output.write_table(path, [table], Form(codes={"code": "code"}, titles={"7": "Seven"}))
+    output.write_table(path, [table])
     found = read_table(path, table.column_names).columns
     assert found["person"].to_pylist() == ["9007199254740993", "9007199254740995"]
-    assert found["code"].to_pylist() == ["7", "02110"]  # codes of several lengths have no zeros to be restored
+    assert found["code"].to_pylist() == ["7", "02110"]
     assert str(found["born"][0]).startswith("1850-03-01") and str(found["seen"][0]).startswith("2020-03-01 12")
     assert found["name"].to_pylist() == ["Ann", None]
     assert float(found["paid"][0].as_py()) == 1.5 and not found["born"][1].is_valid
@@ -296,39 +279,11 @@ def test_columns_of_one_name_are_kept(model: Path, tmp_path: Path):
     code(model, path, tmp_path / "out.xlsx", language_col=None)
     rows = openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].iter_rows(max_col=4, values_only=True)
     assert list(rows) == [("occ1", "a", "a", "a.1"), ("farmer", 1, 2, 3)]
-    with pytest.raises(UserError, match="2 columns named 'a'; rename all but one"):
+    with pytest.raises(UserError, match=r"several columns like 'a'"):
         open_table(path, ["a"])
-
-
-def test_stray_cells_far_to_the_right_cost_nothing(tmp_path: Path):
-    book = openpyxl.Workbook()
-    sheet = book.active
-    for row in [["occ1", "h"], *[["farmer", "61110"]] * 2000]:
-        sheet.append(row)
-    sheet["XFD1"], sheet["XFD3"], sheet["XFC3"], sheet["A2010"] = "stray", "x", "y", "smith"
-    book.save(tmp_path / "t.xlsx")
-    tracemalloc.start()
-    file = open_table(tmp_path / "t.xlsx", ["occ1", "h"])
-    assert tracemalloc.get_traced_memory()[1] < 10e6  # 250 MB where each column has a list
-    tracemalloc.stop()
-    assert file.header == ["occ1", "h", "stray"] and "1 cell is ignored, beside the columns" in file.notices[0]
-    table = file.read(["occ1", "stray"])
-    assert table.columns["stray"].to_pylist()[:3] == [None, "x", None] and table.lines(
-        np.array([len(table) - 1])
-    ).tolist() == [2010]
-
-
-def test_formulas_without_stored_values_are_told(tmp_path: Path):
-    rows = [["occ1", "hisco_1"], ["farmer", "=60000+1110"], ["baker", "=CONCATENATE(77,610)"], ["cook", "53130"]]
-    path = workbook(tmp_path / "t.xlsx", ("Data", rows))
-    (notice,) = open_table(path, ["occ1"]).notices
-    assert "formulas without a stored value (2) are read as blank cells. Open the workbook in Excel" in notice
 
 
 def test_excels_escaped_characters_are_read(tmp_path: Path):
     path = workbook(tmp_path / "t.xlsx", ("a", [["occ1"], ["smith_x000D_\nand farrier"], ["_x005F_x000D_"]]))
     texts = ["smith\r\nand farrier", "_x000D_"]
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == texts
-    table = pa.table({"occ1": ["_x000D_", "a_b", "_x12"]})
-    output.write_table(path, [table])
-    assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["_x000D_", "a_b", "_x12"]

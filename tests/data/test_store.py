@@ -13,12 +13,13 @@ from trainers import stored
 
 from histocoder.config import PrepareConfig
 from histocoder.data import table as tables
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.codes import LabelRules
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import TRAIN, VAL, Examples
 from histocoder.data.key import read_key
-from histocoder.data.labels import LabelRules
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import prepare, prepared_files
-from histocoder.data.store import EXAMPLES_FILE, TRAIN, VAL, StoredExamples, store_examples
+from histocoder.data.store import EXAMPLES_FILE, store_examples
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 
@@ -35,7 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def rows_of(path: Path) -> list[dict]:
     with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all().to_pylist()
+        return sorted(pa.ipc.open_file(source).read_all().to_pylist(), key=lambda row: row["row"])
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_the_size_of_chunks_changes_nothing(
     assert record["rows"]["rejected"] == 2  # no description, no code
     in_chunks = stored(tmp_path / "files in chunks", files)
     rows = np.arange(66)
-    assert in_chunks.inputs(rows) == examples.inputs(rows) and (in_chunks.codes == examples.codes).all()
+    assert in_chunks.inputs(rows) == examples.inputs(rows) and (in_chunks.code_index == examples.code_index).all()
     for some in (examples, in_chunks):
         assert some.sample(20, seed=3).texts == examples.sample(20, seed=3).texts
         assert len(some.sample(99, seed=3)) == sum(map(len, some.chunks())) == 66
@@ -106,26 +107,26 @@ def test_prepared_tables_are_what_is_stored(config: PrepareConfig, tmp_path: Pat
     before = path.stat().st_mtime_ns
     assert store_examples(tmp_path, files, text_normalization=how) == record["examples"]
     assert path.stat().st_mtime_ns == before
-    kept = [StoredExamples(path, split) for split in files]
+    kept = [Examples.open(path, split) for split in files]
     path.unlink()  # as if an earlier histocoder had prepared the folder
     store_examples(tmp_path, files, text_normalization=how)
     for one, part, split in zip(kept, files.values(), files, strict=True):
-        other, read, rows = StoredExamples(path, split), part.read(), np.arange(len(one))
+        other, read, rows = Examples.open(path, split), part.read(), np.arange(len(one))
         assert one.inputs(rows) == other.inputs(rows) and one.languages == other.languages
-        assert (one.codes == other.codes).all() and one.code_table == other.code_table
-        assert one.read().texts == other.read().texts == read.texts and one.read().codes.equals(read.codes)
+        assert (one.code_index == other.code_index).all() and one.code_table == other.code_table
+        assert one.texts == other.texts == read.texts and one.codes.equals(read.codes)
 
 
 def test_stored_rows_are_those_of_the_file(mixed: Path, tmp_path: Path):
     files = example_files(mixed, rules=DROPPING)
     found, examples = stored(tmp_path, files), files.read()
     assert len(found) == len(examples) == 66
-    codes = np.array([None, *found.code_table], dtype=object)[found.codes]
+    codes = np.array([None, *found.code_table], dtype=object)[found.code_index]
     assert (codes == examples.codes.to_numpy()).all()
     texts = [f"{lang}[SEP]{text}" for lang, text in zip(examples.langs, examples.texts, strict=True)]
     assert found.inputs(np.arange(66)) == texts and found.inputs(np.array([7, 3])) == [texts[7], texts[3]]
     assert found.num_characters.tolist() == [len(text) for text in texts]
-    assert [found.languages[lang] for lang in found.langs] == examples.langs
+    assert [found.languages[lang] for lang in found.lang_index] == examples.langs
     for most in (4, 300):
         characters, numbers = found.characters(np.array([7, 3, 8]), most=most)
         cut = [texts[row][:most] for row in (7, 3, 8)]
@@ -135,8 +136,8 @@ def test_stored_rows_are_those_of_the_file(mixed: Path, tmp_path: Path):
 def test_splits_follow_each_other(mixed: Path, table: Path, tmp_path: Path):
     files = {TRAIN: example_files(table), VAL: example_files(mixed, rules=DROPPING)}
     store_examples(tmp_path, files, text_normalization="none")
-    both = StoredExamples(tmp_path / EXAMPLES_FILE, VAL, TRAIN)
-    parts = [StoredExamples(tmp_path / EXAMPLES_FILE, split) for split in (VAL, TRAIN)]
+    both = Examples.open(tmp_path / EXAMPLES_FILE, VAL, TRAIN)
+    parts = [Examples.open(tmp_path / EXAMPLES_FILE, split) for split in (VAL, TRAIN)]
     texts = [text for part in parts for text in part.inputs(np.arange(len(part)))]
     assert both.inputs(np.arange(len(both))) == texts
     assert set(parts[1].languages) < set(both.languages)

@@ -10,7 +10,7 @@ import pytest
 from archives import read_table
 
 from histocoder.data import csv_file, table
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import Notice, UserError
@@ -50,13 +50,13 @@ BAD = [
     (b'occ1,h\nx,1\n"y,2\n', "line 3|quotation mark"),
     (b"occ1,h\nx\0y,1\n", "NUL byte in line 2"),
     ("occ1,h\nx,1\n".encode("utf-16"), "UTF-16"),
-    (b"PK\x03\x04rest of a spreadsheet", "spreadsheet"),
-    (b"occ1,occ1,h\nx,y,1\n", "2 columns named 'occ1'"),
-    ("id;Öcc1;OCC1 \nx;1;y\n".encode(), r"several columns like 'occ1' \('Öcc1', 'OCC1 '\); write the one as it is"),
+    (b"PK\x03\x04\0rest of a spreadsheet", "workbook"),
+    (b"occ1,occ1,h\nx,y,1\n", "several columns like 'occ1'"),
+    ("id;Öcc1;OCC1 \nx;1;y\n".encode(), r"several columns like 'occ1' \('Öcc1', 'OCC1 '\); rename all but one"),
     (b"occ1,h\n\x81,1\n", "neither UTF-8 nor Windows-1252"),
-    (b"occ1,h\nv\xc3\xa6ver,1\nkj\xc3\xb8ber,2\nsmed\xe6,3\n", r"line 4: the byte 0xE6 \(byte 31 of the file\)"),
-    (b"occ1,h\n\xe2\x82\xac \xc3\xa6,1\nsmed\xc3", r"line 3: the byte 0xC3 \(byte 21 of the file\)"),  # cut off
-    (b"\xef\xbb\xbfocc1,h\nv\xe6ver,1\n", r"line 2: the byte 0xE6 \(byte 12 of the file\)"),  # the mark says UTF-8
+    (b"occ1,h\nv\xc3\xa6ver,1\nkj\xc3\xb8ber,2\nsmed\xe6,3\n", r"line 4: the byte 0xE6"),
+    (b"occ1,h\n\xe2\x82\xac \xc3\xa6,1\nsmed\xc3", r"line 3: the byte 0xC3"),  # cut off
+    (b"\xef\xbb\xbfocc1,h\nv\xe6ver,1\n", r"line 2: the byte 0xE6"),  # the mark says UTF-8
 ]
 
 
@@ -75,18 +75,8 @@ def test_damaged_utf8_is_told_from_cp1252(tmp_path: Path, monkeypatch: pytest.Mo
         path.write_bytes(rows.encode("cp1252"))
         assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver og købmand", "€", "«CAFÉ»"]
         path.write_bytes(rows.encode() + b"sm\xf8r,4\n" + rows.encode())
-        with pytest.raises(UserError, match=r"line 5: the byte 0xF8 \(byte 49 of the file\)"):
+        with pytest.raises(UserError, match=r"line 5: the byte 0xF8"):
             open_table(path, ["occ1"])
-
-
-def test_text_that_was_encoded_twice_is_told(tmp_path: Path):
-    path = tmp_path / "t.csv"
-    path.write_bytes("occ1,h\nfarmer,1\ndräng,2\n".encode().decode("cp1252").encode())
-    (notice,) = open_table(path, ["occ1"]).notices
-    assert f"{path}, line 3: accented letters are written as 'Ã' and a sign" in notice
-    for text in ("dräng", "IRMÃ (freira)", "Ã"):
-        path.write_text(f"occ1,h\n{text},1\n", "utf-8")
-        assert not open_table(path, ["occ1"]).notices
 
 
 @pytest.mark.parametrize(("content", "message"), BAD)
@@ -135,7 +125,7 @@ def test_open_quotes_are_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(csv_file, "_BLOCK_BYTES", num_bytes)
     (tmp_path / "t.csv").write_text("occ1,note\n" + "a,x\n" * 29 + 'a,6" x\nb,"y\n' + "c,z\n" * 60)
     with pytest.raises(UserError, match=r"line 32: a quotation mark is opened and not closed\. Close it"):
-        open_table(tmp_path / "t.csv", ["occ1"]).count_rows()
+        read_table(tmp_path / "t.csv", ["occ1"])
 
 
 def test_ditto_marks_in_a_single_column_are_told(tmp_path: Path):
@@ -264,7 +254,7 @@ def test_columns_that_may_be_missing_tell_the_separator(tmp_path: Path, header: 
 def test_columns_are_checked_when_they_are_read(tmp_path: Path):
     (tmp_path / "t.csv").write_text("occ1,h,lang,lang\nx,1,a,b\n")
     file = open_table(tmp_path / "t.csv", ["occ1"], optional=["lang"])
-    with pytest.raises(UserError, match="2 columns named 'lang'"):
+    with pytest.raises(UserError, match="several columns like 'lang'"):
         file.read(["occ1", "lang"])
     with pytest.raises(UserError, match="no column 'k'"):
         file.read(["k"])

@@ -34,7 +34,7 @@ def test_neighbours_are_those_of_a_full_sort(tmp_path: Path):
     expected = np.argsort(-similar, axis=1)[:, :5]
     wanted[7] = np.nan  # a missing description
     for _ in range(2):  # the second time from the file
-        search = Neighbours(Examples(texts, ["en"] * 8195, codes), tmp_path, source="here")
+        search = Neighbours(Examples.of(texts, ["en"] * 8195, codes), tmp_path, source="here")
         assert search.describe().endswith("among 8,195 descriptions of the training data; 0% are encoded")
         search.encode(coder, threading.Event())
         assert search.describe() == "exact search among 8,195 descriptions of the training data"

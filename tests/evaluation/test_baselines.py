@@ -18,7 +18,7 @@ from histocoder.inference.known import Known
 def examples(*rows: tuple[str, ...], lang: str = "en") -> Examples:
     """Rows of a description and up to two codes."""
     codes = pd.DataFrame([(*row[1:], None)[:2] for row in rows], columns=["hisco_1", "hisco_2"], dtype=object)
-    return Examples([row[0] for row in rows], [lang] * len(rows), codes)
+    return Examples.of([row[0] for row in rows], [lang] * len(rows), codes)
 
 
 TRAIN = (
@@ -80,8 +80,9 @@ def test_intervals_draw_rows_of_a_text_together():
 def test_a_corrected_model_is_compared_on_its_rows(tmp_path: Path):
     examples = few_examples()
     before, after = tiny_coder(fitted_to_validation=True), tiny_coder()
-    examples.codes = before.predict(examples.texts, examples.langs)[["hisco_1", "hisco_2"]]
-    examples.codes.loc[4:, "hisco_1"], examples.codes.loc[4:, "hisco_2"] = "99999", None
+    codes = before.predict(examples.texts, examples.langs)[["hisco_1", "hisco_2"]]
+    codes.loc[4:, "hisco_1"], codes.loc[4:, "hisco_2"] = "99999", None
+    examples = Examples.of(examples.texts, examples.langs, codes)
     found = gain(before, after, examples, examples.take(np.array([0, 5])), right=np.ones(6, dtype=bool))
     assert found["validation"]["before"]["rows"] == pytest.approx(4 / 6) and found["validation"]["after"]["rows"] == 1
     assert found["validation"]["difference"]["rows"]["mean"] == pytest.approx(2 / 6)

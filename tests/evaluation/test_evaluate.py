@@ -212,4 +212,4 @@ def test_the_flat_head_takes_the_models_own_thresholds():
 
 def test_nothing_to_evaluate_on_is_said():
     with pytest.raises(UserError, match="no descriptions"):
-        evaluate(tiny_coder(), Examples([], [], pd.DataFrame({"hisco_1": []})))
+        evaluate(tiny_coder(), Examples.of([], [], pd.DataFrame({"hisco_1": []})))

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from histocoder.config import PrepareConfig
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.codes import LabelRules
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import read_key
-from histocoder.data.labels import LabelRules
 from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
@@ -50,7 +50,7 @@ REFUSED = [
     (GOOD + b"mi\0ner,71105\n", "NUL byte in line 4"),
     (GOOD + b"\x81\x8d,71105\n", "neither UTF-8 nor Windows-1252"),
     (GOOD.decode().encode("utf-16"), "UTF-16"),
-    (b"PK\x03\x04\x14\0\x06\0", "zip archive or a spreadsheet"),
+    (b"PK\x03\x04\x14\0\x06\0", "or a workbook"),
     (b"<html><body>404</body></html>\n", "no column 'occ1'"),
     (b'{"occ1": "farmer", "hisco_1": 61110}\n', "no column 'occ1'"),
     (GOOD + b"miner,7110\n", "line 4, hisco_1: '7110'.*--zero-pad-codes"),
@@ -59,7 +59,7 @@ REFUSED = [
     (GOOD + "miner,7110\u200b5\n".encode(), r"line 4, hisco_1: '7110\\u200b5'"),
     (GOOD + b'miner,"71\n05"\n', r"line 4, hisco_1: '71\\n05'"),
     (GOOD + b"miner," + b"7" * 100_000 + b"\n", r"line 4, hisco_1: '7{57}\.\.\.'"),
-    (b"occ1,hisco_1\n,61110\n ,77610\n", "no row with a description"),
+    (b"occ1,hisco_1\n,61110\n ,77610\n", "no row has a description"),
     (b"occ1,hisco_1\nfarmer,61110\nbaker,61110\n", "only one code"),
     (b"occ1,hisco_1\nfarmer,61110\nfarmer,77610\n", "one distinct description"),
 ]

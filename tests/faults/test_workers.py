@@ -16,7 +16,7 @@ from trainers import stored
 
 from histocoder.config import LoaderConfig
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.loading import BatchLoader
 from histocoder.data.prepare import PREPARED_RULES
 from histocoder.data.samplers import BucketSampler

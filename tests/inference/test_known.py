@@ -14,8 +14,8 @@ from models import save_tiny_model, tiny_model
 
 from histocoder.checkpoints.model_files import load_model
 from histocoder.cli.main import main
+from histocoder.data.codes import LabelRules
 from histocoder.data.examples import Examples
-from histocoder.data.labels import LabelRules
 from histocoder.errors import Cancelled
 from histocoder.formatters import build_formatter
 from histocoder.inference.coder import Coder
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(*given: tuple[str, ...]) -> Examples:
     """Of a description, a language and codes."""
     codes = pd.DataFrame([(*row[2:], None)[:2] for row in given], columns=["a_1", "a_2"], dtype=object)
-    return Examples([row[0] for row in given], [row[1] for row in given], codes)
+    return Examples.of([row[0] for row in given], [row[1] for row in given], codes)
 
 
 def predict(*args: object) -> None:
@@ -67,14 +67,11 @@ def test_the_most_frequent_set_of_codes_answers():
 @pytest.mark.parametrize(
     ("given", "asked"),
     [
-        (
-            [("bankman", "se", "1"), ("bänkman", "se", "7"), ("väver", "se", "7"), ("våver", "se", "1")],
-            {("Bänkman", "se"): "7", ("bankman", "se"): "1", ("bànkman", "se"): "1", ("VAVER", "se"): "7"},
-        ),
+        ([("väver", "se", "7")], {("VAVER", "se"): "7", ("våver", "se"): "7"}),
         ([("bonde", "se", "7")], {("bonde", "se"): "7", ("bonde", "unk"): "7", ("bonde", "da"): None}),
         ([("bonde", "se", "7"), ("dräng", "unk", "1")], {("bonde", "se"): "7", ("bonde", "unk"): None}),
     ],
-    ids=["a spelling of its own comes first", "unknown is the only language", "of several it is none"],
+    ids=["spellings of one description", "unknown is the only language", "of several it is none"],
 )
 def test_spellings_and_languages(given: list[tuple[str, ...]], asked: dict[tuple[str, str], str | None]):
     known = Known(languages=("se", "unk"))

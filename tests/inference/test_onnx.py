@@ -27,10 +27,9 @@ from histocoder import Coder
 from histocoder.cli.main import main
 from histocoder.config import ModelConfig
 from histocoder.data.examples import Examples
-from histocoder.data.tokens import lower_characters
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
-from histocoder.formatters.tokenizers import join_language
+from histocoder.formatters.tokenizers import join_language, lower_characters
 from histocoder.inference import onnx_export
 from histocoder.inference.onnx_coder import MODES, OnnxCoder
 from histocoder.model import MixerModel, load_encoder, load_tokenizer, ngram
@@ -131,7 +130,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 def examples() -> Examples:
     """All texts, one code each."""
     codes = pd.DataFrame({"hisco_1": ["61110"] * len(TEXTS)}, dtype=object)
-    return Examples(TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)], codes)
+    return Examples.of(TEXTS, ["en", *["unk"] * (len(TEXTS) - 1)], codes)
 
 
 @pytest.mark.slow

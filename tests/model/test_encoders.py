@@ -25,11 +25,11 @@ from histocoder.checkpoints.model_files import load_model, save_model
 from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.samplers import SequentialSampler, Share
-from histocoder.data.tokens import tokenize
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
+from histocoder.formatters.tokenizers import tokenize
 from histocoder.inference.convert_occcanine import save_occcanine
 from histocoder.model import CHARACTERS, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config

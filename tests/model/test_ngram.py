@@ -12,9 +12,8 @@ from conftest import ROOT, refused, run
 from jobs import assert_same_end, finetune
 
 from histocoder.checkpoints.training_state import list_checkpoints
-from histocoder.data.tokens import tokenize
 from histocoder.errors import UserError
-from histocoder.formatters.tokenizers import join_language
+from histocoder.formatters.tokenizers import join_language, tokenize
 from histocoder.model.ngram import NgramConfig, NgramEncoder, hashed_ngrams
 
 CONFIG = NgramConfig(num_buckets=4096, hidden_size=16, num_attention_heads=2, intermediate_size=16)

@@ -11,7 +11,7 @@ from jobs import finetune
 
 from histocoder.checkpoints.model_files import change_config, read_model_config
 from histocoder.config import RECIPES, FinetuneConfig
-from histocoder.data.examples import ExampleFiles
+from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS

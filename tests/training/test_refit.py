@@ -17,7 +17,7 @@ from trainers import begin, dataset
 
 from histocoder.data.examples import Examples
 from histocoder.data.samplers import Share
-from histocoder.data.tokens import lower_characters
+from histocoder.formatters.tokenizers import lower_characters
 from histocoder.inference.coder import Coder
 from histocoder.training import svm
 from histocoder.training.experts import fit_weights, least_probability, votes_on
@@ -119,7 +119,7 @@ def test_linear_experts_of_large_tables_answer_as_well(
 
 def test_weights_are_fitted_without_true_candidates():
     codes = pd.DataFrame({"hisco_1": ["99999"], "hisco_2": [None]}, dtype=object)
-    (of_codes, of_ends), *others = votes_on(Coder(tiny_model(), "cpu"), Examples(["a farmer"], ["en"], codes))
+    (of_codes, of_ends), *others = votes_on(Coder(tiny_model(), "cpu"), Examples.of(["a farmer"], ["en"], codes))
     assert not others
     for votes, is_true in (of_codes, of_ends):
         assert not is_true.any() and set(fit_weights([votes], [is_true], num_train=500)) == set(votes)

@@ -1,11 +1,11 @@
-"""Checks of a table's codes against a formatter, a column at a time."""
+"""Codes in tables: read as people and spreadsheets write them, and checked against a formatter, a column at a time."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,26 +15,74 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import MAX_TARGET_LEN, DataConfig, check_target_len
-from histocoder.data.cells import (
-    MISSING_MARKS,
-    bare,
-    is_integer,
-    looks_like_a_number,
-    printed_hisco,
-    spoilt,
-    whole_number,
-)
-from histocoder.data.checked import checked_tables
+from histocoder.data.cells import MISSING_MARKS
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import MISSING, CodeSystem, Formatter, GeneralCodes, Labels, build_formatter
 
-_NUM_EXAMPLES = 3
+_KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
+_WHOLE = re.compile(r"(-?[0-9]+)(\.0+)?")
+_PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
+_DECIMALS = re.compile(r"[+-]?[0-9]+\.[0-9]+([eE][+-]?[0-9]+)?")
+_MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
+_SPOILT = {
+    "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
+    "a date": re.compile(
+        rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]", re.IGNORECASE
+    ),
+    "an error": re.compile(r"#[A-Z/0]{2,}[!?]"),
+}
 _SEVERAL_CODES = re.compile(r"(-[0-9]|[0-9]{3,})([\s;,/|&+]+(-[0-9]|[0-9]{3,}))+")
+_NUM_EXAMPLES = 3
 _LONGEST_CODE = 10  # characters; longer ones are numbered
 _FEWEST_DIGITS = 3  # of codes whose zeros may be lost: shorter ones, such as HISCLASS's, have none
 _MOST, _NEARLY_ALL = 0.5, 0.9  # shares of cells: with codes, so that words are mistakes; that a block must hold
+
+
+def read_code(
+    cell: str, known: Collection[str] = (), *, has_decimals: bool = False, system: CodeSystem | None = None
+) -> str:
+    """Return the code in a cell, without blanks and what spreadsheets add; "" where it is missing.
+
+    One of `known` is read as it is. The decimals of whole numbers are omitted unless the codes `has_decimals`. HISCO's
+    printed form is written as digits, of a `system` only if that does not fit and these do.
+
+    Examples
+    --------
+    >>> [read_code(cell) for cell in (' ="02000"', "'02000", "61110.0", "6-11.10", "NA")]
+    ['02000', '02000', '61110', '61110', '']
+    """
+    code = cell.strip()
+    if (match := _KEPT_AS_TEXT.fullmatch(code)) is not None:
+        code = (match[1] or match[2] or "").strip()
+    if code in known:
+        return code
+    if code in MISSING_MARKS:
+        return ""
+    if not has_decimals and (match := _WHOLE.fullmatch(code)) is not None:
+        return match[1]
+    if (match := _PRINTED_HISCO.fullmatch(code)) is not None:
+        digits = "".join(match.groups())
+        if system is None or (system.problem(code) and system.block_size == len(digits)):
+            return digits
+    return code
+
+
+def have_decimals(cells: Iterable[str]) -> bool:
+    """Return whether decimals belong to the codes of some cells: those of integers alone are a program's."""
+    return not all(_WHOLE.fullmatch(code) for cell in cells if (code := read_code(cell)))
+
+
+def spoilt(cell: str) -> str | None:
+    """Return what spreadsheets and R have made of a code; None for other cells.
+
+    Examples
+    --------
+    >>> spoilt("6E+04"), spoilt("1-Nov"), spoilt("#REF!"), spoilt("61110")
+    ('a number', 'a date', 'an error', None)
+    """
+    return next((what for what, form in _SPOILT.items() if form.fullmatch(cell)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +105,19 @@ def rules_of(config: DataConfig) -> LabelRules:
     )
 
 
-def count_codes(file: TableFile, columns: Sequence[str]) -> Counter[str]:
-    """Count the cells of columns of codes, for `fit_codes`."""
+def count_codes(tables: Iterable[Table], columns: Sequence[str]) -> Counter[str]:
+    """Count the codes in some columns of tables, for `fit_codes`."""
     cells: Counter[str] = Counter()
-    for table in checked_tables(file, columns, lambda _: None):
+    for table in tables:
         for name in columns:
             found = pc.value_counts(table.columns[name].drop_null())
-            for cell, count in zip(*(part.to_pylist() for part in found.flatten()), strict=True):
-                cells[bare(cell)] += count
-    is_whole = all(is_integer(cell) or printed_hisco(cell) is not None for cell in cells.keys() - MISSING_MARKS)
+            cells.update(dict(zip(*(part.to_pylist() for part in found.flatten()), strict=True)))
+    decimals = have_decimals(cells)
     codes: Counter[str] = Counter()
     for cell, count in cells.items():
-        if cell not in {"", MISSING, *MISSING_MARKS} and not spoilt(cell) and not _SEVERAL_CODES.fullmatch(cell):
-            codes[printed_hisco(cell) or (whole_number(cell) if is_whole else None) or cell] += count
+        code = read_code(cell, has_decimals=decimals)
+        if code not in ("", MISSING) and not spoilt(code) and not _SEVERAL_CODES.fullmatch(code):
+            codes[code] += count
     return codes
 
 
@@ -101,7 +149,7 @@ def fit_codes(
     system = GeneralCodes(most, use_within_block_sep=use_within_block_sep)
     fits = {code: system.problem(code) is None and any(map(str.isdigit, code)) for code in counts}
     codes = [code for code in counts if fits[code] or use_within_block_sep]
-    numbers = [code for code in codes if is_integer(code)]
+    numbers = [code for code in codes if _WHOLE.fullmatch(code)]
     num_cells, num_codes, num_numbers = (sum(counts[code] for code in some) for some in (counts, codes, numbers))
     if num_codes < num_cells * (1 if are_right else _MOST):
         return build(labels=sorted(counts)), rules
@@ -124,12 +172,11 @@ def is_short(code: str, system: CodeSystem) -> bool:
 
 
 class LabelChecker:
-    """Cleans the codes of a file chunk by chunk, and gathers those that do not fit.
+    """Reads the codes of a file chunk by chunk, and gathers those that do not fit.
 
-    Blanks around a code and marks of spreadsheets are removed (see `cells`); marks such as NA are missing codes, unless
-    they are codes of the key, or of a model (`known`). With a key, no other codes are allowed. Reading of a row stops
-    at its first missing code; a code that a row has twice counts once; if the formatter has a mark for a missing first
-    code, it is put there; as a further code, this mark is missing.
+    Codes are read by `read_code`; `known` are those of a model. With a key, no other codes are allowed. Reading of a
+    row stops at its first missing code; a code that a row has twice counts once; if the formatter has a mark for a
+    missing first code, it is put there; as a further code, this mark is missing.
     """
 
     def __init__(
@@ -146,12 +193,9 @@ class LabelChecker:
         self._rules, self._key, self._known = rules, key, {*known, *(key.codes if key else ())}
         self._allow_short = rules.allow_short or any(is_short(code, formatter.system) for code in known)
         self._has_codes = False
-        self._num_ignored = self._num_repeated = self._num_uncoded = 0
-        self._marks: Counter[str] = Counter()
-        self._rewritten: Counter[tuple[str, str]] = Counter()
-        self._decimals: Counter[str] = Counter()
-        self._num_integers = 0
-        self._holds_integers: dict[str, bool] = {}
+        self._num_ignored = self._num_uncoded = 0
+        self._read_as: Counter[tuple[str, str]] = Counter()
+        self._has_decimals: dict[str, bool] = {}  # by column; its first chunk tells
         self._short, self._bad = _Found(), _Found()
 
     @property
@@ -168,11 +212,23 @@ class LabelChecker:
         codes: dict[str, np.ndarray] = {}
         reading = np.ones(len(table), dtype=bool)
         is_read, is_filled = np.zeros((2, len(table)), dtype=bool)
-        for i, column in enumerate(self._target_cols):
-            codes[column], reading, has_code = self._check_column(table, i, reading, bad)
+        may_be_missing = self._formatter.system.missing_block is not None
+        for name in self._target_cols:
+            index, distinct = self._read(name, table.columns[name])
+            present = index >= 0
+            has_code = np.array([code != MISSING for code in distinct] + [False])[index]
+            self._num_ignored += int((present & ~reading).sum())
+            self._has_codes |= not codes and bool(present.any())
+            index[~reading] = -1
+            self._gather(table, name, distinct, index, bad)
+            codes[name] = np.array([*distinct, None], dtype=object)[index]
+            if len(codes) == 1 and may_be_missing:
+                codes[name][~present] = MISSING
+            else:
+                reading &= present
             is_read |= has_code & reading
             is_filled |= has_code
-        if self._rules.blank_means_no_occupation and self._formatter.system.missing_block is not None:
+        if self._rules.blank_means_no_occupation and may_be_missing:
             is_read[:] = is_filled[:] = True
         for row in np.flatnonzero(is_filled & ~is_read).tolist():
             bad.setdefault(row, f"{self._target_cols[0]}: no code, but one in a later column")
@@ -191,90 +247,41 @@ class LabelChecker:
         for row in np.flatnonzero(repeats).tolist():
             found = [code for column in columns if (code := column[row]) is not None]
             kept = list(dict.fromkeys(found))
-            self._num_repeated += len(found) - len(kept)
+            self._num_ignored += len(found) - len(kept)
             for column, code in zip(columns, [*kept, *[None] * len(columns)], strict=False):
                 column[row] = code
         return codes
 
-    def _check_column(
-        self, table: Table, i: int, reading: np.ndarray, bad: dict[int, str]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the i-th column's codes, and masks of rows to read on and of rows with a code here; add to `bad`."""
-        name = self._target_cols[i]
-        index, distinct = self._distinct(name, table.columns[name])
-        present = index >= 0
-        has_code = np.array([code != MISSING for code in distinct] + [False])[index]
-        self._num_ignored += int((present & ~reading).sum())
-        self._has_codes |= i == 0 and bool(present.any())
-        present &= reading
-
-        system = self._formatter.system
-        short = np.array([*(is_short(code, system) for code in distinct), False])
-        short = np.flatnonzero(short[index] & present)
-        few = {row: f"{name}: {shown(distinct[index[row]])}" for row in short[:_NUM_EXAMPLES].tolist()}
-        self._short.add(table, few, len(short))
-        problems = [self._problem(code) for code in distinct]
-        is_bad = np.array([problem is not None for problem in problems] + [False])
-        for row in np.flatnonzero(is_bad[index] & present).tolist():
-            bad.setdefault(row, f"{name}: {shown(distinct[index[row]])} {problems[index[row]]}")
-
-        values = np.array([*distinct, None], dtype=object)[np.where(present, index, -1)]
-        if i == 0 and system.missing_block is not None:
-            values[~present] = MISSING
-            present = np.ones(len(table), dtype=bool)
-        return values, present, has_code
-
-    def _distinct(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
+    def _read(self, name: str, column: pa.Array) -> tuple[np.ndarray, list[str]]:
         """Return each cell's index among the distinct codes, -1 if missing, and these codes, "" if missing."""
         coded = pc.dictionary_encode(column)
-        index, cells = np.asarray(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
+        index, cells = np.array(pc.fill_null(coded.indices, -1)), coded.dictionary.to_pylist()
         counts = np.bincount(index[index >= 0], minlength=len(cells))
+        system, is_first = self._formatter.system, name == self._target_cols[0]
+        if name not in self._has_decimals:
+            self._has_decimals[name] = self._formatter.name == "general" and have_decimals(cells)
         codes = []
         for cell, count in zip(cells, counts.tolist(), strict=True):
-            code = self._read(name, cell)
-            if not code:
-                self._marks[cell.strip()] += count
-            elif code != cell.strip():
-                self._rewritten[cell.strip(), code] += count
-            if looks_like_a_number(code) and code not in self._known:
-                self._decimals[code] += count
-            elif is_integer(code):
-                self._num_integers += count
-            if self._rules.zero_pad and code.isascii() and code.isdigit() and is_short(code, self._formatter.system):
-                code = code.zfill(self._formatter.block_size)
+            code = read_code(cell, self._known, has_decimals=self._has_decimals[name], system=system)
+            code = "" if code == MISSING and not is_first and system.missing_block is not None else code
+            if code != cell.strip():
+                self._read_as[cell.strip(), code] += count
+            if self._rules.zero_pad and code.isascii() and code.isdigit() and is_short(code, system):
+                code = code.zfill(system.block_size)
             codes.append(code)
-        is_missing = np.array([not code for code in codes] + [True])
-        return np.where(is_missing[index], -1, index), codes
+        index[np.array([not code for code in codes] + [True])[index]] = -1
+        return index, codes
 
-    def _read(self, name: str, cell: str) -> str:
-        """Return the code in a cell of a column, "" if it is missing."""
-        code = bare(cell)
-        if code in self._known:
-            return code
-        is_further = name != self._target_cols[0] and self._formatter.system.missing_block is not None
-        if code in MISSING_MARKS or (code == MISSING and is_further):
-            return ""
-        if (digits := whole_number(code)) is not None and self._is_of_integers(name):
-            return digits
-        printed = printed_hisco(code)
-        if printed is not None and self._formatter.system.problem(code) and self._formatter.block_size == len(printed):
-            return printed
-        return code
-
-    def _is_of_integers(self, name: str) -> bool:
-        """Return whether a column holds integers only, so that decimals do not belong to its codes."""
-        if self._formatter.name != "general":
-            return True
-        if name not in self._holds_integers:
-            cells = {
-                bare(cell)
-                for table in checked_tables(self.file, [name], lambda _: None)
-                for cell in pc.unique(table.columns[name]).drop_null().to_pylist()
-            }
-            self._holds_integers[name] = all(
-                is_integer(cell) or printed_hisco(cell) is not None for cell in cells - MISSING_MARKS
-            )
-        return self._holds_integers[name]
+    def _gather(self, table: Table, name: str, codes: Sequence[str], index: np.ndarray, bad: dict[int, str]) -> None:
+        """Gather a column's short codes, and add rows whose code does not fit to `bad`; -1 is the index of no code."""
+        system = self._formatter.system
+        short = np.flatnonzero(np.array([*(is_short(code, system) for code in codes), False])[index])
+        few = {row: f"{name}: {shown(codes[index[row]])}" for row in short[:_NUM_EXAMPLES].tolist()}
+        self._short.add(table, few, len(short))
+        problems = [self._problem(code) for code in codes]
+        is_bad = np.array([problem is not None for problem in problems] + [False])
+        for row in np.flatnonzero(is_bad[index]).tolist():
+            bad.setdefault(row, f"{name}: {shown(codes[index[row]])} {problems[index[row]]}")
 
     def _problem(self, code: str) -> str | None:
         """Return why a code does not fit; None if it does, or is missing."""
@@ -282,7 +289,7 @@ class LabelChecker:
             return None
         system = self._formatter.system
         problem = system.problem(code)
-        changed = spoilt(code) or ("a number" if problem is not None and looks_like_a_number(code) else None)
+        changed = spoilt(code) or ("a number" if problem is not None and _DECIMALS.fullmatch(code) else None)
         if changed is not None and (problem is not None or (self._key is None and code not in self._known)):
             return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text"
         may_be_several = problem is not None or (isinstance(system, Labels) and code not in self._known)
@@ -301,58 +308,39 @@ class LabelChecker:
 
         Raises UserError if there is no code at all, or one does not fit and no rule covers it; names rows by line.
         """
-        path = self.file.path
+        path, system = self.file.path, self._formatter.system
         if not self._has_codes:
             raise UserError(f"{path} has no code at all in the column {self._target_cols[0]!r}.")
         if self._short.count and not self._allow_short and not self._rules.zero_pad:
-            raise UserError(self._describe_short(), zero_pad_codes=True)
+            codes = counted(self._short.count, "code has", "codes have")
+            right = "; if they are correct, add --allow-codes-shorter-than-block-size"
+            raise UserError(
+                f"{path}: {codes} fewer than {system.block_size} characters, such as {self._short}. If leading zeros "
+                f"were lost, add --zero-pad-codes{right * (system.name == 'general')}.",
+                zero_pad_codes=True,
+            )
         if self._bad.count and not self._rules.drop_bad:
-            raise UserError(self._describe_bad(), drop_bad_labels=True)
-        if self._marks:
-            marks = ", ".join(f"{shown(mark)} ({count:,})" for mark, count in self._marks.most_common())
-            cells = counted(self._marks.total(), "cell of codes is", "cells of codes are")
-            say(f"{path}: {cells} treated as missing: {marks}.")
-        if self._rewritten:
-            cell, code = next(iter(self._rewritten))
-            cells = counted(self._rewritten.total(), "cell", "cells")
-            say(
-                f"{path}: extra characters in {cells} of codes are ignored; for example, {shown(cell)} is read as "
-                f"{shown(code)}."
+            rows = counted(self._bad.count, "row has a label that does", "rows have labels that do")
+            raise UserError(
+                f"{path}: {rows} not fit: {self._bad}. Correct the labels, or leave such rows out with "
+                "--drop-bad-labels.",
+                drop_bad_labels=True,
             )
-        if self._key is None and 0 < (number := self._decimals.total()) < self._num_integers:
-            codes = counted(number, "code has", "codes have")
-            say(
-                f"{path}: {codes} decimals, such as {shown(next(iter(self._decimals)))}, but most are whole numbers. "
-                "If a spreadsheet has changed codes, save the column as text."
-            )
+        if self._read_as:
+            cells = counted(self._read_as.total(), "cell of codes is", "cells of codes are")
+            few = [
+                f"{shown(cell)} as {shown(code) if code else 'missing'} ({count:,})"
+                for (cell, code), count in self._read_as.most_common(_NUM_EXAMPLES)
+            ]
+            say(f"{path}: {cells} not read as written: {', '.join(few)}{', …' * (len(self._read_as) > len(few))}.")
         if self._num_ignored:
             codes = counted(self._num_ignored, "code is", "codes are")
-            say(f"{path}: {codes} ignored, because an earlier cell of the row is empty.")
-        if self._num_repeated:
-            codes = counted(self._num_repeated, "code is", "codes are")
-            say(f"{path}: {codes} ignored, because an earlier cell of the row has the same code.")
+            say(f"{path}: {codes} ignored, because an earlier cell of the row is empty or has the same code.")
         if self._num_uncoded:
             rows = counted(self._num_uncoded, "row without any code is", "rows without any code are")
-            may_keep = self._rules.is_training and self._formatter.system.missing_block is not None
+            may_keep = self._rules.is_training and system.missing_block is not None
             how = "; --blank-means-no-occupation trains on such rows as descriptions of no occupation"
             say(f"{path}: {rows} left out{how * may_keep}.")
-
-    def _describe_short(self) -> str:
-        codes = counted(self._short.count, "code has", "codes have")
-        ways = "If leading zeros were lost, add --zero-pad-codes"
-        if self._formatter.name == "general":
-            ways += "; if they are correct, add --allow-codes-shorter-than-block-size"
-        return (
-            f"{self.file.path}: {codes} fewer than {self._formatter.block_size} characters, such as "
-            f"{self._short}. {ways}."
-        )
-
-    def _describe_bad(self) -> str:
-        rows = counted(self._bad.count, "row has a label that does", "rows have labels that do")
-        return (
-            f"{self.file.path}: {rows} not fit: {self._bad}. Correct "
-            "the labels, or leave such rows out with --drop-bad-labels."
-        )
 
 
 @dataclass

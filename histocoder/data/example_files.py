@@ -1,0 +1,227 @@
+"""Files of users with a description, a language and codes in each row, read as checked rows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.codes import LabelChecker, LabelRules, count_codes
+from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
+from histocoder.data.key import Key
+from histocoder.data.languages import Language
+from histocoder.data.normalize import DECODED, decode_entities
+from histocoder.data.table import Table, TableFile, open_table
+from histocoder.errors import UserError, counted, shown
+from histocoder.formatters import Formatter
+
+MAX_CODES = 5  # largest number of code columns of a prepared file
+_INDEX_COLS = tuple(f"code{i}" for i in range(1, MAX_CODES + 1))  # those of indices into a key
+CHECKED_COL = "checked"
+"""Column in which a person marks the rows that are right; of a file that has one, these count alone."""
+_YES = {*"x ✓ ✔ 1 1.0 true y yes ok j ja já jo s sí si sì sim oui ναι kyllä tak".split()}
+_NO = {*"- – — ? 0 0.0 false n no nein nej nei nee non não nao όχι ei nie".split()}
+_NO |= {"", *map(str.casefold, MISSING_MARKS)}
+
+
+@dataclass(frozen=True)
+class ExampleFiles:
+    """Files with a description, a language and codes in each row, which are read one after the other.
+
+    Every method that reads them raises `UserError` for mistakes in them, with the file and the line.
+    """
+
+    paths: tuple[Path, ...]
+    target_cols: tuple[str, ...]
+    """Columns of codes, first code first. A file may have the first few of them only.
+    If it has `code1`, `code2`, … instead, these are indices into `key`."""
+    formatter: Formatter
+    needed: Mapping[str, str] = field(default_factory=dict)
+    """Columns that a file must have, beside `input_col`, and the settings that name them."""
+    input_col: str = TEXT_COL
+    language_col: str = LANG_COL
+    """Column of languages; all rows of a file without it are "unk"."""
+    language: str | None = None
+    """Language of all rows, if given, instead of `language_col`."""
+    key: Key | None = None
+    """Key whose codes alone are allowed; None: all codes that fit."""
+    known: Collection[str] = ()
+    """Codes of a model, which are read as they are even if they look like marks of missing values, or numbers."""
+    rules: LabelRules = field(default_factory=LabelRules)
+    """Rules for codes that do not fit."""
+    sheet: str | None = None
+    """Sheet of Excel workbooks; None: the only one with content."""
+
+    def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows as `checked_rows` does; labels that do not fit raise an error at the end."""
+        is_empty = True
+        for path in self.paths:
+            for batch in self._file_rows(path, say):
+                is_empty &= batch["reason"].null_count == 0
+                yield batch
+        if is_empty:
+            raise UserError(f"{', '.join(map(str, self.paths))}: no row has a description and codes that fit.")
+
+    def chunks(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Examples]:
+        """Yield the rows that are kept, in chunks."""
+        for batch in self.rows(say=say):
+            yield Examples(pa.Table.from_batches([batch.filter(batch["reason"].is_null())]))
+
+    def read(self, *, say: Callable[[str], None] = lambda _: None) -> Examples:
+        return Examples.join(list(self.chunks(say=say)))
+
+    def count_codes(self) -> Counter[str]:
+        """Count the codes in all files, for `fit_codes`."""
+        counts: Counter[str] = Counter()
+        for file in map(self._open, self.paths):
+            columns = [*self._code_columns(file)[0].values()]
+            counts += count_codes(checked_tables(file, columns, lambda _: None), columns)
+        return counts
+
+    def _open(self, path: Path) -> TableFile:
+        codes = (*self.target_cols, *_INDEX_COLS)
+        optional, columns = [self.language_col, *codes], {self.input_col: "input_col", **self.needed}
+        return open_table(path, columns, optional=optional, sheet=self.sheet, codes=codes)
+
+    def _file_rows(self, path: Path, say: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
+        file = self._open(path)
+        code_columns, use_index = self._code_columns(file)
+        lang_cols = [self.language_col] if self.language is None and file.has(self.language_col) else []
+        for notice in file.notices:
+            say(notice)
+        checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
+        columns = [self.input_col, *lang_cols, *code_columns.values()]
+        tables = _with_targets(checked_tables(file, columns, say), code_columns, self.key if use_index else None)
+        schema, num_blank = row_schema(self.target_cols), 0
+        language = Language(self.language or "")
+        for batch in checked_rows(tables, checker, self.input_col, *lang_cols, language=language, say=say):
+            num_blank += batch["text"].null_count
+            columns = [
+                batch[name] if name in batch.schema.names else pa.nulls(len(batch), pa.string())
+                for name in schema.names
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        if num_blank:
+            rows = counted(num_blank, "row without a description is", "rows without a description are")
+            say(f"{path}: {rows} left out.")
+        if checker.num_bad:
+            rows = counted(
+                checker.num_bad, "row with a label that does not fit is", "rows with labels that do not fit are"
+            )
+            say(f"{path}: {rows} left out.")
+        if self.language is None and not lang_cols:
+            say(f"{path} has no column {self.language_col!r}; its language is treated as unknown (unk).")
+
+    def _code_columns(self, file: TableFile) -> tuple[dict[str, str], bool]:
+        """Return, by target column, the file's column with its codes; and whether it holds indices into the key."""
+        indexed = [column for column in _INDEX_COLS if file.has(column)]
+        first = self.target_cols[0]
+        if file.has(first) or _INDEX_COLS[0] not in indexed:
+            return {t: t for t in self.target_cols if t == first or file.has(t)}, False
+        if self.key is None:
+            instead = "name the key file with --key" if self.rules.is_training else "codes themselves are needed"
+            raise UserError(f"{file.path} has code1 … (indices into a key) instead of {first}; {instead}.")
+        return dict(zip(self.target_cols, indexed, strict=False)), True
+
+
+def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str], None]) -> Iterator[Table]:
+    """Yield columns as `TableFile.tables` does; of a file with a column `checked`, the checked rows, and say how many.
+
+    Raises UserError if no row is checked, or a mark is neither yes nor no.
+    """
+    name = next((name for name in file.header if name.strip().casefold() == CHECKED_COL), None)
+    if name is None:
+        yield from file.tables(columns)
+        return
+    num_rows = num_checked = 0
+    for table in file.tables([*columns, name]):
+        coded = table.columns[name].fill_null("").dictionary_encode()
+        marks = [mark.strip().casefold() for mark in coded.dictionary.to_pylist()]
+        if unclear := [i for i, mark in enumerate(marks) if mark not in _YES | _NO]:
+            row = np.flatnonzero(np.isin(coded.indices, unclear))[:1]
+            raise UserError(
+                f"{file.path}, line {table.lines(row)[0]}, {name}: {shown(table.columns[name][row[0]].as_py())} is "
+                "neither yes nor no. Write x (or 1, yes, true, ja, oui, sí, sim) in each row that is right, and leave "
+                "the others blank; or rename the column, if it says something else."
+            )
+        is_checked = np.array([mark in _YES for mark in marks])[coded.indices]
+        num_rows += len(table)
+        num_checked += int(is_checked.sum())
+        yield table.filter(is_checked)
+    if not num_checked:
+        raise UserError(
+            f"{file.path}: no row is checked. Write x in the column {name!r} of each row that is right now."
+        )
+    unchecked = num_rows - num_checked
+    say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
+
+
+def checked_rows(
+    tables: Iterable[Table],
+    checker: LabelChecker,
+    input_col: str,
+    language_col: str | None = None,
+    *,
+    language: Language,
+    say: Callable[[str], None],
+) -> Iterator[pa.RecordBatch]:
+    """Check a table chunk by chunk; yield all rows with the columns of `ROW` and the codes, and say what was found.
+
+    `language` is that of all rows if there is no column of languages. HTML entities in descriptions are decoded.
+    """
+    num_decoded = 0
+    for table in tables:
+        texts, number = decode_entities(table.columns[input_col])
+        num_decoded += number
+        cleaned, reasons = checker.check(table)
+        reasons[np.asarray(texts.is_null())] = "no description"
+        if language_col is None:
+            langs = pa.repeat(pa.scalar(str(language)), len(table))
+        else:
+            coded = table.columns[language_col].fill_null("").dictionary_encode()
+            langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
+        reason = pa.array(reasons, pa.string())
+        codes = [
+            pc.if_else(reason.is_null(), pa.array(column, pa.string()), table.columns[name])
+            for name, column in cleaned.items()
+        ]
+        lines = table.file.lines(table.rows)
+        columns = [pa.array(table.rows), pa.array(lines), texts, langs, reason, *codes]
+        yield pa.RecordBatch.from_arrays(columns, schema=row_schema([*cleaned]))
+    checker.finish(say)
+    if num_decoded:
+        say(f"{checker.file.path}: {counted(num_decoded, *DECODED)}")
+
+
+def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:
+    """Add the target columns to tables, from the file's columns, which hold indices into the key if one is given."""
+    for table in tables:
+        for target, column in columns.items():
+            table.columns[target] = table.columns[column] if key is None else _codes_of(table, column, key)
+        yield table
+
+
+def _codes_of(table: Table, column: str, key: Key) -> pa.Array:
+    """Return the codes of a column of class indices."""
+    coded = table.columns[column].dictionary_encode()
+    codes: list[str | None] = []
+    for text in coded.dictionary.to_pylist():
+        if text.strip() in MISSING_MARKS:
+            codes.append(text)  # counted by `LabelChecker`
+            continue
+        match = re.fullmatch(r"\s*(\d{1,9})(\.0)?\s*", text)  # columns with gaps are often saved as floats
+        if match is None or int(match[1]) >= len(key.codes):
+            row = np.flatnonzero(np.asarray(coded.indices.fill_null(-1)) == len(codes))
+            raise UserError(
+                f"{table.file.path}, line {table.lines(row[:1])[0]}, {column}: {shown(text)} is not an index into the "
+                f"key, which has {len(key.codes):,} codes."
+            )
+        codes.append(key.codes[int(match[1])] or None)
+    return pa.array(codes, pa.string()).take(coded.indices)

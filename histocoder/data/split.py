@@ -1,0 +1,155 @@
+"""The rows of a user's table in a file of their own, checked, split into training and validation data, and listed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from histocoder.config import PrepareConfig
+from histocoder.data.corrections import Corrections
+from histocoder.data.example_files import ExampleFiles
+from histocoder.data.examples import CODES, HELD_OUT, LANG_COL, SPLITS, TEXT_COL, TRAIN, VAL, is_codes, row_schema
+from histocoder.data.languages import own_languages
+from histocoder.data.normalize import description_keys
+from histocoder.data.output import CsvWriter
+from histocoder.data.store import NO_SPLIT, ExampleWriter
+from histocoder.errors import UserError, counted
+from histocoder.log import log
+
+SPLIT_FILES = {TRAIN: "data_train.csv", VAL: "data_val.csv", HELD_OUT: "data_held_out.csv"}
+"""Split -> the table that people read; corrections are held out to compare the model with the one before."""
+_NUM_LINES = 10  # lines of the rows with the same codes that `conflicts.csv` names
+
+
+def screen(files: ExampleFiles, config: PrepareConfig, path: Path) -> pa.Table:
+    """Check all rows of a table, write them to `path`, a chunk at a time, and return that file, mapped into memory.
+
+    Its columns are those of `checked_rows`, `key` (see `description_keys`) and `unit`, the hash that splits them.
+
+    Raises UserError if the table can't be read, its labels do not fit, or no row can be used.
+    """
+    schema = pa.schema([*row_schema(config.target_cols), ("key", pa.string()), ("unit", pa.uint64())])
+    with pa.ipc.new_file(str(path), schema) as writer:
+        for rows in files.rows(say=log.info):
+            keys = description_keys(rows["text"].fill_null(""))
+            split_by = keys if config.split_by == "text" else rows["row"].to_numpy().astype(str).astype(object)
+            units = pd.util.hash_array(split_by, hash_key=f"{config.seed:016x}"[-16:], categorize=False)
+            columns = [*rows.columns, pa.array(keys, pa.string()), pa.array(units)]
+            writer.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    if strange := own_languages(found["lang"].filter(found["reason"].is_null()).unique().to_pylist()):
+        log.info(strange)
+    return found
+
+
+def write_split(
+    folder: Path, rows: pa.Table, config: PrepareConfig, corrections: Corrections | None, writer: ExampleWriter
+) -> dict[str, int]:
+    """Write all rows with their splits, and a table of each split; return their numbers of rows.
+
+    All corrections are to train on, except for held-out ones, which have a split of their own.
+    """
+    threshold = _threshold(rows, config)
+    num_held_out = corrections.hold_out(config.seed) if corrections else 0
+    num_rows = Counter[str]()
+    schema = pa.schema([(name, pa.string()) for name in (TEXT_COL, LANG_COL, *config.target_cols)])
+    names = ["text", "lang", *(f"{CODES}{name}" for name in config.target_cols)]
+    files = {name: file for name, file in SPLIT_FILES.items() if name != HELD_OUT or num_held_out}
+    with writer, ExitStack() as stack:
+        tables = {name: stack.enter_context(CsvWriter(folder / file, schema)) for name, file in files.items()}
+
+        def write(batch: pa.RecordBatch, split: np.ndarray) -> None:
+            writer.write(batch, split)
+            for name, table in tables.items():
+                kept = batch.select(names).filter(pa.array(split == SPLITS.index(name)))
+                table.write(pa.RecordBatch.from_arrays(kept.columns, schema=schema))
+                num_rows[name] += len(kept)
+
+        num_corrected = 0
+        for checked in rows.to_batches():
+            batch, is_validation = checked, checked["unit"].to_numpy() <= threshold
+            split = np.where(is_validation, SPLITS.index(VAL), SPLITS.index(TRAIN))
+            if corrections is not None:
+                batch, is_corrected, is_known, is_held_out = corrections.apply(checked)
+                split[is_known], split[is_held_out] = SPLITS.index(TRAIN), NO_SPLIT
+                num_corrected += int(is_corrected.sum())
+            split[checked["reason"].is_valid()] = NO_SPLIT
+            write(batch, split)
+        if corrections is not None:
+            others, held_out = corrections.others(), corrections.held_out()
+            write(others, np.full(len(others), SPLITS.index(TRAIN)))
+            write(held_out, np.full(len(held_out), SPLITS.index(HELD_OUT)))
+            corrected = counted(num_corrected, "row has", "rows have")
+            added = counted(len(others), "description is", "descriptions are")
+            log.info(f"{corrected} corrected codes, and {added} added; all are training data.")
+    if num_rows[VAL] == 0:
+        raise UserError(
+            "All validation data are corrected, which makes them training data. Set aside more with --share-val."
+        )
+    if num_held_out:
+        log.info(
+            f"{num_held_out:,} of {len(corrections or ()):,} corrections, chosen at random, are held out "
+            f"({SPLIT_FILES[HELD_OUT]}) to compare the new model with the old one; training leaves out their rows."
+        )
+    numbers = {"train": num_rows[TRAIN], "val": num_rows[VAL]}
+    return {**numbers, "held_out": num_held_out} if num_held_out else numbers
+
+
+def _threshold(rows: pa.Table, config: PrepareConfig) -> np.uint64:
+    """Return the hash threshold of the validation split."""
+    distinct = np.unique(rows["unit"].filter(rows["reason"].is_null()).to_numpy())
+    if len(distinct) < 2:
+        raise UserError(f"{config.dataset} has one distinct description; it can't be split for validation.")
+    return distinct[min(max(round(len(distinct) * config.share_val), 1), len(distinct) - 1) - 1]
+
+
+def rejected(rows: pa.Table, config: PrepareConfig) -> Iterator[pa.Table]:
+    """Yield the dropped rows with their lines in the table and the reasons."""
+    names = ["line", "reason", "text", *(f"{CODES}{name}" for name in config.target_cols)]
+    for batch in rows.select(names).to_batches():
+        dropped = pa.Table.from_batches([batch.filter(batch["reason"].is_valid())])
+        yield dropped.rename_columns(["line", "reason", config.input_col, *config.target_cols])
+
+
+def conflicts(rows: pa.Table, config: PrepareConfig) -> tuple[pa.Table, int]:
+    """Return the descriptions whose rows have different codes, a row for each set of codes; and their number.
+
+    The descriptions of most rows come first; what the same description is, `description_keys` says.
+    """
+    batches = [batch.filter(batch["reason"].is_null()) for batch in rows.to_batches()]
+    groups = [_described_and_coded(batch) for batch in batches]
+    described = pd.concat(groups).drop_duplicates()["described"]
+    described = described[described.duplicated()].unique()
+    masks = [group["described"].isin(described) for group in groups]
+    parts = [batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)]
+    group = pd.concat([group[mask] for group, mask in zip(groups, masks, strict=True)], ignore_index=True)
+    found = pa.Table.from_batches(parts).to_pandas().join(group)
+    lines = found.groupby([*group])["line"]
+    columns = ["text", "lang", *filter(is_codes, found.columns)]
+    found = found.drop_duplicates([*group]).set_index([*group])[columns]
+    found = found.assign(rows=lines.size(), lines=lines.agg(_few))
+    order = found.assign(all=found.groupby("described")["rows"].transform("sum"))
+    found = found.loc[order.sort_values(["all", "described", "rows"]).index[::-1]]
+    found.columns = [config.input_col, LANG_COL, *config.target_cols, "rows", "lines"]
+    return pa.Table.from_pandas(found, preserve_index=False), len(described)
+
+
+def _described_and_coded(rows: pa.RecordBatch) -> pd.DataFrame:
+    """Return hashes of the descriptions with their languages, and of the sets of codes, whatever their order."""
+    codes = [_hashes(rows[name].fill_null("")) for name in filter(is_codes, rows.schema.names)]
+    return pd.DataFrame(
+        {"described": _hashes(rows["key"]) + 31 * _hashes(rows["lang"]), "coded": np.sum(codes, axis=0)}
+    )
+
+
+def _hashes(column: pa.Array) -> np.ndarray:
+    return pd.util.hash_array(column.to_numpy(zero_copy_only=False), categorize=False)
+
+
+def _few(lines: pd.Series) -> str:
+    """Return the first few lines."""
+    return "; ".join([*map(str, lines[:_NUM_LINES]), *["…"] * (len(lines) > _NUM_LINES)])
