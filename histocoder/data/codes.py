@@ -24,14 +24,11 @@ from histocoder.formatters import MISSING, CodeSystem, Formatter, GeneralCodes, 
 _KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
 _WHOLE = re.compile(r"(-?[0-9]+)(\.0+)?")
 _PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
-_DECIMALS = re.compile(r"[+-]?[0-9]+\.[0-9]+([eE][+-]?[0-9]+)?")
 _MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
 _SPOILT = {
-    "a number": re.compile(r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}", re.IGNORECASE),
-    "a date": re.compile(
-        rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]", re.IGNORECASE
-    ),
-    "an error": re.compile(r"#[A-Z/0]{2,}[!?]"),
+    "a number": r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}",
+    "a date": rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]",
+    "an error": r"#[A-Z/0]{2,}[!?]",
 }
 _SEVERAL_CODES = re.compile(r"(-[0-9]|[0-9]{3,})([\s;,/|&+]+(-[0-9]|[0-9]{3,}))+")
 _NUM_EXAMPLES = 3
@@ -82,7 +79,7 @@ def spoilt(cell: str) -> str | None:
     >>> spoilt("6E+04"), spoilt("1-Nov"), spoilt("#REF!"), spoilt("61110")
     ('a number', 'a date', 'an error', None)
     """
-    return next((what for what, form in _SPOILT.items() if form.fullmatch(cell)), None)
+    return next((what for what, form in _SPOILT.items() if re.fullmatch(form, cell, re.IGNORECASE)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +286,8 @@ class LabelChecker:
             return None
         system = self._formatter.system
         problem = system.problem(code)
-        changed = spoilt(code) or ("a number" if problem is not None and _DECIMALS.fullmatch(code) else None)
+        is_decimal = problem is not None and re.fullmatch(r"-?[0-9]+\.[0-9]+(e[+-]?[0-9]+)?", code, re.IGNORECASE)
+        changed = "a number" if is_decimal else spoilt(code)
         if changed is not None and (problem is not None or (self._key is None and code not in self._known)):
             return f"looks like a code that a spreadsheet has turned into {changed}; save the column as text"
         may_be_several = problem is not None or (isinstance(system, Labels) and code not in self._known)

@@ -60,7 +60,10 @@ class ExampleFiles:
     """Sheet of Excel workbooks; None: the only one with content."""
 
     def rows(self, *, say: Callable[[str], None] = lambda _: None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows as `checked_rows` does; labels that do not fit raise an error at the end."""
+        """Yield all rows, chunk by chunk, with the columns of `row_schema`, and say what was found.
+
+        HTML entities in descriptions are decoded. Labels that do not fit raise an error at the end of a file.
+        """
         is_empty = True
         for path in self.paths:
             for batch in self._file_rows(path, say):
@@ -97,17 +100,29 @@ class ExampleFiles:
         for notice in file.notices:
             say(notice)
         checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
-        columns = [self.input_col, *lang_cols, *code_columns.values()]
-        tables = _with_targets(checked_tables(file, columns, say), code_columns, self.key if use_index else None)
-        schema, num_blank = row_schema(self.target_cols), 0
-        language = Language(self.language or "")
-        for batch in checked_rows(tables, checker, self.input_col, *lang_cols, language=language, say=say):
-            num_blank += batch["text"].null_count
-            columns = [
-                batch[name] if name in batch.schema.names else pa.nulls(len(batch), pa.string())
-                for name in schema.names
+        tables = checked_tables(file, [self.input_col, *lang_cols, *code_columns.values()], say)
+        schema, num_blank, num_decoded = row_schema(self.target_cols), 0, 0
+        for table in _with_targets(tables, code_columns, self.key if use_index else None):
+            texts, number = decode_entities(table.columns[self.input_col])
+            num_decoded += number
+            num_blank += texts.null_count
+            cleaned, reasons = checker.check(table)
+            reasons[np.asarray(texts.is_null())] = "no description"
+            reason = pa.array(reasons, pa.string())
+            codes = [
+                pc.if_else(reason.is_null(), pa.array(cleaned[name], pa.string()), table.columns[name])
+                if name in cleaned
+                else pa.nulls(len(table), pa.string())
+                for name in self.target_cols
             ]
+            langs = table.columns[lang_cols[0]] if lang_cols else pa.repeat(self.language or "", len(table))
+            coded = langs.fill_null("").dictionary_encode()
+            langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
+            columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        checker.finish(say)
+        if num_decoded:
+            say(f"{path}: {counted(num_decoded, *DECODED)}")
         if num_blank:
             rows = counted(num_blank, "row without a description is", "rows without a description are")
             say(f"{path}: {rows} left out.")
@@ -161,43 +176,6 @@ def checked_tables(file: TableFile, columns: Collection[str], say: Callable[[str
         )
     unchecked = num_rows - num_checked
     say(f"{file.path}: {num_checked:,} checked rows are used; {unchecked:,} unchecked rows are ignored.")
-
-
-def checked_rows(
-    tables: Iterable[Table],
-    checker: LabelChecker,
-    input_col: str,
-    language_col: str | None = None,
-    *,
-    language: Language,
-    say: Callable[[str], None],
-) -> Iterator[pa.RecordBatch]:
-    """Check a table chunk by chunk; yield all rows with the columns of `ROW` and the codes, and say what was found.
-
-    `language` is that of all rows if there is no column of languages. HTML entities in descriptions are decoded.
-    """
-    num_decoded = 0
-    for table in tables:
-        texts, number = decode_entities(table.columns[input_col])
-        num_decoded += number
-        cleaned, reasons = checker.check(table)
-        reasons[np.asarray(texts.is_null())] = "no description"
-        if language_col is None:
-            langs = pa.repeat(pa.scalar(str(language)), len(table))
-        else:
-            coded = table.columns[language_col].fill_null("").dictionary_encode()
-            langs = pa.array(map(Language, coded.dictionary.to_pylist()), pa.string()).take(coded.indices)
-        reason = pa.array(reasons, pa.string())
-        codes = [
-            pc.if_else(reason.is_null(), pa.array(column, pa.string()), table.columns[name])
-            for name, column in cleaned.items()
-        ]
-        lines = table.file.lines(table.rows)
-        columns = [pa.array(table.rows), pa.array(lines), texts, langs, reason, *codes]
-        yield pa.RecordBatch.from_arrays(columns, schema=row_schema([*cleaned]))
-    checker.finish(say)
-    if num_decoded:
-        say(f"{checker.file.path}: {counted(num_decoded, *DECODED)}")
 
 
 def _with_targets(tables: Iterable[Table], columns: Mapping[str, str], key: Key | None) -> Iterator[Table]:

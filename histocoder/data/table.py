@@ -91,18 +91,9 @@ class TableFile:
         raise UserError(message, **({setting: {name: near}} if setting and near is not None else {}))
 
     def check(self, columns: Collection[str]) -> None:
-        """Raise a UserError if a column is missing, occurs twice, or can't be read as text; see `open_table`."""
-        settings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
-        for name, setting in settings.items():
-            own = self.column(name, setting)
-            kind = self.schema.field(self.header.index(own)).type
-            try:
-                strings(pa.nulls(0, kind))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UserError) as error:
-                raise UserError(
-                    f"{self.path}, column {own!r}: its cells are of the type {kind}, which can't be read as text. Save "
-                    "them as columns with one value in each cell."
-                ) from error
+        """Raise a UserError if a column is missing, or several could be meant; see `open_table`."""
+        for name in columns:
+            self.column(name, columns[name] if isinstance(columns, Mapping) else "")
 
     def read(self, columns: Collection[str]) -> Table:
         """Return some columns as text, at once; see `tables`."""
@@ -167,8 +158,7 @@ def open_table(
     their case, accents and blanks around them. Columns in `codes` are read as values where these have labels, as in
     Stata. The string "nan" is a word. Blank rows are skipped.
 
-    Raises UserError if the file or a column is missing, a column is not text, or the file is empty, damaged or not
-    text.
+    Raises UserError if the file or a column is missing, or the file is empty, damaged or not text.
     """
     path = Path(path)
     _check_readable(path)
@@ -222,7 +212,7 @@ def fingerprint(path: str | Path) -> str:
 def strings(array: _Cells, where: str = "A column") -> _Cells:
     """Return cells as text: whole numbers without decimals, null where they are null or NaN.
 
-    Raises UserError for bytes that are not UTF-8.
+    Raises UserError for bytes that are not UTF-8, and cells of several values.
     """
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
@@ -236,6 +226,11 @@ def strings(array: _Cells, where: str = "A column") -> _Cells:
         return array.cast(pa.string())
     except pa.ArrowInvalid as error:
         raise UserError(f"{where} holds bytes that are not UTF-8 text. Save it as a column of text.") from error
+    except pa.ArrowNotImplementedError as error:
+        raise UserError(
+            f"{where} holds cells of the type {array.type}, which can't be read as text. Save them as columns with one "
+            "value in each cell."
+        ) from error
 
 
 def is_bytes(kind: pa.DataType) -> bool:

@@ -21,8 +21,7 @@ from histocoder.checkpoints.training_state import (
     save_last_bin,
 )
 from histocoder.config import LoaderConfig, TrainConfig
-from histocoder.data.dataset import OccupationDataset
-from histocoder.data.loading import BatchLoader
+from histocoder.data.dataset import BatchLoader, OccupationDataset
 from histocoder.data.samplers import BucketSampler, TokenBudget
 from histocoder.errors import Interrupted, UserError
 from histocoder.log import log

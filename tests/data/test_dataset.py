@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from trainers import stored
 from transformers import CanineTokenizer
 
-from histocoder.data import dataset as dataset_module
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
 from histocoder.data.example_files import ExampleFiles
@@ -64,13 +63,6 @@ def test_token_ids_are_canines(texts: list[str]):
             assert ids == TOKENIZER(text)["input_ids"]
 
 
-def test_a_batch_holds_language_separator_and_description(examples: Examples):
-    ids = batches(dataset(examples))
-    assert "".join(map(chr, ids[1][1:-1])) == "da[SEP]husmand og væver"
-    assert len(ids[4]) == 128  # cut, with SEP at its end
-    assert ids[4][0] == 0xE000 and ids[4][-1] == 0xE001
-
-
 @pytest.mark.parametrize(("max_len", "pad_to"), [(128, None), (128, 128), (20, None), (9, 9), (4, None)])
 def test_plain_batches_hold_their_texts_tokens(examples: Examples, max_len: int, pad_to: int | None):
     data = dataset(examples, max_len=max_len, pad_to=pad_to)
@@ -100,16 +92,6 @@ def augmenter(**changes) -> Augmenter:
     return Augmenter(WordList.from_texts(TEXTS), **settings)
 
 
-@pytest.mark.parametrize("noisy", [False, True])
-def test_an_epoch_tokenises_rows_with_noise_once(examples: Examples, monkeypatch: pytest.MonkeyPatch, noisy: bool):
-    data, counts = dataset(examples, augmenter() if noisy else None), []
-    monkeypatch.setattr(
-        dataset_module, "tokenize", lambda texts, **options: counts.append(len(texts)) or tokenize(texts, **options)
-    )
-    batches(data)
-    assert sum(counts) == (len(TEXTS) if noisy else 0)
-
-
 def test_noise_depends_on_seed_epoch_and_row_alone(examples: Examples):
     data = dataset(examples, augmenter())
     two_ranks = {**batches(data, num_replicas=2, rank=0), **batches(data, num_replicas=2, rank=1)}
@@ -131,11 +113,6 @@ def altered(noise: Augmenter, texts: list[str], epoch: int = 0) -> tuple[list[st
     """Texts after their noise, and which of them lose their language."""
     drawn = noise.noise(np.arange(len(texts)), epoch)
     return [noise.alter(text, drawn, row) for row, text in enumerate(texts)], drawn.withheld
-
-
-def test_languages_are_withheld_without_edits_too():
-    texts, withheld = altered(augmenter(num_transformations=0), TEXTS * 20)
-    assert texts == TEXTS * 20 and 0 < withheld.sum() < len(texts)
 
 
 def test_shares_of_altered_rows():
@@ -167,11 +144,6 @@ def test_lengths_are_those_of_batches(examples: Examples, epoch: int):
     data = dataset(examples, augmenter())
     seen = {row: len(ids) for row, ids in batches(data, epoch).items()}
     assert data.lengths(epoch).tolist() == [seen[row] for row in range(len(data))]
-
-
-def test_no_noise_at_zero():
-    texts, withheld = altered(augmenter(augmentation_prob=0.0, unk_lang_prob=0.0), ["cook"] * 100)
-    assert texts == ["cook"] * 100 and not withheld.any()
 
 
 def test_words_are_drawn_by_frequency():

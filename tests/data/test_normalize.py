@@ -4,17 +4,12 @@ import unicodedata
 from pathlib import Path
 
 import pandas as pd
-from conftest import run
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import finetune
 
-from histocoder.checkpoints.model_files import read_model_config
 from histocoder.config import NORMALIZATIONS, PrepareConfig
-from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys, normalize
 from histocoder.data.prepare import prepare
-from histocoder.evaluation.evaluate import times_seen
 
 NFC, NFD = (unicodedata.normalize(form, "Dräng") for form in ("NFC", "NFD"))
 
@@ -47,17 +42,3 @@ def test_variants_stand_on_one_side_of_the_split(tmp_path: Path):
     train, val = (pd.read_csv(tmp_path / "out" / f"data_{part}.csv")["occ1"].tolist() for part in ("train", "val"))
     assert len(val) == 12 and not set(description_keys(train)) & set(description_keys(val))
     assert sorted(train + val) == sorted(variants)  # the texts themselves are written as they came
-
-
-def test_new_models_read_nfc(table: Path, tmp_path: Path):
-    run(*finetune(table, tmp_path / "out", "--batch-size", 8, "--max-steps", 1))
-    assert read_model_config(tmp_path / "out").text_normalization == "nfc"
-    assert "text_normalization: nfc" in (tmp_path / "out" / "args.yaml").read_text()
-
-
-def test_seen_in_training_in_another_spelling():
-    def examples(*texts: str) -> Examples:
-        return Examples.of(list(texts), ["se"] * len(texts), pd.DataFrame({"hisco_1": ["62105"] * len(texts)}))
-
-    texts_seen, _ = times_seen([examples(NFC, NFD.upper())], ["  dräng", "piga"])
-    assert texts_seen == {"drang": 2}

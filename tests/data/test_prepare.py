@@ -251,15 +251,6 @@ def test_a_repeated_code_counts_once(tmp_path: Path, logged: list[str]):
     assert f"{table}: 3 codes are ignored, because an earlier cell of the row is empty or has the same code." in logged
 
 
-def test_columns_of_two_classifications_are_noted(tmp_path: Path, logged: list[str]):
-    (tmp_path / "t.csv").write_text("occ1,hisco,isco,hisco_2\n" + "farmer,61110,62210,\nsmith,83110,83120,83120\n" * 5)
-    prepared(tmp_path / "t.csv", tmp_path / "two", target_cols=("hisco", "isco"))
-    assert any("columns hisco, isco are read as several codes in one classification" in text for text in logged)
-    logged.clear()
-    prepared(tmp_path / "t.csv", tmp_path / "one", target_cols=("hisco", "hisco_2"))
-    assert not any("one classification" in text for text in logged)
-
-
 def test_a_code_behind_blanks_alone_is_bad(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text("occ1,lang,a,b,c\nx,en,11111,,\ny,en,,,22222\n")
@@ -432,16 +423,6 @@ def test_no_file_that_is_read_is_replaced(table: Path, tmp_path: Path, role: str
     assert source.read_bytes() == before and list(out.iterdir()) == [source]
 
 
-def test_preparing_is_vectorised_over_distinct_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    table = write_table(tmp_path / "t.csv", copies=40)
-    formatter = build_formatter("general", num_blocks=1)
-    calls = []
-    problem = type(formatter.system).problem
-    monkeypatch.setattr(type(formatter.system), "problem", lambda self, code: calls.append(code) or problem(self, code))
-    read(table, ["hisco_1"], formatter)
-    assert len(calls) <= 2 * 8  # once in checking and once in encoding each of the 8 codes, of 2,560 rows
-
-
 def test_the_real_file(tmp_path: Path):
     table = shared("data/english_occupations.csv")
     with pytest.raises(UserError, match=r"278 codes have fewer"):
@@ -450,15 +431,6 @@ def test_the_real_file(tmp_path: Path):
     known = set(pd.read_csv(shared("reference/hisco_codes.csv"), dtype=str)["hisco"])
     assert len(files["data_train"]) + len(files["data_val"]) == 8124
     assert set(files["key"]["system_code"]) <= known
-
-
-def test_prepared_codes_encode_and_decode(table: Path, tmp_path: Path):
-    record = prepare(config(table), tmp_path / "out")
-    key = read_key(tmp_path / "out" / "key.csv")
-    formatter = formatter_of(record, key)
-    examples = read(tmp_path / "out" / "data_train.csv", ["hisco_1"], formatter, key=key)
-    targets = formatter.encode(examples.codes["hisco_1"].tolist())
-    assert formatter.decode(targets)[:, 0].tolist() == examples.codes["hisco_1"].tolist()
 
 
 def test_mixer_files_of_codes_and_of_indices_agree(tmp_path: Path):
@@ -504,14 +476,6 @@ def test_a_key_as_occcanine_has_it(tmp_path: Path):
     (tmp_path / "t.csv").write_text("occ1,lang,code1,code2\na,en,1.0,NA\nb,da,2,0\n")
     examples = read(tmp_path / "t.csv", ["hisco_1", "hisco_2"], build_formatter("hisco", num_blocks=2), key=key)
     assert examples.codes.to_numpy().tolist() == [["01110", None], ["61110", "-3"]]
-
-
-def test_columns_in_capitals_are_found(tmp_path: Path):
-    (tmp_path / "t.csv").write_text("occ1,lang,OCC1950_1,OCC1950_2\na,en,100,\nb,da,970,100\n")
-    formatter = build_formatter("occ1950", num_blocks=2)
-    examples = read(tmp_path / "t.csv", ["occ1950_1", "occ1950_2"], formatter)
-    assert examples.codes["occ1950_1"].tolist() == ["100", "970"]
-    assert examples.codes["occ1950_2"].tolist() == [None, "100"]
 
 
 def test_the_reference_key_is_read():

@@ -65,19 +65,6 @@ def test_each_row_once_when_ranks_change(parts: list[tuple[int, int]]):
     assert sorted(seen) == list(range(50))
 
 
-def test_buckets_compute_fewer_positions_than_random_batches():
-    lengths = np.random.default_rng(0).geometric(0.05, 2000).clip(4, 120)
-    bucketed = BucketSampler(lambda _: lengths, np.ones(2000, int), batch_size=32, seed=0).global_batches(0)
-    shuffled = np.random.default_rng(0).permutation(2000)
-    random_batches = [shuffled[i : i + 32] for i in range(0, 2000, 32)]
-
-    def positions(batches: list[np.ndarray]) -> int:
-        return sum(len(batch) * trimmed_length(int(lengths[batch].max()), 128) for batch in batches)
-
-    needed = sum(trimmed_length(int(length), 128) for length in lengths)
-    assert positions(bucketed) < 1.1 * needed < 0.6 * positions(random_batches)
-
-
 def test_parts_of_a_batch_make_it_up():
     options = {"batch_size": 24, "seed": 1, "num_replicas": 2, "rank": 1}
     lengths, blocks = np.arange(50) % 20 + 3, np.ones(50, dtype=int)

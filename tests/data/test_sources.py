@@ -155,15 +155,6 @@ def test_sheets_of_other_workbooks_have_their_flags(model: Path, tmp_path: Path,
     main([*flags, "--known-sheet", "rows", "--join-sheet", "classes"])
     out = read(tmp_path / "out.csv")
     assert (out["hisco_1"][0], out["class_1"][0], out["source"][0]) == ("95410", "skilled", "known")
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main([*flags, "--known-sheet", "rows", "--join-sheet", "classes"])
-    said = capsys.readouterr()
-    assert "out.csv already exists" in said.err and said.out == ""
-    with pytest.raises(SystemExit):
-        main([*flags, "--known-sheet", "rows", "--join-sheet", "classes", "--overwrite", "--input-col", "job"])
-    said = capsys.readouterr()
-    assert "has no column 'job'" in said.err and said.out == ""
 
 
 def test_stata_labels_are_read_as_text(tmp_path: Path):

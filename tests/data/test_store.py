@@ -17,7 +17,6 @@ from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import TRAIN, VAL, Examples
 from histocoder.data.key import read_key
-from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import prepare, prepared_files
 from histocoder.data.store import EXAMPLES_FILE, store_examples
 from histocoder.errors import UserError
@@ -175,26 +174,7 @@ def test_damaged_examples_are_read_again(table: Path, tmp_path: Path, damage: st
     assert contents(out) == before
 
 
-def test_examples_of_one_language(tmp_path: Path):
-    table = tmp_path / "t.csv"
-    for header, lang in (("occ1,hisco_1,lang", "da"), ("occ1,hisco_1,other", "x")):
-        table.write_text(f"{header}\nvæver,75400,{lang}\n,75400,{lang}\n", encoding="cp1252")
-        heard: list[str] = []
-        assert example_files(table, language="en").read(say=heard.append).langs == ["en"]
-        assert len(heard) == 2 and "cp1252" in heard[0] and "1 row without a description" in heard[1]
-
-
 def test_workers_are_handed_the_path_alone(table: Path, tmp_path: Path):
     examples = stored(tmp_path, example_files(table))
     handed, rows = pickle.dumps(examples), np.arange(64)
     assert len(handed) < 1000 and pickle.loads(handed).inputs(rows) == examples.inputs(rows)
-
-
-def test_distinct_descriptions_are_counted_by_key(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lines = mixed.read_text(encoding="utf-8").splitlines()
-    more = ["Farmer,en,61110,", "farmer,da,61110,", *lines[20:30]]
-    mixed.write_text("\n".join([*lines, *more]) + "\n", encoding="utf-8")
-    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
-    files = example_files(mixed, rules=DROPPING)
-    record = store_examples(tmp_path / "out", {TRAIN: files}, text_normalization="none")
-    assert record["num_distinct"]["train"] == len(set(description_keys(files.read().texts))) == 66

@@ -15,9 +15,8 @@ from jobs import faulty, finetune, is_alive
 from trainers import stored
 
 from histocoder.config import LoaderConfig
-from histocoder.data.dataset import OccupationDataset
+from histocoder.data.dataset import BatchLoader, OccupationDataset
 from histocoder.data.example_files import ExampleFiles
-from histocoder.data.loading import BatchLoader
 from histocoder.data.prepare import PREPARED_RULES
 from histocoder.data.samplers import BucketSampler
 from histocoder.errors import MachineError
