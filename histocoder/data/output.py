@@ -46,12 +46,12 @@ def check_output(path: Path, *, excel: bool = False, num_rows: int = 0) -> None:
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device; name a file to write to.")
     if kind in EXCEL:
-        from histocoder.data.excel import MAX_ROWS
+        from histocoder.data.foreign import MAX_ROWS
 
         if num_rows > MAX_ROWS:
             raise UserError(f"{path}: {num_rows:,} rows are more than Excel's {MAX_ROWS:,}; choose .csv or .parquet.")
     if kind == ".sav":
-        from histocoder.data.stata_spss import pyreadstat
+        from histocoder.data.foreign import pyreadstat
 
         pyreadstat(path)
 
@@ -73,11 +73,11 @@ def write_table(path: Path, tables: Iterable[pa.Table], form: Form = Form()) -> 
             return []
         tables = (_storable(table, kind) for table in tables)
         if kind in LABELLED:
-            from histocoder.data.stata_spss import write_labelled
+            from histocoder.data.foreign import write_labelled
 
             return write_labelled(path, temporary, _storable(pa.concat_tables(tables), kind))
         if kind in EXCEL:
-            from histocoder.data.excel import write_workbook
+            from histocoder.data.foreign import write_workbook
 
             num_cut = write_workbook(temporary, first.column_names, tables)
             cells = counted(num_cut, "cell is", "cells are")

@@ -9,13 +9,12 @@ from typing import Any
 
 from histocoder.config import PrepareConfig, settings_of
 from histocoder.data.codes import LabelRules, fit_codes, rules_of
-from histocoder.data.corrections import Corrections, read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import HELD_OUT, LANG_COL, TRAIN, VAL, is_codes
 from histocoder.data.key import Key, read_key, write_key
 from histocoder.data.languages import chosen_language
 from histocoder.data.output import write_table
-from histocoder.data.split import SPLIT_FILES, conflicts, rejected, screen, write_split
+from histocoder.data.split import SPLIT_FILES, Corrections, conflicts, read_corrections, rejected, screen, write_split
 from histocoder.data.store import (
     EXAMPLES_FILE,
     PREPARED_VERSION,

@@ -168,11 +168,11 @@ def open_table(
     if kind in PARQUET:
         file = TableFile(path, _parquet(path), [])
     elif kind in EXCEL:
-        from histocoder.data.excel import read_workbook
+        from histocoder.data.foreign import read_workbook
 
         file = TableFile(path, *read_workbook(path, sheet, columns))
     elif kind in LABELLED:
-        from histocoder.data.stata_spss import read_labelled
+        from histocoder.data.foreign import read_labelled
 
         file = TableFile(path, *read_labelled(path, codes))
     else:

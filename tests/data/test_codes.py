@@ -5,11 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.key import Key
-from histocoder.data.prepare import prepare
 from histocoder.errors import UserError
 from histocoder.formatters import build_formatter
 
@@ -33,16 +31,6 @@ def test_marks_of_missing_codes_are_no_codes(tmp_path: Path, zero_pad: bool):
     assert "12 cells of codes are not read as written: 'NA' as missing (2), 'NaN' as missing (1)" in heard[0]
     key = Key(("61110", "NA"))
     assert codes_of(tmp_path / "t.csv", ["61110", "NA"], key=key, allow_short=True) == ["61110", "NA"]
-
-
-def test_a_key_has_no_marks_of_missing_codes(tmp_path: Path):
-    (tmp_path / "t.csv").write_text("occ1,h\n" + "".join(f"NA {i},{c}\n" for i, c in enumerate(["2000", "NA"] * 5)))
-    (tmp_path / "t.csv").open("a").write("None,61110\n")
-    config = PrepareConfig(str(tmp_path / "t.csv"), ("h",), zero_pad_codes=True)
-    prepare(config, tmp_path / "out")
-    assert pd.read_csv(tmp_path / "out" / "key.csv", dtype=str)["system_code"].tolist() == ["02000", "61110"]
-    parts = [pd.read_csv(tmp_path / "out" / f"data_{part}.csv", na_filter=False) for part in ("train", "val")]
-    assert "None" in set(pd.concat(parts)["occ1"])  # among descriptions it is a word
 
 
 @pytest.mark.parametrize("formatter", [HISCO, GENERAL], ids=["hisco", "general"])

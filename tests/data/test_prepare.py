@@ -11,11 +11,11 @@ from models import tiny_coder
 
 from histocoder.config import PrepareConfig
 from histocoder.data.codes import LabelRules
-from histocoder.data.corrections import read_corrections
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.examples import Examples
 from histocoder.data.key import read_key
 from histocoder.data.prepare import PREPARED_RULES, formatter_of, prepare
+from histocoder.data.split import read_corrections
 from histocoder.errors import CountedNotice, UserError
 from histocoder.formatters import Formatter, build_formatter
 
@@ -144,39 +144,6 @@ def test_a_correction_of_another_spelling_is_used(tmp_path: Path):
     frame = prepared(table, tmp_path / "out", corrections=(str(checked),), share_val=0.3)["data_train"]
     found = dict(zip(frame["occ1"], frame["hisco_1"], strict=True))
     assert [found[text] for text in texts[20:]] == ["75400", "81120"]  # of several for one description the last
-
-
-def test_corrections_take_codes_that_the_key_lists(tmp_path: Path):
-    table, key, checked = tmp_path / "t.csv", tmp_path / "key.csv", tmp_path / "review.csv"
-    codes = ("NA", "1.0", "1.5", "6E+04")
-    table.write_text("occ1,a\n" + "".join(f"title {i},{codes[i % 4]}\n" for i in range(40)))
-    key.write_text("system_code,code\n" + "".join(f"{code},{i}\n" for i, code in enumerate(codes)))
-    checked.write_text("occ1,checked,a\nnone,x,NA\nwhole,x,1.0\npower,x,6E+04\n")
-    settings = {"target_cols": ("a",), "key": str(key), "corrections": (str(checked),), "language_col": None}
-    files = prepared(table, tmp_path / "out", **settings, allow_codes_shorter_than_block_size=True)
-    corrected = files["data_train"].set_index("occ1")["a"].loc[["none", "whole", "power"]]
-    assert corrected.tolist() == ["NA", "1.0", "6E+04"] and files["key"]["system_code"].tolist() == list(codes)
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
-def test_separators_and_encodings(tmp_path: Path, separator: str, encoding: str, logged: list[str]):
-    table = tmp_path / "t.csv"
-    rows = [
-        ("husmand og væver", "61220"),
-        ("dräng, piga", "62105"),
-        ('say "x"; y', "41025"),
-        ("nan", "-1"),
-        ("NULL", "-1"),
-    ]
-    lines = [f'"{text.replace(chr(34), chr(34) * 2)}"{separator}{code}' for text, code in rows]
-    table.write_bytes(("\r\n".join([f"occ1{separator}hisco_1", *lines]) + "\r\n").encode(encoding))
-    prepare(config(table, share_val=0.2), tmp_path / "out")
-    written = pd.concat(
-        pd.read_csv(tmp_path / "out" / f"data_{part}.csv", dtype=str, na_filter=False) for part in ("train", "val")
-    )
-    assert sorted(written["occ1"]) == sorted(text for text, _ in rows)
-    assert any("cp1252" in line for line in logged) == (encoding == "cp1252")
 
 
 def test_parquet_gives_what_csv_gives(table: Path, tmp_path: Path):
@@ -476,8 +443,3 @@ def test_a_key_as_occcanine_has_it(tmp_path: Path):
     (tmp_path / "t.csv").write_text("occ1,lang,code1,code2\na,en,1.0,NA\nb,da,2,0\n")
     examples = read(tmp_path / "t.csv", ["hisco_1", "hisco_2"], build_formatter("hisco", num_blocks=2), key=key)
     assert examples.codes.to_numpy().tolist() == [["01110", None], ["61110", "-3"]]
-
-
-def test_the_reference_key_is_read():
-    key = read_key(shared("reference/hisco_codes.csv"))
-    assert len(key.codes) == 1919 and key.codes[2] == "-1" and key.descriptions["01110"]

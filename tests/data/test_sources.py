@@ -265,15 +265,6 @@ def test_values_that_sheets_lack_become_text(tmp_path: Path, suffix: str):
     assert float(found["paid"][0].as_py()) == 1.5 and not found["born"][1].is_valid
 
 
-def test_columns_of_one_name_are_kept(model: Path, tmp_path: Path):
-    path = workbook(tmp_path / "t.xlsx", ("a", [["occ1", "a", "a", "a.1"], ["farmer", 1, 2, 3]]))
-    code(model, path, tmp_path / "out.xlsx", language_col=None)
-    rows = openpyxl.load_workbook(tmp_path / "out.xlsx")["data"].iter_rows(max_col=4, values_only=True)
-    assert list(rows) == [("occ1", "a", "a", "a.1"), ("farmer", 1, 2, 3)]
-    with pytest.raises(UserError, match=r"several columns like 'a'"):
-        open_table(path, ["a"])
-
-
 def test_excels_escaped_characters_are_read(tmp_path: Path):
     path = workbook(tmp_path / "t.xlsx", ("a", [["occ1"], ["smith_x000D_\nand farrier"], ["_x005F_x000D_"]]))
     texts = ["smith\r\nand farrier", "_x000D_"]

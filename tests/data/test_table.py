@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from archives import read_table
 
-from histocoder.data.table import fingerprint, open_table
+from histocoder.data.table import open_table
 from histocoder.errors import Notice, UserError
 
 BAD = [
@@ -72,12 +72,6 @@ def test_open_quotes_are_found_first(tmp_path: Path):
         read_table(tmp_path / "t.csv", ["occ1"])
 
 
-def test_ditto_marks_in_a_single_column_are_told(tmp_path: Path):
-    (tmp_path / "t.csv").write_text('occ1\nfarmer\n"\nbaker\n"\nsmith\n')
-    with pytest.warns(Notice, match="line 3: one cell holds 2 line breaks"):
-        read_table(tmp_path / "t.csv", ["occ1"])
-
-
 def test_lines_count_quoted_line_breaks_and_blank_lines(tmp_path: Path):
     path = tmp_path / "t.csv"
     path.write_text('occ1,h\n"a\nb",1\n\nc,2\n\n\nd,3\n')
@@ -116,17 +110,6 @@ def test_missing_file_names_the_nearest(tmp_path: Path):
         read_table(tmp_path / "sensus.csv", ["occ1"])
     with pytest.raises(UserError, match="is a folder"):
         read_table(tmp_path, ["occ1"])
-
-
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_args: object, **_options: object) -> None:
-        raise PermissionError
-
-    (tmp_path / "t.csv").write_text("occ1\nx\n")
-    monkeypatch.setattr(Path, "open", refuse)  # who tests as root may read all
-    for look in (fingerprint, lambda path: open_table(path, ["occ1"])):
-        with pytest.raises(UserError, match="permission denied"):
-            look(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
@@ -176,12 +159,3 @@ def test_parquet_bytes_must_be_utf8(tmp_path: Path):
     assert read_table(path, ["occ1"]).columns["occ1"].to_pylist() == ["væver"]
     with pytest.raises(UserError, match=r"t\.parquet, column 'h', holds bytes that are not UTF-8 text"):
         read_table(path, ["h"])
-
-
-def test_columns_are_checked_when_they_are_read(tmp_path: Path):
-    (tmp_path / "t.csv").write_text("occ1,h,lang,lang\nx,1,a,b\n")
-    file = open_table(tmp_path / "t.csv", ["occ1"], optional=["lang"])
-    with pytest.raises(UserError, match="several columns like 'lang'"):
-        file.read(["occ1", "lang"])
-    with pytest.raises(UserError, match="no column 'k'"):
-        file.read(["k"])

@@ -34,7 +34,7 @@ from starlette.testclient import TestClient
 from histocoder.cli.main import main
 from histocoder.config import PredictConfig, PrepareConfig
 from histocoder.data.codes import LabelRules
-from histocoder.data.corrections import read_corrections
+from histocoder.data.split import read_corrections
 from histocoder.desk import security
 from histocoder.desk.app import create_app
 from histocoder.desk.desk import Desk
