@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 CHECKS = {
     "Through files": """stopifnot(nrow(coded) == 3, coded$id == 1:3, is.na(coded$occ1[3]), is.na(coded$hisco_1[3]),
         coded$occ1[2] == "husmand og v\\u00e6ver", !is.na(coded$hisco_1[1:2]), is.numeric(coded$conf))""",
-    "Stata files in R": """stopifnot(nrow(coded) == 3, !is.na(code[1:2]))""",
+    "Stata files in R": """stopifnot(nrow(coded) == 3, all(nzchar(coded$hisco_1[1:2])))""",
     "Correct in R": """stopifnot("checked" %in% names(review))""",
     "Through the server": """stopifnot(!is.na(coded$hisco_1[1:2]), is.na(coded$hisco_1[3]),
         coded$occ1[2] == "farmer", coded$conf[1:2] > 0)

@@ -13,10 +13,10 @@ import pandas as pd
 
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _LETTERS = "".join(sorted("".join(_KEYBOARD)))
-_PLACES = {key: (row, column) for row, keys in enumerate(_KEYBOARD) for column, key in enumerate(keys)}
+_POSITIONS = {key: (row, column) for row, keys in enumerate(_KEYBOARD) for column, key in enumerate(keys)}
 _NEIGHBOURS = {
-    key: "".join(k for k, (r, c) in _PLACES.items() if k != key and abs(r - row) <= 1 and abs(c - column) <= 1)
-    for key, (row, column) in _PLACES.items()
+    key: "".join(k for k, (r, c) in _POSITIONS.items() if k != key and abs(r - row) <= 1 and abs(c - column) <= 1)
+    for key, (row, column) in _POSITIONS.items()
 }
 
 
@@ -35,14 +35,14 @@ class WordList:
         counts = Counter(word for text in texts for word in text.split())
         return cls(dict(counts.most_common(max_words)))
 
-    def place(self, draws: np.ndarray) -> np.ndarray:
+    def index(self, draws: np.ndarray) -> np.ndarray:
         """Map numbers in [0, 1) to indices into `words`."""
         found = np.searchsorted(self._cumulative, draws * self._cumulative[-1], side="right")
         return np.minimum(found, len(self.words) - 1)
 
     def lengths(self, draws: np.ndarray) -> np.ndarray:
         """Map numbers in [0, 1) to the lengths of the words that they draw."""
-        return self._lengths[self.place(draws)]
+        return self._lengths[self.index(draws)]
 
 
 def _letter(what: float) -> str:
@@ -86,7 +86,7 @@ def _swap_words(text: str, at: float, *_: object) -> str:
 
 def _insert_word(text: str, at: float, what: float, new: WordList) -> str:
     words = text.split(" ")
-    words.insert(int(at * (len(words) + 1)), new.words[int(new.place(np.float64(what)))])
+    words.insert(int(at * (len(words) + 1)), new.words[int(new.index(np.float64(what)))])
     return " ".join(words)
 
 

@@ -42,19 +42,19 @@ class StoredOutputs:
             _map_array(folder / name, np.uint8).reshape(-1, num_bytes) for name in ("memory", "pooled")
         )
         self._offsets = _map_array(folder / "offsets", np.int64)
-        self._place = _map_array(folder / "place", record["place"])
+        self._index = _map_array(folder / "place", record["place"])
 
     def __reduce__(self) -> tuple[type[StoredOutputs], tuple[Path]]:
         return StoredOutputs, (self._folder,)
 
     def pad(self, rows: np.ndarray, *, num_positions: int) -> EncoderOutput:
         """Return the outputs for some rows, padded with zeros behind the tokens of each text."""
-        places = self._place[rows]
+        indices = self._index[rows]
         memory = np.zeros((len(rows), num_positions, self._memory.shape[1]), dtype=np.uint8)
-        for i, place in enumerate(places.tolist()):
-            start, end = self._offsets[place : place + 2].tolist()
+        for i, index in enumerate(indices.tolist()):
+            start, end = self._offsets[index : index + 2].tolist()
             memory[i, : end - start] = self._memory[start:end]
-        pooled = torch.from_numpy(self._pooled[places])
+        pooled = torch.from_numpy(self._pooled[indices])
         return EncoderOutput(torch.from_numpy(memory).view(self._dtype), pooled.view(self._dtype))
 
 
@@ -62,7 +62,7 @@ class DistinctTexts(NamedTuple):
     """Distinct texts of some rows, the shortest first."""
 
     rows: np.ndarray  # index of a row with each text, of shape (m,)
-    place: np.ndarray  # index of each row's text, of shape (n,)
+    text_index: np.ndarray  # index of each row's text, of shape (n,)
     offsets: np.ndarray  # index of each text's first token among those of all, of shape (m + 1,)
 
 
@@ -74,12 +74,12 @@ def distinct_texts(examples: Examples, lengths: np.ndarray) -> DistinctTexts:
         digests[start : start + len(texts)] = [
             hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts
         ]
-    _, first, place = np.unique(digests, return_index=True, return_inverse=True)
+    _, first, index = np.unique(digests, return_index=True, return_inverse=True)
     lengths = lengths[first].astype(np.int64)
     order = np.argsort(lengths, kind="stable")
-    new_place = np.empty(len(order), dtype=np.min_scalar_type(len(order)))
-    new_place[order] = np.arange(len(order))
-    return DistinctTexts(first[order], new_place[place], np.concatenate([[0], np.cumsum(lengths[order])]))
+    new_index = np.empty(len(order), dtype=np.min_scalar_type(len(order)))
+    new_index[order] = np.arange(len(order))
+    return DistinctTexts(first[order], new_index[index], np.concatenate([[0], np.cumsum(lengths[order])]))
 
 
 def has_outputs(folder: Path) -> bool:
@@ -103,11 +103,11 @@ def write_outputs(folder: Path, distinct: DistinctTexts, encoded: Iterable[Encod
                     file.write(values.contiguous().view(torch.uint8).numpy().data)
                 done += len(pooled)
         distinct.offsets.tofile(temporary / "offsets")
-        distinct.place.tofile(temporary / "place")
+        distinct.text_index.tofile(temporary / "place")
         record = {
             "dtype": str(pooled.dtype).removeprefix("torch."),
             "dim": pooled.shape[1],
-            "place": distinct.place.dtype.str,
+            "place": distinct.text_index.dtype.str,
             "sizes": {path.name: path.stat().st_size for path in temporary.iterdir()},
         }
         (temporary / OUTPUTS_FILE).write_text(json.dumps(record, indent=2), encoding="utf-8")

@@ -17,7 +17,7 @@ from histocoder.data.codes import LabelChecker, LabelRules, count_codes
 from histocoder.data.examples import LANG_COL, TEXT_COL, Examples, row_schema
 from histocoder.data.key import Key
 from histocoder.data.languages import Language
-from histocoder.data.normalize import DECODED, decode_entities
+from histocoder.data.normalize import decode_entities
 from histocoder.data.table import Table, TableFile, open_table
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import Formatter
@@ -101,10 +101,9 @@ class ExampleFiles:
             say(notice)
         checker = LabelChecker(file, [*code_columns], self.formatter, self.rules, key=self.key, known=self.known)
         tables = checked_tables(file, [self.input_col, *lang_cols, *code_columns.values()], say)
-        schema, num_blank, num_decoded = row_schema(self.target_cols), 0, 0
+        schema, num_blank = row_schema(self.target_cols), 0
         for table in _with_targets(tables, code_columns, self.key if use_index else None):
-            texts, number = decode_entities(table.columns[self.input_col])
-            num_decoded += number
+            texts = decode_entities(table.columns[self.input_col])
             num_blank += texts.null_count
             cleaned, reasons = checker.check(table)
             reasons[np.asarray(texts.is_null())] = "no description"
@@ -121,8 +120,6 @@ class ExampleFiles:
             columns = [pa.array(table.rows), pa.array(file.lines(table.rows)), texts, langs, reason, *codes]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
         checker.finish(say)
-        if num_decoded:
-            say(f"{path}: {counted(num_decoded, *DECODED)}")
         if num_blank:
             rows = counted(num_blank, "row without a description is", "rows without a description are")
             say(f"{path}: {rows} left out.")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENTITY = r"&(#?[0-9A-Za-z]+;)"
-_HAS = "HTML entities, such as &amp;, which are decoded."
-DECODED = f"description has {_HAS}", f"descriptions have {_HAS}"  # for `counted`
 _NOT_PLAIN = rf"[^ -~]|^ |  | $|{_ENTITY}"  # texts of which normalising changes more than the case of ASCII letters
 
 
@@ -72,20 +70,14 @@ def without_entities(text: str) -> str:
     return text
 
 
-def has_entities(text: str) -> bool:
-    return "&" in text and text != without_entities(text)
-
-
-def decode_entities(column: pa.Array) -> tuple[pa.Array, int]:
-    """Return descriptions without HTML entities, and the number of those that had some."""
+def decode_entities(column: pa.Array) -> pa.Array:
+    """Return descriptions without HTML entities."""
     import pyarrow as pa  # here, since exported models run without it
     import pyarrow.compute as pc
 
     marked = pc.fill_null(pc.match_substring_regex(column, _ENTITY), False)
-    before = column.filter(marked).to_pylist()
-    after = [without_entities(text) for text in before]
-    num_decoded = sum(one != other for one, other in zip(before, after, strict=True))
-    return pc.replace_with_mask(column, marked, pa.array(after, pa.string())), num_decoded
+    after = [without_entities(text) for text in column.filter(marked).to_pylist()]
+    return pc.replace_with_mask(column, marked, pa.array(after, pa.string()))
 
 
 def _decoded(match: re.Match[str]) -> str:

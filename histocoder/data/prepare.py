@@ -106,11 +106,6 @@ def prepare(
     except UserError as error:
         raise _all_problems(error, config, folder, known) from error
     write_record(folder, record)
-    if len({name[:1].lower() for name in config.target_cols}) > 1:
-        log.info(
-            f"The columns {', '.join(config.target_cols)} are read as several codes in one classification. If they are "
-            "of different classifications, train a model for each."
-        )
     if num_rejected := record["rows"]["rejected"]:
         log.info(f"{folder / REJECTED_FILE} lists {counted(num_rejected, 'row that is', 'rows that are')} left out.")
     log.info(f"Prepared {config.dataset} into {folder}: {_describe(record)}")

@@ -67,8 +67,9 @@ class ExampleWriter:
         columns = [own[name] if name in own else rows[name] for name in self._schema.names[1:]]
         whole = pa.RecordBatch.from_arrays(columns, self._schema.names[1:])
         hashes = pd.util.hash_array(keys.to_numpy(zero_copy_only=False), categorize=False)
-        for i in np.unique(split).tolist():
-            part = whole.filter(pa.array(split == i))
+        found = np.unique(split).tolist()
+        for i in found:
+            part = whole if len(found) == 1 else whole.filter(pa.array(split == i))
             index = pa.array(np.full(len(part), i), pa.int8(), mask=np.full(len(part), i == NO_SPLIT))
             names = pa.DictionaryArray.from_arrays(index, [*SPLITS])
             self._writer.write(pa.RecordBatch.from_arrays([names, *part.columns], schema=self._schema))

@@ -190,8 +190,9 @@ def kind_of(path: Path, *, doing: str = "read") -> str:
         kind, kinds = Path(path.stem).suffix.lower(), set(_TEXT)
     if kind in kinds:
         return kind
-    instead = "Save the table" if doing == "read" else "Choose a name that ends in .csv.gz, .tsv, or"
-    raise UserError(f"{path}: {path.suffix} files can't be {doing}. {instead} as .csv, .parquet, .xlsx, .dta or .sav.")
+    instead = "Save the table as" if doing == "read" else "Choose a name that ends in"
+    forms = ".csv, .csv.gz, .tsv, .parquet, .xlsx, .dta or .sav"
+    raise UserError(f"{path}: {path.suffix} files can't be {doing}. {instead} {forms}.")
 
 
 def is_parquet(path: Path) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 
 from histocoder.config import ALL_LANGUAGES, ModelConfig
 from histocoder.data.languages import Language
-from histocoder.data.normalize import DECODED, has_entities, normalize
+from histocoder.data.normalize import normalize
 from histocoder.errors import CountedNotice, warn_user
 from histocoder.formatters.tokenizers import Tokenizer, join_language, lower_characters, tokenize
 
@@ -50,8 +50,6 @@ def readings(
         one = f"description is truncated: with the language it is {limit}"
         many = f"descriptions are truncated: with the language they are {limit}"
         warn_user(CountedNotice(tokens.num_cut, one, many))
-    if num_decoded := sum(map(has_entities, texts)):
-        warn_user(CountedNotice(num_decoded, *DECODED))
     order = np.argsort(tokens.lengths, kind="stable")
     lengths, start = tokens.lengths[order], 0
     while start < len(order):

@@ -136,8 +136,7 @@ def test_the_command_in_a_message_works(folder: Path, monkeypatch, capsys, logge
     assert not list(folder.glob("my out/*"))
     monkeypatch.setattr(sys, "argv", shlex.split(command)[1:])
     run_script(finetune.main)
-    dropped = "3 rows were dropped (1 without a code, 1 with codes that do not fit, 1 without a description)"
-    assert f"{dropped}; see my out/rejected.csv." in logged and "--prepare-only" not in logged[-1]
+    assert "my out/rejected.csv lists 3 rows that are left out." in logged and "--prepare-only" not in logged[-1]
 
 
 @pytest.fixture(scope="module")
