@@ -1,4 +1,4 @@
-"""Codes in tables: read as people and spreadsheets write them, and checked against a formatter, a column at a time."""
+"""Codes in tables, counted to fit a formatter and checked against one, a column at a time."""
 
 from __future__ import annotations
 
@@ -15,71 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from histocoder.config import MAX_TARGET_LEN, DataConfig, check_target_len
-from histocoder.data.cells import MISSING_MARKS
+from histocoder.data.cells import WHOLE_NUMBER, have_decimals, read_code, spoilt
 from histocoder.data.key import Key
 from histocoder.data.table import Table, TableFile
 from histocoder.errors import UserError, counted, shown
 from histocoder.formatters import MISSING, CodeSystem, Formatter, GeneralCodes, Labels, build_formatter
 
-_KEPT_AS_TEXT = re.compile(r'="(.*)"|\'(.+)')
-_WHOLE = re.compile(r"(-?[0-9]+)(\.0+)?")
-_PRINTED_HISCO = re.compile(r"([0-9])-([0-9]{2})\.([0-9]{2})")
-_MONTH = "(jan|feb|mar|mrt|apr|may|mai|maj|mei|jun|jul|aug|sep|oct|okt|nov|dec|dez)"
-_SPOILT = {
-    "a number": r"-?[0-9](\.[0-9]+)?e[+-][0-9]{2,3}",
-    "a date": rf"[0-9]{{1,2}}-{_MONTH}|{_MONTH}-[0-9]{{2}}|(19|20)[0-9]{{2}}-[01][0-9]-[0-3][0-9]",
-    "an error": r"#[A-Z/0]{2,}[!?]",
-}
 _SEVERAL_CODES = re.compile(r"(-[0-9]|[0-9]{3,})([\s;,/|&+]+(-[0-9]|[0-9]{3,}))+")
 _NUM_EXAMPLES = 3
 _LONGEST_CODE = 10  # characters; longer ones are numbered
 _FEWEST_DIGITS = 3  # of codes whose zeros may be lost: shorter ones, such as HISCLASS's, have none
 _MOST, _NEARLY_ALL = 0.5, 0.9  # shares of cells: with codes, so that words are mistakes; that a block must hold
-
-
-def read_code(
-    cell: str, known: Collection[str] = (), *, has_decimals: bool = False, system: CodeSystem | None = None
-) -> str:
-    """Return the code in a cell, without blanks and what spreadsheets add; "" where it is missing.
-
-    One of `known` is read as it is. The decimals of whole numbers are omitted unless the codes `has_decimals`. HISCO's
-    printed form is written as digits, of a `system` only if that does not fit and these do.
-
-    Examples
-    --------
-    >>> [read_code(cell) for cell in (' ="02000"', "'02000", "61110.0", "6-11.10", "NA")]
-    ['02000', '02000', '61110', '61110', '']
-    """
-    code = cell.strip()
-    if (match := _KEPT_AS_TEXT.fullmatch(code)) is not None:
-        code = (match[1] or match[2] or "").strip()
-    if code in known:
-        return code
-    if code in MISSING_MARKS:
-        return ""
-    if not has_decimals and (match := _WHOLE.fullmatch(code)) is not None:
-        return match[1]
-    if (match := _PRINTED_HISCO.fullmatch(code)) is not None:
-        digits = "".join(match.groups())
-        if system is None or (system.problem(code) and system.block_size == len(digits)):
-            return digits
-    return code
-
-
-def have_decimals(cells: Iterable[str]) -> bool:
-    """Return whether decimals belong to the codes of some cells: those of integers alone are a program's."""
-    return not all(_WHOLE.fullmatch(code) for cell in cells if (code := read_code(cell)))
-
-
-def spoilt(cell: str) -> str | None:
-    """Return what spreadsheets and R have made of a code; None for other cells.
-
-    Examples
-    --------
-    >>> spoilt("6E+04"), spoilt("1-Nov"), spoilt("#REF!"), spoilt("61110")
-    ('a number', 'a date', 'an error', None)
-    """
-    return next((what for what, form in _SPOILT.items() if re.fullmatch(form, cell, re.IGNORECASE)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +92,7 @@ def fit_codes(
     system = GeneralCodes(most, use_within_block_sep=use_within_block_sep)
     fits = {code: system.problem(code) is None and any(map(str.isdigit, code)) for code in counts}
     codes = [code for code in counts if fits[code] or use_within_block_sep]
-    numbers = [code for code in codes if _WHOLE.fullmatch(code)]
+    numbers = [code for code in codes if WHOLE_NUMBER.fullmatch(code)]
     num_cells, num_codes, num_numbers = (sum(counts[code] for code in some) for some in (counts, codes, numbers))
     if num_codes < num_cells * (1 if are_right else _MOST):
         return build(labels=sorted(counts)), rules

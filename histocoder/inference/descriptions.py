@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from histocoder.data.cells import MISSING_MARKS
-from histocoder.data.codes import spoilt
+from histocoder.data.cells import MISSING_MARKS, spoilt
 from histocoder.data.languages import (
     Language,
     chosen_language,

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder.data.codes import read_code
+from histocoder.data.cells import read_code
 from histocoder.data.table import open_table
 from histocoder.errors import UserError, counted, shown
 
