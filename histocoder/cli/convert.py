@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+from histocoder.checkpoints.occcanine import save_occcanine
 from histocoder.cli.flags import ConvertFlags
 from histocoder.errors import UserError
 from histocoder.files import make_folder
-from histocoder.inference.convert_occcanine import load_occcanine, save_occcanine
+from histocoder.inference.coder import load_occcanine
 from histocoder.log import log
 
 

@@ -62,8 +62,8 @@ class PredictOptions(BatchOptions):
 class FileOptions(Settings):
     """The file to code, and the form of its output."""
 
-    input: str = free("", f"table of descriptions: {TABLE_HELP}; -: standard input", metavar="FILE")
-    output: str = free("", f"output, in the format of its suffix: {TABLE_HELP}; -: standard output", metavar="FILE")
+    input: str = free("", f"table of descriptions: {TABLE_HELP}", metavar="FILE")
+    output: str = free("", f"output, in the format of its suffix: {TABLE_HELP}", metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free(
@@ -88,26 +88,20 @@ class FileOptions(Settings):
         named = {self.input_col: "input_col", self.language_col: "language_col"}
         return {column: setting for column, setting in named.items() if column is not None}
 
-    @property
-    def input_cols(self) -> list[str]:
-        return list(self.settings_of_columns)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(PredictOptions, FileOptions):
     """Settings of `histocoder predict`."""
 
-    def output_names(self, names: Sequence[str], *, taken: Sequence[str] = ()) -> dict[str, str]:
-        """Map the name of each column to add to the column of `Coder.predict`, one of `names`.
-
-        Raises a UserError if one of the names is in the input, whose columns are `taken`.
-        """
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names that columns of `Coder.predict` have in the output."""
         is_ranked = self.mode == "topk" and SOURCE_COL not in names  # `Known` names alternatives itself
-        written = names_of_alternatives(names) if is_ranked else names
-        found = {f"{self.columns}{new}": name for new, name in zip(written, names, strict=True)}
-        if clash := [name for name in found if name in taken]:
+        return [f"{self.columns}{name}" for name in (names_of_alternatives(names) if is_ranked else names)]
+
+    def check_free(self, names: Sequence[str], *, taken: Sequence[str]) -> None:
+        """Raise a UserError if one of the output's names is in the input, whose columns are `taken`."""
+        if clash := [name for name in names if name in taken]:
             raise UserError(
                 f"{self.input} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, "
                 f"such as --columns pred_{self.columns}."
             )
-        return found

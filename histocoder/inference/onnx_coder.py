@@ -1,26 +1,23 @@
-"""Coding with an exported model, with numpy and onnxruntime, without torch."""
+"""Coding with an exported model, with numpy, pandas and onnxruntime, without torch."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
+from histocoder.inference.descriptions import Descriptions, readings, thresholds_of
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction
-from histocoder.inference.reading import readings, thresholds_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, NGRAMS_FILE, LINEAR_FILE = "encoder.onnx", "linear_ngrams.onnx", "linear.npz"
@@ -99,7 +96,7 @@ class OnnxCoder:
         min_confidence: float = 0.0,
         batch_size: int = 64,
     ) -> pd.DataFrame:
-        """Code descriptions, and return a DataFrame; needs pandas.
+        """Code descriptions.
 
         Parameters
         ----------
@@ -109,74 +106,38 @@ class OnnxCoder:
 
         The other parameters and the result are those of `Coder.predict`.
         """
-        try:
-            import pandas as pd
-
-            from histocoder.inference.descriptions import Descriptions  # which needs pandas
-        except ImportError as error:
+        config, mode = self._config, mode or self.mode
+        PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)  # which checks them
+        if mode not in MODES:
             raise UserError(
-                "predict returns a table, which needs pandas. Install it, or use predict_arrays."
-            ) from error
-
-        distinct = Descriptions.of(texts, lang, languages=self._config.languages)
-        options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)
-        prediction = self._code(distinct.texts, distinct.langs, options).take(distinct.rows)
+                f"The mode {mode} needs the decoder, which an exported model does not have; open the model itself "
+                "where PyTorch is installed."
+            )
+        distinct = Descriptions.of(texts, lang, languages=config.languages)
+        thresholds = thresholds_of(config, distinct.langs, threshold)
+        sizes = {"at_least": _AT_LEAST, "at_most": batch_size}
+        parts = []
+        for rows, ids, characters in readings(distinct.texts, distinct.langs, config, self._tokenizer, **sizes):
+            beliefs = self._beliefs(ids, characters if mode == "combined" else None)
+            if mode == "combined":
+                part = without_decoder(beliefs, config.experts, self.codes)
+            else:
+                order = np.argsort(-beliefs["flat"], axis=1, kind="stable")[:, : self._num_blocks]
+                probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
+                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds[rows])
+            parts.append((rows, part))
+        prediction = Prediction.join(parts, Prediction.empty(self._num_blocks)).take(distinct.rows)
         prediction.drop_unsure(min_confidence)
-        frame = prediction.frame(self._config)
+        frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
-    def predict_arrays(
-        self,
-        texts: Sequence[str],
-        langs: Sequence[str],
-        *,
-        mode: str | None = None,
-        threshold: float | None = None,
-        batch_size: int = 64,
-    ) -> Prediction:
-        """Code descriptions, one at a time, with numpy and onnxruntime alone.
-
-        Parameters
-        ----------
-        texts : sequence of str, of n descriptions
-        langs : sequence of str, of n
-            Codes of languages as the model knows them; "unk" is unknown.
-        mode, threshold, batch_size
-            See `predict`.
-
-        Returns
-        -------
-        Prediction
-            Codes (n, width), their probabilities and the confidence (n,), as arrays.
-        """
-        return self._code(texts, langs, PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size))
-
-    def _code(self, texts: Sequence[str], langs: Sequence[str], options: PredictOptions) -> Prediction:
-        """Return the codes of n descriptions, none of them missing."""
-        options = replace(options, mode=options.mode or self.mode)  # which is checked with it
-        if options.mode not in MODES:
-            raise UserError(
-                f"The mode {options.mode} needs the decoder, which an exported model does not have; open the model "
-                "itself where PyTorch is installed."
-            )
-        parts, thresholds = [], thresholds_of(self._config, langs, options.threshold)
-        for rows, ids, characters in readings(
-            texts, langs, self._config, self._tokenizer, at_least=_AT_LEAST, at_most=options.batch_size
-        ):
-            (flat_logits,) = self._session(ENCODER_FILE).run(None, {"input_ids": ids.astype(np.int64)})
-            to_probabilities = _softmax if self._config.flat_loss == "softmax" else _sigmoid
-            probabilities = to_probabilities(flat_logits)[:, self._is_code]
-            if options.mode == "flat":
-                order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self._num_blocks]
-                probs = np.take_along_axis(probabilities, order, 1).astype(np.float64)
-                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds[rows])
-            else:
-                beliefs = {"flat": probabilities}
-                if characters is not None:
-                    beliefs["linear"] = _softmax(self._linear(characters)[:, self._is_code])
-                part = without_decoder(beliefs, self._config.experts, self.codes)
-            parts.append((rows, part))
-        return Prediction.join(parts, len(texts), width=self._num_blocks)
+    def _beliefs(self, ids: np.ndarray, characters: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Return the experts' probabilities of the codes, each (B, num_codes), the linear expert's from characters."""
+        (logits,) = self._session(ENCODER_FILE).run(None, {"input_ids": ids.astype(np.int64)})
+        flat = _softmax(logits) if self._config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
+        if characters is None:
+            return {"flat": flat[:, self._is_code]}
+        return {"flat": flat[:, self._is_code], "linear": _softmax(self._linear(characters)[:, self._is_code])}
 
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
@@ -244,7 +205,3 @@ def without_decoder(
 def _softmax(x: np.ndarray) -> np.ndarray:
     powers = np.exp(x - x.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
