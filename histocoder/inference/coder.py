@@ -43,13 +43,9 @@ ShowProgress: TypeAlias = bool | Callable[[int], object]
 class Ranked(NamedTuple):
     """Codes, other codes and encodings of n descriptions."""
 
-    codes: Prediction
-    """Result of `Coder.code` in the model's own mode."""
-    ranked: Prediction
-    """Codes of the key that decoder, flat head and linear expert propose as the first, by their combined
-    probability."""
-    encodings: np.ndarray
-    """Result of `Coder.embed`, of shape (n, hidden)."""
+    codes: Prediction  # result of `Coder.code` in the model's own mode
+    ranked: Prediction  # codes that all experts propose as the first, by their combined probability
+    encodings: np.ndarray  # result of `Coder.embed`, of shape (n, hidden)
 
 
 class Coder:
@@ -108,13 +104,7 @@ class Coder:
 
     @classmethod
     def from_pretrained(
-        cls,
-        path_or_url: str | Path,
-        device: str | None = None,
-        *,
-        precision: str = "fp32",
-        compile: bool = False,
-        verify: bool = True,
+        cls, path_or_url: str | Path, device: str | None = None, *, verify: bool = True, **computing: Any
     ) -> Coder:
         """Open a model.
 
@@ -123,10 +113,10 @@ class Coder:
         path_or_url : path
             Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or a Hugging
             Face hub repository with these files, as `hf://owner/name`.
-        device, precision, compile
-            See `Coder`.
         verify : bool
             Whether to verify the model's files with the checksums in its `manifest.json`, if it has one.
+        device, **computing
+            See `Coder`: `precision` and `compile`.
 
         Raises
         ------
@@ -134,7 +124,7 @@ class Coder:
             If there is no model, or it is damaged or of a newer format version.
         """
         folder = local_folder(path_or_url)
-        coder = cls(load_model(folder, verify=verify), device, precision=precision, compile=compile)
+        coder = cls(load_model(folder, verify=verify), device, **computing)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder
@@ -169,6 +159,10 @@ class Coder:
     def describe(self, code: str) -> str | None:
         """Return what a code means, if the key says so."""
         return self.model.config.descriptions.get(code)
+
+    def column_names(self, options: PredictOptions) -> list[str]:
+        """Return the columns of `predict`."""
+        return list(self.code_distinct([], [], options).frame(self.model.config))
 
     def predict(
         self,
@@ -291,22 +285,20 @@ class Coder:
         """Code descriptions in the model's own mode and rank other codes, encoding each once; see `predict`."""
 
         @torch.inference_mode()
-        def work(
-            ids: Tensor, thresholds: Tensor, characters: Tensor | None
-        ) -> tuple[Prediction, Prediction, np.ndarray]:
+        def work(ids: Tensor, thresholds: Tensor, characters: Tensor | None) -> Ranked:
             batch = self.encode(ids, characters)
             chosen, others = self.decoding.ranked(batch)
             if self.mode != "combined":
                 chosen = self.decoding.decode(batch, self.mode, thresholds=thresholds)
-            return chosen, others, batch.pooled.float().cpu().numpy()
+            return Ranked(chosen, others, batch.pooled.float().cpu().numpy())
 
         distinct = Descriptions.of(texts, lang, languages=self.model.config.languages)
         codes, ranked, encodings = [], [], self._no_encodings(distinct)
         options = PredictOptions(batch_size=batch_size)
-        for rows, (chosen, others, pooled) in self.each_batch(work, distinct.texts, distinct.langs, options):
-            codes.append((rows, chosen))
-            ranked.append((rows, others))
-            encodings[rows] = pooled
+        for rows, found in self.each_batch(work, distinct.texts, distinct.langs, options):
+            codes.append((rows, found.codes))
+            ranked.append((rows, found.ranked))
+            encodings[rows] = found.encodings
         empty = Prediction.empty(self.formatter.num_blocks)
         chosen, others = (Prediction.join(parts, empty).take(distinct.rows) for parts in (codes, ranked))
         return Ranked(chosen, others, encodings[distinct.rows])
@@ -315,10 +307,6 @@ class Coder:
         """Return an array for the encodings of descriptions; its last row, for a missing one, stays NaN."""
         size = len(distinct.texts) + 1, self.model.encoder.config.hidden_size
         return np.full(size, np.nan, dtype=np.float32)
-
-    def column_names(self, options: PredictOptions) -> list[str]:
-        """Return the columns of `predict`."""
-        return list(self.code_distinct([], [], options).frame(self.model.config))
 
     def encode(self, input_ids: Tensor, characters: Tensor | None = None) -> Encoded:
         """Return a batch encoded as by `MixerModel.encode`, with characters for the linear expert."""

@@ -53,11 +53,7 @@ class Descriptions(NamedTuple):
         raised if a value is not text, or one language is given for all rows that is neither the model's nor in the
         table of languages.
         """
-        if not isinstance(texts, str | Iterable):
-            raise UserError(
-                f"Descriptions are of the type {type(texts).__name__}; give a string, or a list of strings."
-            )
-        values: list[object] = [texts] if isinstance(texts, str) else list(texts)
+        values: list[object] = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
         langs = [chosen_language(lang, languages)] * len(values) if isinstance(lang, str) else list(lang)
         if len(langs) != len(values):
             raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")

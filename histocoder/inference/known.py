@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from histocoder.config import SOURCE_COL, PredictOptions
-from histocoder.config.prediction import names_of_alternatives
 from histocoder.data.examples import LANG_COL, TEXT_COL, ExampleFiles, Examples
 from histocoder.data.header import descriptions_in
 from histocoder.data.labels import LabelRules
@@ -116,9 +115,8 @@ class Known:
     ) -> pd.DataFrame:
         """Code distinct descriptions: the known ones as people did, the others by `Coder.code_distinct`.
 
-        The column `source` is "known" or "model". The probability of a known answer is its share. In mode "topk" the
-        names of the model's columns, but those of the first code, begin with `alt_`: a known description's further
-        codes are not alternatives.
+        The column `source` is "known" or "model". The probability of a known answer is its share. A known description's
+        further codes are not among the alternatives of mode topk.
         """
         answers = self.find(texts, langs)
         is_known = np.array([answer is not None for answer in answers], dtype=bool)
@@ -129,9 +127,8 @@ class Known:
             progress(len(texts) - len(other))
         # of all descriptions, without codes where these are the others'
         frame = self._prediction(answers).frame(coder.model.config)
-        coded = found.take(np.where(is_known, -1, (~is_known).cumsum() - 1)).frame(coder.model.config)
-        if options.mode == "topk":
-            coded.columns = names_of_alternatives(coded.columns)
+        found = found.take(np.where(is_known, -1, (~is_known).cumsum() - 1))
+        coded = found.frame(coder.model.config, has_alternatives=options.mode == "topk")
         names = dict.fromkeys([*frame.columns[:-1], *coded.columns])  # conf last
         for name in coded:
             frame[name] = frame[name].where(is_known, coded[name]) if name in frame else coded[name]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,20 +54,30 @@ class OnnxCoder:
     """
 
     def __init__(self, folder: str | Path, *, num_threads: int | None = None) -> None:
-        self._folder, self._num_threads = Path(folder), num_threads
-        self._session = cache(self._open_session)
-        if not (self._folder / ENCODER_FILE).is_file():
+        folder = Path(folder)
+        if not (folder / ENCODER_FILE).is_file():
             raise UserError(
                 f"{folder} holds no exported model: it has no {ENCODER_FILE}. Write one with histocoder export --model "
                 f"MODEL --onnx {folder}."
             )
         try:
-            values = json.loads((self._folder / CONFIG_FILE).read_text(encoding="utf-8"))
-            self._config = ModelConfig.from_dict(values)
-        except (OSError, ValueError, AttributeError) as error:
-            raise DamagedError(f"{self._folder / CONFIG_FILE} can't be read ({error}).") from error
-        self._session(ENCODER_FILE)  # raises an error now if it is damaged
-        tokenizer = self._folder / TOKENIZER_FOLDER
+            import onnxruntime
+        except ImportError as error:
+            raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if num_threads is not None:
+            options.intra_op_num_threads = num_threads
+        try:
+            self._config = ModelConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+            how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}
+            self._encoder = onnxruntime.InferenceSession(folder / ENCODER_FILE, **how)
+            if self._config.num_linear_features:
+                self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
+                self._expert = dict(np.load(folder / LINEAR_FILE))
+        except Exception as error:  # onnxruntime has no class of its own for all of them
+            raise DamagedError(f"The model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
+        tokenizer = folder / TOKENIZER_FOLDER
         self._tokenizer = PretrainedTokenizer.from_folder(tokenizer) if tokenizer.is_dir() else CHARACTERS
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
         self._is_code = np.array([bool(code) for code in self._config.codes])
@@ -133,7 +141,7 @@ class OnnxCoder:
 
     def _beliefs(self, ids: np.ndarray, characters: np.ndarray | None) -> dict[str, np.ndarray]:
         """Return the experts' probabilities of the codes, each (B, num_codes), the linear expert's from characters."""
-        (logits,) = self._session(ENCODER_FILE).run(None, {"input_ids": ids.astype(np.int64)})
+        (logits,) = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
         flat = _softmax(logits) if self._config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
         if characters is None:
             return {"flat": flat[:, self._is_code]}
@@ -142,7 +150,7 @@ class OnnxCoder:
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
         known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
-        (buckets,) = self._session(NGRAMS_FILE).run(None, {"characters": characters.astype(np.int64)})
+        (buckets,) = self._ngrams.run(None, {"characters": characters.astype(np.int64)})
         buckets = buckets.reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
@@ -155,28 +163,6 @@ class OnnxCoder:
         shares, starts = tfidf / norm[row], np.searchsorted(row, np.arange(len(characters) + 1))
         sums = [shares[a:b] @ weight[index[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
         return float(self._expert["sharpness"]) * (np.stack(sums) + bias)
-
-    @cached_property
-    def _expert(self) -> dict[str, np.ndarray]:
-        try:
-            with np.load(self._folder / LINEAR_FILE) as file:
-                return dict(file)
-        except (OSError, ValueError, EOFError) as error:
-            raise DamagedError(f"{self._folder / LINEAR_FILE} can't be read ({error}).") from error
-
-    def _open_session(self, name: str) -> Any:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if self._num_threads is not None:
-            options.intra_op_num_threads = self._num_threads
-        try:
-            return onnxruntime.InferenceSession(self._folder / name, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has no class of its own for all of them
-            raise DamagedError(f"{self._folder / name} can't be read ({str(error).splitlines()[0]}).") from error
 
 
 def without_decoder(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, in
         exported = OnnxCoder(temporary)
         ours, theirs = coder.predict(texts, langs, progress=False), exported.predict(texts, langs)
         pairs = zip(*(table[[*code_columns(table)]].to_numpy(dtype=object) for table in (ours, theirs)), strict=True)
-        same = np.mean([set(filter(None, one)) == set(filter(None, other)) for one, other in pairs])
+        same = np.mean([set(pd.Series(one).dropna()) == set(pd.Series(other).dropna()) for one, other in pairs])
         log.info(
             f"In the mode {exported.mode}, {100 * same:.1f} % of {len(texts):,} descriptions get the codes that the "
             f"model with its decoder gives in the mode {coder.mode}."

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
@@ -29,7 +28,6 @@ from histocoder.data.table import TableFile, is_bytes, is_parquet, open_table, s
 from histocoder.errors import CountedNotice, Interrupted, Notice, UserError, counted
 from histocoder.files import make_folder, remove_leftovers, replacing, write_text
 from histocoder.inference.coder import Coder
-from histocoder.inference.descriptions import Descriptions
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import code_columns
 from histocoder.inference.table_coder import TableCoder
@@ -80,7 +78,7 @@ def predict_file(
         say(notice)
     settings = {**asdict(config), "source": _state(table.path), "model": model_id, "known": known and known.source_id}
     parts = Parts(output, {**settings, "processes": distributed.world_size()}, size=_BATCHES * config.batch_size)
-    distributed.run_on_primary(partial(_check_folder, output.parent), doing="checking the output's folder")
+    distributed.run_on_primary(partial(make_folder, output.parent), doing="making the output's folder")
     with holding(output.with_name(f".{output.name}.lock"), path=output, instead="another --output"), parts.kept():
         with _notices_once(say):
             read = partial(_read, table, tables, parts, block_rows or tables.block_rows, say)
@@ -122,12 +120,6 @@ def _state(path: Path) -> list[list[Any]]:
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder} to write to.")
-    make_folder(folder)  # raises a UserError if it can't be written to
-
-
 def _read(table: TableFile, tables: TableCoder, parts: Parts, block_rows: int, say: Callable[[str], None]) -> None:
     """Read the input and find its distinct descriptions, unless an earlier run has done so."""
     if parts.open():
@@ -140,10 +132,13 @@ def _read(table: TableFile, tables: TableCoder, parts: Parts, block_rows: int, s
     make_folder(parts.folder)
     blobs = [] if is_parquet(parts.output) else [i for i, one in enumerate(table.schema) if is_bytes(one.type)]
     for block in table.chunks(chunk_rows=block_rows):
-        columns = block.columns
+        columns, new = block.columns, tables.find(block)
         for i in blobs:
             columns[i] = strings(columns[i], f"{table.path}, column {table.header[i]!r},")
-        parts.add(pa.table(columns, names=table.header), tables.find(block))
+        rows = pa.table([*columns, pa.array(new.rows)], names=[*table.header, "index of its description"])
+        _keep(parts.path("rows", parts.num_blocks), rows)
+        _keep(parts.path("texts", parts.num_blocks), pa.table([new.texts, new.langs], names=["text", "lang"]))
+        parts.add(len(rows), len(new.texts))
     check_output(parts.output, num_rows=parts.num_rows)
     parts.close()
 
@@ -170,12 +165,25 @@ def _code(
             if parts.codes(part).exists():
                 tell(part.num_texts)
             else:
-                _keep(parts.codes(part), tables.code(*parts.texts(part), progress=tell, cancel=cancel))
+                new = pa.feather.read_table(parts.path("texts", part.block)).slice(part.start, part.num_texts)
+                given = new["text"].to_pylist(), new["lang"].to_pylist()
+                _keep(parts.codes(part), tables.code(*given, progress=tell, cancel=cancel))
 
 
 def _write(tables: TableCoder, parts: Parts, form: Form, say: Callable[[str], None]) -> None:
     """Write the output, and delete the parts."""
-    for notice in write_table(parts.output, (tables.append(*block) for block in parts.read(tables.schema)), form):
+
+    def blocks() -> Iterator[pa.Table]:
+        for block in range(parts.num_blocks):
+            rows = pa.feather.read_table(parts.path("rows", block))
+            paths = [parts.codes(part) for part in parts.parts if part.block == block]
+            if missing := [path for path in paths if not path.exists()]:
+                raise UserError(f"The codes {missing[0]} were written but are missing now.")
+            codes = pa.concat_tables([tables.schema.empty_table(), *map(pa.feather.read_table, paths)])
+            last = rows.num_columns - 1
+            yield tables.append(rows.remove_column(last), codes, rows[last].to_numpy())
+
+    for notice in write_table(parts.output, blocks(), form):
         say(notice)
     parts.delete()
 
@@ -203,7 +211,8 @@ class Parts:
     def __init__(self, output: Path, settings: dict[str, Any], *, size: int) -> None:
         self.output, self._settings, self._size = output, {**settings, "part_texts": size}, size
         self.folder = output.with_name(f".{output.name}.parts")
-        self._record, self.num_rows, self._num_blocks = self.folder / "settings.json", 0, 0
+        self._record = self.folder / "settings.json"
+        self.num_rows = self.num_blocks = 0
         self.parts: list[Part] = []
 
     def open(self) -> bool:
@@ -211,44 +220,28 @@ class Parts:
         kept = json.loads(self._record.read_text(encoding="utf-8")) if self._record.exists() else {}
         if kept.get("settings") != self._settings:
             return False
-        self.num_rows, self._num_blocks = kept["num_rows"], kept["num_blocks"]
+        self.num_rows, self.num_blocks = kept["num_rows"], kept["num_blocks"]
         self.parts = [Part(*part) for part in kept["parts"]]
         return True
 
-    def add(self, rows: pa.Table, new: Descriptions) -> None:
-        """Keep a block of rows with the indices of their descriptions, and its new descriptions."""
-        block, num_texts = self._num_blocks, len(new.texts)
-        _keep(self._path("rows", block), rows.append_column("row", pa.array(new.rows)))
-        _keep(self._path("texts", block), pa.table([new.texts, new.langs], names=["text", "lang"]))
+    def add(self, num_rows: int, num_texts: int) -> None:
+        """Count a block of rows, and the parts of its new descriptions."""
         starts = range(0, num_texts, self._size)
-        self.parts += [Part(block, start, min(self._size, num_texts - start)) for start in starts]
-        self._num_blocks += 1
-        self.num_rows += len(rows)
+        self.parts += [Part(self.num_blocks, start, min(self._size, num_texts - start)) for start in starts]
+        self.num_blocks += 1
+        self.num_rows += num_rows
 
     def close(self) -> None:
         """Record that all rows have been read."""
-        kept = {"settings": self._settings, "num_rows": self.num_rows, "num_blocks": self._num_blocks}
+        kept = {"settings": self._settings, "num_rows": self.num_rows, "num_blocks": self.num_blocks}
         write_text(self._record, json.dumps({**kept, "parts": self.parts}))
 
-    def texts(self, part: Part) -> tuple[list[str], list[str]]:
-        """Return the descriptions of a part, and their languages."""
-        table = pa.feather.read_table(self._path("texts", part.block)).slice(part.start, part.num_texts)
-        return table["text"].to_pylist(), table["lang"].to_pylist()
+    def path(self, kind: str, block: int, start: int = 0) -> Path:
+        """Return the file of a block's "rows" or "texts", or of a part's "codes"."""
+        return self.folder / f"{kind}-{block:06d}-{start:06d}.arrow"
 
     def codes(self, part: Part) -> Path:
-        """Return the file for a part's codes."""
-        return self._path("codes", part.block, part.start)
-
-    def read(self, schema: pa.Schema) -> Iterator[tuple[pa.Table, pa.Table, np.ndarray]]:
-        """Yield each block of rows, the codes of its new descriptions, and the index of each row's description."""
-        for block in range(self._num_blocks):
-            rows = pa.feather.read_table(self._path("rows", block))
-            paths = [self.codes(part) for part in self.parts if part.block == block]
-            if missing := [path for path in paths if not path.exists()]:
-                raise UserError(f"The codes {missing[0]} were written but are missing now.")
-            codes = pa.concat_tables([schema.empty_table(), *map(pa.feather.read_table, paths)])
-            last = rows.num_columns - 1
-            yield rows.remove_column(last), codes, rows[last].to_numpy()
+        return self.path("codes", part.block, part.start)
 
     def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -266,9 +259,6 @@ class Parts:
             if distributed.is_primary():
                 self.delete()
             raise
-
-    def _path(self, kind: str, block: int, start: int = 0) -> Path:
-        return self.folder / f"{kind}-{block:06d}-{start:06d}.arrow"
 
 
 def _keep(path: Path, table: pa.Table) -> None:

@@ -63,8 +63,11 @@ class Prediction(NamedTuple):
         unsure = self.conf < min_confidence
         self.codes[unsure], self.probs[unsure] = None, np.nan
 
-    def frame(self, config: ModelConfig) -> pd.DataFrame:
-        """Return the columns of `Coder.predict`: codes as in the training data, `prob_1`, `desc_1`, …, `conf`."""
+    def frame(self, config: ModelConfig, *, has_alternatives: bool = False) -> pd.DataFrame:
+        """Return the columns of `Coder.predict`: codes as in the training data, `prob_1`, `desc_1`, …, `conf`.
+
+        If all codes but the first are alternatives to it, as of mode topk in a file, their columns begin with `alt_`.
+        """
         import pandas as pd
 
         width = self.codes.shape[1]
@@ -72,10 +75,11 @@ class Prediction(NamedTuple):
             return pd.DataFrame(self.probs, columns=list(filter(None, config.codes)))
         columns: dict[str, np.ndarray] = {}
         for i, name in enumerate(config.code_columns(width)):
-            columns |= {name: self.codes[:, i], f"prob_{i + 1}": self.probs[:, i]}
+            alt = "alt_" if has_alternatives and i else ""
+            columns |= {f"{alt}{name}": self.codes[:, i], f"{alt}prob_{i + 1}": self.probs[:, i]}
             if config.descriptions:
                 meanings = [config.descriptions.get(code) for code in self.codes[:, i]]
-                columns[f"desc_{i + 1}"] = np.array(meanings, dtype=object)
+                columns[f"{alt}desc_{i + 1}"] = np.array(meanings, dtype=object)
         return pd.DataFrame({**columns, "conf": self.conf})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder import __version__
 from histocoder.checkpoints.hub import local_folder
 from histocoder.config import PredictConfig
 from histocoder.data.languages import chosen_language, language_code
@@ -66,13 +64,14 @@ class TableCoder:
         """Return the columns of codes of distinct descriptions."""
         how: dict[str, Any] = {"progress": progress, "cancel": cancel}
         if self._known is None:
-            frame = self._coder.code_distinct(texts, langs, self._config, **how).frame(self._coder.model.config)
+            found = self._coder.code_distinct(texts, langs, self._config, **how)
+            frame = found.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
         else:
             frame = self._known.code(self._coder, texts, langs, self._config, **how)
+        frame = frame.round(_DECIMALS).add_prefix(self._config.columns)
         kinds = [pa.float64() if kind.kind == "f" else pa.string() for kind in frame.dtypes]
         schema = pa.schema(list(zip(frame.columns, kinds, strict=True)))
-        table = pa.Table.from_pandas(frame.round(_DECIMALS), schema, preserve_index=False).replace_schema_metadata()
-        return table.rename_columns(self._config.output_names(frame.columns))
+        return pa.Table.from_pandas(frame, schema, preserve_index=False).replace_schema_metadata()
 
     def append(self, block: pa.Table, codes: pa.Table, rows: np.ndarray) -> pa.Table:
         """Return a block with its language, if one was given for all rows, and the columns of codes behind its own.
@@ -103,7 +102,6 @@ class BlockCoder:
     config: PredictConfig
     device: str
     precision: str
-    version: str = __version__
 
     @classmethod
     def of(cls, model: str | Path, header: Sequence[str], *, device: str, precision: str, **options: Any) -> BlockCoder:
@@ -130,12 +128,5 @@ class BlockCoder:
 
 @cache
 def _open(job: BlockCoder) -> TableCoder:
-    """Open a model, once in a process; raise a UserError where the workers are not alike."""
-    if job.version != __version__:
-        raise UserError(
-            f"{socket.gethostname()} has histocoder {__version__}, and another machine {job.version}. Install one "
-            "version on all machines."
-        )
-    if not Path(job.model).is_dir():
-        raise UserError(f"{socket.gethostname()} does not see {job.model}. Name a folder that all machines see.")
+    """Open a model, once in a process."""
     return TableCoder(Coder.from_pretrained(job.model, job.device, precision=job.precision), job.config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import logging
 import shutil
 import sys
@@ -166,11 +165,10 @@ sys.modules |= dict.fromkeys(others)  # so that importing them fails
 from histocoder import Coder
 coder = Coder.from_onnx({str(folder)!r})
 for mode in {MODES!r}:
-    print(coder.predict({TEXTS!r}, "en", mode=mode).to_json())
+    print(coder.predict({TEXTS!r}, "en", mode=mode).to_csv())
 """
-    lines = run("-c", script).stdout.splitlines()
-    for mode, line in zip(MODES, lines, strict=True):
-        assert json.loads(line) == json.loads(OnnxCoder(folder).predict(TEXTS, "en", mode=mode).to_json())
+    expected = "".join(f"{OnnxCoder(folder).predict(TEXTS, 'en', mode=mode).to_csv()}\n" for mode in MODES)
+    assert run("-c", script).stdout == expected
 
 
 @pytest.mark.slow
@@ -222,10 +220,10 @@ def test_mistakes_of_opening_are_one_sentence(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match=r"holds no exported model: it has no encoder.onnx. Write one with histocoder"):
         Coder.from_onnx(tmp_path)
     (tmp_path / "encoder.onnx").write_bytes(b"no graph")
-    with pytest.raises(UserError, match=r"config.json can't be read"):
+    with pytest.raises(UserError, match=r"can't be read .*config.json"):
         Coder.from_onnx(tmp_path)
     shutil.copy(save_tiny_model(tmp_path / "model") / "config.json", tmp_path)
-    with pytest.raises(UserError, match=r"encoder.onnx can't be read"):
+    with pytest.raises(UserError, match=r"can't be read .*encoder.onnx"):
         Coder.from_onnx(tmp_path)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"need onnxruntime. Install it: pip install 'histocoder\[onnx\]'"):

@@ -197,22 +197,6 @@ def test_set_probability_sums_over_orders(codes: list[str]):
     torch.testing.assert_close(found, alone, atol=1e-9, rtol=1e-3)
 
 
-@torch.no_grad()
-def test_orders_that_begin_alike_are_computed_together(monkeypatch: pytest.MonkeyPatch):
-    decoder, memory, mask = decoder_and_memory(HISCO)
-    torch.nn.init.zeros_(decoder.head.weight)
-    torch.nn.init.zeros_(decoder.head.bias)  # each token as probable as the next: 19 ** -5 for a code
-    codes = ["01110", "95410", "-2"]
-    tokens = torch.from_numpy(HISCO.encode(["&".join(codes)] * 5))[:, 1:-1].long()
-    nodes = counted(monkeypatch)
-    probabilities = torch.full((5, 15), 1 / 19)
-    is_code = torch.ones(5, 3, dtype=torch.bool)
-    found = set_probability(decoder, Source(memory, mask), tokens, probabilities, is_code=is_code)
-    torch.testing.assert_close(found, torch.full((5,), 6 * 19.0**-15), atol=1e-8, rtol=0)
-    # the beginning, three first blocks, five second ones (not the given order's); less than 1e-8 is not followed
-    assert sum(nodes) < len(memory) * (1 + 5 * 3 + 3 * 5)
-
-
 @given(st.sets(st.sampled_from(GENERAL_CODES + HISCO_CODES[:3]), min_size=1))
 def test_a_trie_holds_its_codes(codes: set[str]):
     formatter = build_formatter("general", num_blocks=1, block_size=5)
