@@ -60,7 +60,7 @@ def main() -> None:
     texts = list(dict.fromkeys(examples.texts))
     with tempfile.TemporaryDirectory() as folder:
         plain, small = Path(folder, "fp32"), Path(folder, "int8")
-        export(coder, plain, examples)
+        export(coder, plain, examples.texts, examples.langs)
         shutil.copytree(plain, small)
         quantize(small)
         sizes = {

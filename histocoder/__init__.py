@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from histocoder.config import FinetuneConfig, MixerConfig
-    from histocoder.inference.coder import Coder
-    from histocoder.inference.convert_occcanine import load_occcanine
+    from histocoder.inference.coder import Coder, load_occcanine
 
 # Set before torch is imported: how often OpenMP's threads check for the others before they sleep. The default, 300,000
 # times, takes the processor from the threads they wait for if another program is running.
@@ -24,7 +23,7 @@ _MODULES = {
     "Coder": "histocoder.inference.coder",
     "FinetuneConfig": "histocoder.config",
     "MixerConfig": "histocoder.config",
-    "load_occcanine": "histocoder.inference.convert_occcanine",
+    "load_occcanine": "histocoder.inference.coder",
     "train": "histocoder.training.train",
 }
 

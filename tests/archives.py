@@ -43,9 +43,6 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
-def code(
-    model: Path, source: Path, output: Path, *, block_rows: int = 40, overwrite: bool = False, **changes: Any
-) -> None:
+def code(model: Path, source: Path, output: Path, *, block_rows: int = 40, **changes: Any) -> None:
     coder = Coder(load_model(model), "cpu")
-    settings = config(source, output, **changes)
-    predict_file(coder, settings, model_id="m", block_rows=block_rows, overwrite=overwrite, say=lambda _: None)
+    predict_file(coder, config(source, output, **changes), model_id="m", block_rows=block_rows, say=lambda _: None)

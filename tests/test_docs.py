@@ -7,7 +7,7 @@ from docs.flags import PAGE, with_tables
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OF_LAUNCHERS = "standalone nproc_per_node nnodes node_rank master_addr master_port max-restarts multi_gpu num_processes"
 OF_SLURM = "nodes ntasks-per-node gpus-per-node kill-on-bad-exit"
-OF_OTHER_PROGRAMS = "wheel logdir head node-ip-address no-deps directory"
+OF_OTHER_PROGRAMS = "wheel logdir no-deps directory"
 OTHERS = {
     f"--{name}" for name in f"{OF_LAUNCHERS} {OF_SLURM} {OF_OTHER_PROGRAMS} help help-all no- fsdp-".split()
 }  # and names with … behind

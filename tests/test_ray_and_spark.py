@@ -28,11 +28,11 @@ import pyarrow.parquet as pq
 import ray
 from histocoder.ray import code
 
-source, model, output = sys.argv[1:]
+source, model, output, share = sys.argv[1:]
 ray.init(num_cpus=2, logging_level="warning")
 table = pq.read_table(source).combine_chunks()
 table = table.append_column("note", pa.repeat("x" * 300, len(table)))  # one block of some 300 MB
-census = ray.data.from_arrow(table).random_sample(0.5)
+census = ray.data.from_arrow(table).random_sample(float(share))
 code(census, model, language_col="lang", precision="fp32").drop_columns(["note"]).write_parquet(output)
 """
 SPARK = """
@@ -156,17 +156,10 @@ def assert_codes_agree(coded: Path, one: Path, *, share: float = 1.0) -> None:
 
 
 @with_ray
-def test_ray_codes_as_one_process_does(archive: Path, model: Path, coded: Path, tmp_path: Path):
-    output = tmp_path / "ray.csv"
-    told("Ray, a million rows", watch([*predict(archive, model, output), "--engine", "ray"]))
-    assert_codes_agree(output, coded)
-    assert pd.read_csv(output, usecols=["id"])["id"].is_monotonic_increasing
-
-
-@with_ray
-def test_ray_codes_a_random_sample(archive: Path, model: Path, coded: Path, tmp_path: Path):
-    told("Ray, half of a million rows", watch(["-c", RAY, archive, model, tmp_path / "out"]))
-    assert_codes_agree(tmp_path / "out", coded, share=0.5)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_ray_codes_as_one_process_does(archive: Path, model: Path, coded: Path, tmp_path: Path, share: float):
+    told(f"Ray, {share} of a million rows", watch(["-c", RAY, archive, model, tmp_path / "out", share]))
+    assert_codes_agree(tmp_path / "out", coded, share=share)
 
 
 @with_spark
@@ -180,11 +173,10 @@ def test_spark_codes_as_one_process_does(
 
 @with_ray
 def test_ray_loses_nothing_with_a_worker(village: Path, model: Path, coded_village: Path, tmp_path: Path):
-    output = tmp_path / "ray.csv"
-    command = [*predict(village, model, output), "--engine", "ray"]
+    command = ["-c", RAY, village, model, tmp_path / "out", 1.0]
     ended = watch(command, victim=lambda pid: runs(pid, "ray::MapWorker(MapBatches(BlockCoder)).submit"))
     assert ended.was_killed and ended.status == 0, ended.output
-    assert_codes_agree(output, coded_village)
+    assert_codes_agree(tmp_path / "out", coded_village)
 
 
 @with_spark
@@ -193,18 +185,6 @@ def test_spark_loses_nothing_with_a_worker(village: Path, model: Path, coded_vil
     ended = watch(command, victim=lambda pid: runs(pid, "pyspark.daemon") and has_torch(pid))
     assert ended.was_killed and ended.status == 0, ended.output
     assert_codes_agree(tmp_path / "out", coded_village)
-
-
-@with_ray
-def test_ray_names_a_broken_file(village: Path, model: Path, tmp_path: Path):
-    folder = Path(shutil.copytree(village, tmp_path / "broken"))
-    path = folder / "part-2.parquet"
-    start = pq.read_metadata(path).row_group(0).column(1).data_page_offset  # of the descriptions
-    path.write_bytes(path.read_bytes()[:start] + b"\xff" * 400 + path.read_bytes()[start + 400 :])
-    ended = watch([*predict(folder, model, tmp_path / "out.csv"), "--engine", "ray"])
-    said = [line for line in ended.output.splitlines() if line.startswith("error: ")]
-    assert ended.status == 2 and len(said) == 1 and said[0].startswith("error: Ray can't code the table: ")
-    assert not list(tmp_path.glob("*out.csv*"))
 
 
 @with_spark

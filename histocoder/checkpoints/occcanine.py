@@ -1,6 +1,7 @@
-"""Weights that a run starts from, and models in OccCANINE's format."""
+"""Weights that a run starts from, and models from and to OccCANINE's own files."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,23 @@ from torch import Tensor
 from histocoder.checkpoints.model_files import (
     WEIGHTS_FILE,
     is_own_model,
+    load_model,
     load_tensors,
     read_json,
     read_model_config,
     read_weights,
     verify_model,
 )
-from histocoder.config import ModelConfig
-from histocoder.errors import UserError
+from histocoder.config import NUM_CODES, ModelConfig
+from histocoder.data.key import Key, read_key
+from histocoder.errors import UserError, misfit
 from histocoder.files import replacing
-from histocoder.model import is_canine
+from histocoder.formatters import Formatter, build_formatter
+from histocoder.model import MixerModel, is_canine
 from histocoder.model.canine import POSITIONS, CanineConfig
 
 Codes = tuple[str, ...] | None
+PAD_TO = 128  # positions that inputs of published models were padded to; their decoders saw the padding
 
 
 def initial_weights(path: Path) -> tuple[dict[str, Tensor], Codes]:
@@ -83,6 +88,112 @@ def read_published(path: Path) -> tuple[dict[str, Tensor], Codes, list[str] | No
     return _own_names(weights), codes, list(map(str, chars)) if isinstance(chars, list | tuple | str) else None
 
 
+def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename weights of OccCANINE's first version, and drop buffers that earlier transformers saved."""
+    renamed = {}
+    for name, tensor in weights.items():
+        for theirs, ours in (("basemodel.", "encoder."), ("out.", "linear_decoder.")):
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)  # noqa: PLW2901
+        if not name.endswith("position_ids"):
+            renamed[name] = tensor
+    return renamed
+
+
+def model_from_occcanine(
+    path: Path,
+    *,
+    formatter: str,
+    key: str | Path | None = None,
+    target_cols: Sequence[str] | None = None,
+    block_size: int | None = None,
+    encoder_config: dict[str, Any] | None = None,
+    text_normalization: str = "lower_ascii",
+) -> MixerModel:
+    """Build a model that OccCANINE has published; it gives the outputs that OccCANINE gives.
+
+    Parameters
+    ----------
+    path : Path
+        A file `last.bin`, or a folder as on the Hugging Face hub. Only tensors are read from it.
+    formatter : {"hisco", "occ1950", "general"}
+        Kind of code that it was trained on.
+    key : path, optional
+        Key file (see `data.key.read_key`); by default the key in the file.
+    target_cols : sequence of str, optional
+        Columns of codes that it was trained on; needed for "general", which has a block for each.
+    block_size : int, optional
+        Number of tokens of a code, for "general"; by default 5.
+    encoder_config : dict, optional
+        Fields of `CanineConfig`, if the encoder does not have CANINE-s's sizes.
+    text_normalization : {"lower_ascii", "none"}
+        Normalization of its training texts; published models have the former.
+
+    Raises
+    ------
+    UserError
+        If the file holds no such model, or the key or the formatter does not fit it.
+    """
+    if formatter not in NUM_CODES and not target_cols:
+        raise UserError(f"A model of the formatter {formatter!r} needs the columns of codes that it was trained on.")
+    weights, own_codes, chars = read_published(path)
+    target_cols = tuple(target_cols or (f"{formatter}_{i + 1}" for i in range(NUM_CODES[formatter])))
+    system = build_formatter(formatter, num_blocks=len(target_cols), block_size=block_size or 5, symbols=chars)
+    _check_decoder(path, weights, system)
+    found, sizes = _key_of(path, key, own_codes, len(weights["linear_decoder.weight"])), encoder_config or {}
+    config = ModelConfig(
+        encoder=sizes.get("encoder", sizes),  # a model's own config.json has it within
+        formatter=system.to_config(),
+        vocab_size=len(weights["decoder.head.weight"]),
+        codes=found.codes,
+        target_cols=target_cols,
+        descriptions=found.descriptions,
+        decoder_num_layers=1 + max(int(name.split(".")[3]) for name in weights if name.startswith("decoder.decoder.")),
+        decoder_dim_feedforward=len(weights["decoder.decoder.layers.0.linear1.weight"]),
+        mask_memory=False,
+        pad_to=PAD_TO,
+        text_normalization=text_normalization,
+    )
+    try:
+        return MixerModel.from_weights(config, weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"The weights in {path} have other sizes ({misfit(error)}); give the sizes of its encoder with "
+            "--encoder-config JSON."
+        ) from error
+
+
+def _check_decoder(path: Path, weights: dict[str, Tensor], system: Formatter) -> None:
+    """Raise a UserError if a model has no decoder, or one of fewer tokens than its codes need."""
+    if "decoder.head.weight" not in weights:
+        raise UserError(
+            f"{path} has no sequence decoder; train one on its encoder: --initial-checkpoint {path} --only-encoder."
+        )
+    if (num_tokens := len(weights["decoder.head.weight"])) < system.vocab_size:
+        raise UserError(
+            f"{path} has {num_tokens} tokens, and the formatter {system.name!r} {system.vocab_size}. Either its codes "
+            "are of another kind (--formatter), or of characters that chars.json in its folder must list."
+        )
+
+
+def _key_of(path: Path, key: str | Path | None, own_codes: Codes, num_classes: int) -> Key:
+    """Return the key from a file or from the model; raise a UserError if it does not fit, or they differ."""
+    if key is None and own_codes is None:
+        raise UserError(f"{path} contains no key; name its key file with --key.")
+    found = Key(own_codes or ()) if key is None else read_key(key)
+    if own_codes not in (None, found.codes):
+        pairs = [
+            f"class {i} is {ours!r} in the key and {theirs!r} in the model"
+            for i, (ours, theirs) in enumerate(zip(found.codes, own_codes or (), strict=False))
+            if ours != theirs
+        ]
+        sizes = f"it has {len(found.codes):,} codes, the model {len(own_codes or ()):,}"
+        raise UserError(f"The key {key} does not match {path}: {'; '.join(pairs[:3]) or sizes}.")
+    if len(found.codes) != num_classes:
+        raise UserError(f"{path} has {num_classes:,} classes, but its key has {len(found.codes):,} codes.")
+    return found
+
+
 def unpublishable(config: ModelConfig) -> str:
     """Return why OccCANINE has no format for a model; an empty text if it has one."""
     if not is_canine(config.encoder):
@@ -116,13 +227,18 @@ def with_all_positions(name: str, tensor: Tensor, config: ModelConfig) -> Tensor
     return F.pad(tensor, (0, 0, 0, CanineConfig.from_dict(config.encoder).num_hash_buckets - len(tensor)))
 
 
-def _own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename weights of OccCANINE's first version, and drop buffers that earlier transformers saved."""
-    renamed = {}
-    for name, tensor in weights.items():
-        for theirs, ours in (("basemodel.", "encoder."), ("out.", "linear_decoder.")):
-            if name.startswith(theirs):
-                name = ours + name.removeprefix(theirs)  # noqa: PLW2901
-        if not name.endswith("position_ids"):
-            renamed[name] = tensor
-    return renamed
+def save_occcanine(folder: str | Path, path: str | Path) -> None:
+    """Write the model in a folder as a file in OccCANINE's form, with `model`, `step` and `key`.
+
+    Raises
+    ------
+    UserError
+        If the folder holds no model, or one that OccCANINE has no format for, or the file can't be written.
+    """
+    model = load_model(Path(folder))
+    if reason := unpublishable(model.config):
+        raise UserError(
+            f"OccCANINE has no format for the model in {folder}: {reason}. Train a CANINE encoder with --save-format "
+            "occcanine or --recipe reference for a model in its format."
+        )
+    save_published(Path(path), model.config, model.state_dict(), step=0)

@@ -1,12 +1,13 @@
 """`histocoder convert`: convert models from and to OccCANINE's format."""
 
-import json
 from pathlib import Path
 
+from histocoder.checkpoints.model_files import read_json
+from histocoder.checkpoints.occcanine import save_occcanine
 from histocoder.cli.flags import ConvertFlags
 from histocoder.errors import UserError
 from histocoder.files import make_folder
-from histocoder.inference.convert_occcanine import load_occcanine, save_occcanine
+from histocoder.inference.coder import load_occcanine
 from histocoder.log import log
 
 
@@ -26,16 +27,9 @@ def run(config: ConvertFlags) -> None:
             key=config.key,
             target_cols=config.target_cols,
             block_size=config.block_size,
-            encoder_config=_read_json(config.encoder_config) if config.encoder_config else None,
+            encoder_config=read_json(Path(config.encoder_config)) if config.encoder_config else None,
             text_normalization=config.text_normalization,
         )
         make_folder(output)
         coder.save_pretrained(output)
     log.info(f"Wrote {output}.")
-
-
-def _read_json(path: str) -> dict:
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--encoder-config {path} can't be read: {error}") from error

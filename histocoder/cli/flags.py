@@ -23,9 +23,7 @@ class ModelFlags(Settings):
     )
 
 
-_KNOWN_FLAGS = ("known_sheet", "known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
-_NEEDED = {"join_sheet": "join", "address": "engine ray", **dict.fromkeys(_KNOWN_FLAGS, "known")}
-"""Flags that need another one."""
+_KNOWN_FLAGS = ("known_exact", "zero_pad_codes", "allow_codes_shorter_than_block_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,40 +37,24 @@ class PredictFlags(PredictConfig, ModelFlags):
         "hand-coded descriptions, which keep their codes; auto: the training data of the model's run",
         metavar="FILE|auto",
     )
-    known_sheet: str | None = free(None, f"--known: {SHEET_HELP}", metavar="NAME")
     known_exact: bool = free(False, "--known: compare descriptions exactly, including case, blanks and accents")
     zero_pad_codes: bool = free(False, "--known: restore lost leading zeros of codes")
     allow_codes_shorter_than_block_size: bool = free(False, "--known: accept codes shorter than the model's block size")
-    join: str | None = free(
-        None,
-        "table with a row per code, such as HISCLASS; its columns are added for each code (see docs/prediction.md)",
-        metavar="FILE",
-    )
-    join_sheet: str | None = free(None, f"--join: {SHEET_HELP}", metavar="NAME")
-    engine: str | None = free(None, "code a Parquet file on a cluster (see docs/engines.md)", choices=("ray",))
-    address: str | None = free(
-        None, "--engine: address of the cluster (default: start Ray on this machine)", metavar="HOST:PORT"
-    )
     compile: bool = free(False, "compile the encoder's layers with torch.compile first")
 
     def check(self) -> None:
-        """Raise a UserError unless there is something to code, and for flags that need others or exclude each other."""
+        """Raise a UserError unless there is something to code, and for flags that need others."""
         require(
             bool(self.texts) != bool(self.input) and bool(self.input) == bool(self.output),
             'Give descriptions ("wine merchant" …), or a file with --input in.csv --output out.csv.',
         )
-        require(not self.join or bool(self.input), "--join adds columns to a file; give --input and --output.")
-        for name, needed in _NEEDED.items():
-            require(
-                not getattr(self, name) or bool(getattr(self, needed.split()[0])),
-                f"--{name.replace('_', '-')} is for --{needed}; add that, or omit it.",
-            )
-        for name in ("known", "compile", "sheet", "texts") if self.engine is not None else ():
-            said = f"--{name} is" if name != "texts" else "Descriptions in the command are"
-            require(not getattr(self, name), f"{said} for one process; omit that, or --engine {self.engine}.")
-        for name in ("known", "join") if self.mode == "full" else ():
-            says = f"--{name} needs columns of codes, and --mode full has none; choose another mode."
-            require(not getattr(self, name), says)
+        for name in _KNOWN_FLAGS:
+            given, flag = getattr(self, name), name.replace("_", "-")
+            require(not given or bool(self.known), f"--{flag} is for --known; add that, or omit it.")
+        require(
+            not self.known or self.mode != "full",
+            "--known needs columns of codes, and --mode full has none; choose another mode.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +132,9 @@ class ExportFlags(Settings):
     )
     onnx: str = free(None, "folder to write the graphs to", metavar="DIR", is_required=True)
     int8: bool = free(False, "store weights in 8 bits: a quarter of the size")
-    max_loss: float = free(
-        0.5, "--int8: write nothing if accuracy drops by more percentage points", metavar="POINTS", between=(0, 100)
-    )
     data: str | None = free(
         None,
-        f"table of descriptions and codes to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",
+        f"table of descriptions to check the graphs on: {TABLE_HELP} (default: the run's data_val.csv)",
         metavar="FILE",
     )
     input_col: str = free("occ1", "--data: column of descriptions", metavar="COL")

@@ -13,12 +13,6 @@ SHEET_HELP = "sheet of an Excel workbook (default: the only one with content)"
 RAW_HELP = "do not put an apostrophe before texts that a spreadsheet would run as formulas"
 
 
-def names_of_alternatives(names: Sequence[str]) -> list[str]:
-    """Return the columns of mode topk, where all codes but the first are alternatives, such as `alt_hisco_2`."""
-    first = (names[0], "prob_1", "desc_1", "conf")
-    return [name if name in first else f"alt_{name}" for name in names]
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(Settings):
     """Number of descriptions in a batch."""
@@ -33,25 +27,21 @@ class PredictOptions(BatchOptions):
     mode: str | None = free(None, "mode of decoding (default: the one that was best in validation)", choices=MODES)
     k: int = free(5, "topk: number of codes", at_least=1)
     threshold: float | None = free(
-        None, "flat: probability above which further codes are given (default: the model's own)", metavar="P"
+        None,
+        "flat: probability above which further codes are given (default: the model's own)",
+        metavar="P",
+        between=(0, 1),
     )
     constrain: bool | None = free(None, "greedy: write only codes of the model's key")
     min_confidence: float = free(0.0, "confidence below which rows get no codes", metavar="P")
 
     def check(self) -> None:
-        """Raise a UserError if the threshold is not a probability, or an option does not fit the mode."""
-        require(
-            self.threshold is None or 0 <= self.threshold < 1,
-            f"--threshold is {self.threshold}; it must be 0 or more and less than 1.",
-        )
-        require(
-            self.threshold is None or self.mode in (None, "flat"),
-            f"The threshold is for the mode flat, and the mode is {self.mode}; omit --threshold, or add --mode flat.",
-        )
-        require(
-            self.k == PredictOptions.k or self.mode in (None, "topk"),
-            f"The number of codes k is for the mode topk, and the mode is {self.mode}; omit --k, or add --mode topk.",
-        )
+        """Raise a UserError if an option does not fit the mode."""
+        for name, mode in (("threshold", "flat"), ("k", "topk")):
+            require(
+                getattr(self, name) == getattr(PredictOptions, name) or self.mode in (None, mode),
+                f"--{name} is for the mode {mode}, and the mode is {self.mode}; omit it, or add --mode {mode}.",
+            )
         require(
             self.constrain is not False or self.mode not in ("combined", "topk", "full"),
             f"The mode {self.mode!r} gives codes of the key only; omit constrain.",
@@ -62,8 +52,8 @@ class PredictOptions(BatchOptions):
 class FileOptions(Settings):
     """The file to code, and the form of its output."""
 
-    input: str = free("", f"table of descriptions: {TABLE_HELP}; -: standard input", metavar="FILE")
-    output: str = free("", f"output, in the format of its suffix: {TABLE_HELP}; -: standard output", metavar="FILE")
+    input: str = free("", f"table of descriptions: {TABLE_HELP}", metavar="FILE")
+    output: str = free("", f"output, in the format of its suffix: {TABLE_HELP}", metavar="FILE")
     sheet: str | None = free(None, f"--input: {SHEET_HELP}", metavar="NAME")
     input_col: str = free("occ1", "column of descriptions", metavar="COL")
     language: str = free(
@@ -88,26 +78,15 @@ class FileOptions(Settings):
         named = {self.input_col: "input_col", self.language_col: "language_col"}
         return {column: setting for column, setting in named.items() if column is not None}
 
-    @property
-    def input_cols(self) -> list[str]:
-        return list(self.settings_of_columns)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(PredictOptions, FileOptions):
     """Settings of `histocoder predict`."""
 
-    def output_names(self, names: Sequence[str], *, taken: Sequence[str] = ()) -> dict[str, str]:
-        """Map the name of each column to add to the column of `Coder.predict`, one of `names`.
-
-        Raises a UserError if one of the names is in the input, whose columns are `taken`.
-        """
-        is_ranked = self.mode == "topk" and SOURCE_COL not in names  # `Known` names alternatives itself
-        written = names_of_alternatives(names) if is_ranked else names
-        found = {f"{self.columns}{new}": name for new, name in zip(written, names, strict=True)}
-        if clash := [name for name in found if name in taken]:
+    def check_free(self, names: Sequence[str], *, taken: Sequence[str]) -> None:
+        """Raise a UserError if one of the output's names is in the input, whose columns are `taken`."""
+        if clash := [name for name in names if name in taken]:
             raise UserError(
                 f"{self.input} already has a column {clash[0]!r}. Choose a prefix for the names of the new columns, "
                 f"such as --columns pred_{self.columns}."
             )
-        return found

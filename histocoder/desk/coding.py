@@ -22,7 +22,6 @@ from histocoder.formatters import MISSING
 from histocoder.inference.coder import Coder
 from histocoder.inference.known import Known
 from histocoder.inference.predictions import Prediction
-from histocoder.inference.ranked import predict_ranked
 
 NO_OCCUPATION = "-1"  # HISCO's code for no occupation
 _ALTERNATIVES, _LEAST_PROBABILITY = 9, 0.005
@@ -170,7 +169,7 @@ class CodingDesk:
         if self._turns.num_waiting > _MOST_WAITING:
             raise Busy
         langs = [_Language(lang).among(self.coder.model.config.languages) for lang in langs]
-        coded, ranked, encodings = predict_ranked(self.coder, texts, langs)
+        coded, ranked, encodings = self.coder.predict_ranked(texts, langs)
         near: list[list[tuple[TrainedRow, float]]] = [[] for _ in texts]
         if evidence and self.neighbours is not None and self.neighbours.is_ready:
             with self._turns:

@@ -175,9 +175,9 @@ class Files:
         with self._named(record):
             config = self._config(record, options)
             chosen_language(config.language, coder.model.config.languages)  # raises an error if it is not one
-            table = open_table(self._path(record), config.input_cols, sheet=options.sheet)
+            table = open_table(self._path(record), config.settings_of_columns, sheet=options.sheet)
         options.excel |= table.csv is not None and table.csv.delimiter != "," and "tsv" not in record["suffix"]
-        names = [*coder.column_names(config.mode, k=config.k), SOURCE_COL]
+        names = [*coder.column_names(config), SOURCE_COL]
         while any(f"{options.columns}{name}" in table.header for name in names):
             options.columns += "pred_"
         with self._changed:
@@ -296,7 +296,6 @@ class Files:
                     self._config(record, options),
                     model_id=self._coding.model_id,
                     known=self._coding.known if options.known else None,
-                    overwrite=True,
                     say=said.append,
                     progress=self._running[1].add,
                     cancel=self._cancel.is_set,

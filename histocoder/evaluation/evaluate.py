@@ -38,8 +38,7 @@ from histocoder.evaluation.scores import (
 from histocoder.formatters import CODE_SEP, Labels
 from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
-from histocoder.inference.ranked import predict_ranked
-from histocoder.inference.reading import thresholds_of
+from histocoder.inference.descriptions import thresholds_of
 
 _MAX_DIGITS = 5
 _TOP = 5  # maximum k of top-k accuracy
@@ -79,7 +78,7 @@ def evaluate(
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
     if coder.mode == "combined":
-        decoded, ranked, _ = predict_ranked(coder, examples.texts, examples.langs, batch_size=batch_size)
+        decoded, ranked, _ = coder.predict_ranked(examples.texts, examples.langs, batch_size=batch_size)
     else:
         decoded = coder.code(examples.texts, examples.langs, PredictOptions(batch_size=batch_size))
     with warnings.catch_warnings():

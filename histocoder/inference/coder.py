@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,13 +19,13 @@ from tqdm import tqdm
 
 from histocoder.checkpoints.hub import local_folder, model_card, push_folder
 from histocoder.checkpoints.model_files import CARD_FILE, load_model, save_model
+from histocoder.checkpoints.occcanine import model_from_occcanine
 from histocoder.config import PredictOptions
 from histocoder.errors import Cancelled
 from histocoder.inference.decoding import Decoding, Encoded, encode
-from histocoder.inference.descriptions import Descriptions
+from histocoder.inference.descriptions import Descriptions, readings, thresholds_of
 from histocoder.inference.onnx_coder import OnnxCoder
-from histocoder.inference.predictions import Prediction, column_names
-from histocoder.inference.reading import readings, thresholds_of
+from histocoder.inference.predictions import Prediction
 from histocoder.model import MixerModel
 from histocoder.model.devices import check_compiler, choose_tf32, computing_dtype
 from histocoder.ops.memory import RowsAtOnce
@@ -35,7 +35,17 @@ _ENCODED_AT_ONCE = 64
 _ENCODED_AT_ONCE_ELSEWHERE = 4096
 
 Result = TypeVar("Result")
+Texts: TypeAlias = str | Sequence[str | None] | pd.Series
+Langs: TypeAlias = str | Sequence[str] | pd.Series
 ShowProgress: TypeAlias = bool | Callable[[int], object]
+
+
+class Ranked(NamedTuple):
+    """Codes, other codes and encodings of n descriptions."""
+
+    codes: Prediction  # result of `Coder.code` in the model's own mode
+    ranked: Prediction  # codes that all experts propose as the first, by their combined probability
+    encodings: np.ndarray  # result of `Coder.embed`, of shape (n, hidden)
 
 
 class Coder:
@@ -94,13 +104,7 @@ class Coder:
 
     @classmethod
     def from_pretrained(
-        cls,
-        path_or_url: str | Path,
-        device: str | None = None,
-        *,
-        precision: str = "fp32",
-        compile: bool = False,
-        verify: bool = True,
+        cls, path_or_url: str | Path, device: str | None = None, *, verify: bool = True, **computing: Any
     ) -> Coder:
         """Open a model.
 
@@ -109,10 +113,10 @@ class Coder:
         path_or_url : path
             Folder of a run or a checkpoint, any other folder with `config.json` and `model.safetensors`, or a Hugging
             Face hub repository with these files, as `hf://owner/name`.
-        device, precision, compile
-            See `Coder`.
         verify : bool
             Whether to verify the model's files with the checksums in its `manifest.json`, if it has one.
+        device, **computing
+            See `Coder`: `precision` and `compile`.
 
         Raises
         ------
@@ -120,7 +124,7 @@ class Coder:
             If there is no model, or it is damaged or of a newer format version.
         """
         folder = local_folder(path_or_url)
-        coder = cls(load_model(folder, verify=verify), device, precision=precision, compile=compile)
+        coder = cls(load_model(folder, verify=verify), device, **computing)
         if (folder / CARD_FILE).is_file():
             coder.card = (folder / CARD_FILE).read_text(encoding="utf-8")
         return coder
@@ -156,19 +160,18 @@ class Coder:
         """Return what a code means, if the key says so."""
         return self.model.config.descriptions.get(code)
 
+    def column_names(self, options: PredictOptions) -> list[str]:
+        """Return the columns of `predict`."""
+        return list(self.code_distinct([], [], options).frame(self.model.config))
+
     def predict(
         self,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series = "unk",
+        texts: Texts,
+        lang: Langs = "unk",
         *,
-        mode: str | None = None,
-        k: int = 5,
-        threshold: float | None = None,
-        constrain: bool | None = None,
-        min_confidence: float = 0.0,
-        batch_size: int = 256,
         progress: ShowProgress = True,
         cancel: Callable[[], bool] | None = None,
+        **options: Any,
     ) -> pd.DataFrame:
         """Code descriptions.
 
@@ -178,25 +181,14 @@ class Coder:
             Missing or blank descriptions get missing codes.
         lang : str, or sequence or Series of n
             Language of all descriptions, or of each.
-        mode : {"combined", "greedy", "flat", "topk", "full"}, optional
-            By default the mode chosen in validation. combined: decoder, flat head and linear expert together, codes of
-            the key only. greedy: the codes that the decoder generates. flat: the flat head's codes. topk: the decoder's
-            `k` most probable first codes. full: the decoder's probability of every code as first code.
-        k : int
-            Number of codes in mode topk.
-        threshold : float, optional
-            Probability above which mode flat gives further codes; by default the model's threshold for the language.
-        constrain : bool, optional
-            Whether to restrict predictions to codes of the key; topk and full always do, greedy does not by default.
-        min_confidence : float
-            Rows with a lower `conf` get missing codes; they keep their `conf`.
-        batch_size : int
-            Maximum number of descriptions per forward pass; reduced when memory runs out.
         progress : bool or callable
             Whether to show a progress bar on a terminal; or a function that is called after each batch with its number
             of distinct descriptions.
         cancel : callable, optional
             Asked before each batch; if it returns True, `Cancelled` is raised.
+        **options
+            Fields of `PredictOptions`: `mode` (combined, greedy, flat, topk or full; by default the one chosen in
+            validation), `k`, `threshold`, `constrain`, `min_confidence` and `batch_size`.
 
         Returns
         -------
@@ -209,23 +201,16 @@ class Coder:
         Raises
         ------
         UserError
-            If the mode is unknown, or the arguments do not fit it.
+            If the mode is unknown, or the options do not fit it.
         """
-        options = PredictOptions(
-            mode=mode,
-            k=k,
-            threshold=threshold,
-            constrain=constrain,
-            min_confidence=min_confidence,
-            batch_size=batch_size,
-        )
-        frame = self.code(texts, lang, options, progress=progress, cancel=cancel).frame(self.model.config)
+        found = self.code(texts, lang, PredictOptions(**options), progress=progress, cancel=cancel)
+        frame = found.frame(self.model.config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
     def code(
         self,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series,
+        texts: Texts,
+        lang: Langs,
         options: PredictOptions,
         *,
         progress: ShowProgress = True,
@@ -250,13 +235,15 @@ class Coder:
         options = replace(options, mode=mode)  # which is checked with it
         work = partial(self.predict_batch, mode=mode, k=options.k, constrain=bool(options.constrain))
         hidden = None if progress is True and len(texts) > options.batch_size else True  # None: without a terminal
+        widths = {"full": len(self.codes), "topk": min(options.k, len(self.codes))}
+        empty = Prediction.empty(widths.get(mode, self.formatter.num_blocks), has_codes=mode != "full")
         parts = []
         with tqdm(total=len(texts), unit="text", disable=hidden, leave=False) as bar:
             tell = progress if callable(progress) else bar.update
             for rows, part in self.each_batch(work, texts, langs, options, cancel=cancel):
                 parts.append((rows, part))
                 tell(len(rows))
-        prediction = Prediction.join(parts, len(texts), width=self._width(mode, options.k))
+        prediction = Prediction.join(parts, empty)
         prediction.drop_unsure(0.0 if mode == "full" else options.min_confidence)
         return prediction
 
@@ -286,36 +273,40 @@ class Coder:
         return self.decoding.decode(batch, mode, thresholds=thresholds, k=k, constrain=constrain)
 
     @torch.inference_mode()
-    def embed(
-        self,
-        texts: str | Sequence[str | None] | pd.Series,
-        lang: str | Sequence[str] | pd.Series = "unk",
-        *,
-        batch_size: int = 256,
-    ) -> np.ndarray:
+    def embed(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> np.ndarray:
         """Return pooled encodings of descriptions, an array of shape (n, hidden); NaN for missing descriptions."""
         distinct = Descriptions.of(texts, lang, languages=self.model.config.languages)
-        width = self.model.encoder.config.hidden_size
-        pooled = np.full((len(distinct.texts) + 1, width), np.nan, dtype=np.float32)  # the last one of missing ones
-        options = PredictOptions(batch_size=batch_size)
-        for rows, found in self.each_batch(
-            lambda ids, *_: self.encode(ids).pooled.float().cpu().numpy(), distinct.texts, distinct.langs, options
-        ):
-            pooled[rows] = found
+        pooled, options = self._no_encodings(distinct), PredictOptions(batch_size=batch_size)
+        for rows, batch in self.each_batch(lambda ids, *_: self.encode(ids), distinct.texts, distinct.langs, options):
+            pooled[rows] = batch.pooled.float().cpu().numpy()
         return pooled[distinct.rows]
 
-    def column_names(self, mode: str | None = None, *, k: int = 5) -> list[str]:
-        """Return the columns of `predict`."""
-        mode = mode or self.mode
-        if mode == "full":
-            return list(self.codes)
-        return column_names(self.model.config, self._width(mode, k))
+    def predict_ranked(self, texts: Texts, lang: Langs = "unk", *, batch_size: int = 256) -> Ranked:
+        """Code descriptions in the model's own mode and rank other codes, encoding each once; see `predict`."""
 
-    def _width(self, mode: str, k: int) -> int:
-        """Return the number of columns of codes, if no row tells."""
-        if mode == "full":
-            return len(self.codes)
-        return min(k, len(self.codes)) if mode == "topk" else self.formatter.num_blocks
+        @torch.inference_mode()
+        def work(ids: Tensor, thresholds: Tensor, characters: Tensor | None) -> Ranked:
+            batch = self.encode(ids, characters)
+            chosen, others = self.decoding.ranked(batch)
+            if self.mode != "combined":
+                chosen = self.decoding.decode(batch, self.mode, thresholds=thresholds)
+            return Ranked(chosen, others, batch.pooled.float().cpu().numpy())
+
+        distinct = Descriptions.of(texts, lang, languages=self.model.config.languages)
+        codes, ranked, encodings = [], [], self._no_encodings(distinct)
+        options = PredictOptions(batch_size=batch_size)
+        for rows, found in self.each_batch(work, distinct.texts, distinct.langs, options):
+            codes.append((rows, found.codes))
+            ranked.append((rows, found.ranked))
+            encodings[rows] = found.encodings
+        empty = Prediction.empty(self.formatter.num_blocks)
+        chosen, others = (Prediction.join(parts, empty).take(distinct.rows) for parts in (codes, ranked))
+        return Ranked(chosen, others, encodings[distinct.rows])
+
+    def _no_encodings(self, distinct: Descriptions) -> np.ndarray:
+        """Return an array for the encodings of descriptions; its last row, for a missing one, stays NaN."""
+        size = len(distinct.texts) + 1, self.model.encoder.config.hidden_size
+        return np.full(size, np.nan, dtype=np.float32)
 
     def encode(self, input_ids: Tensor, characters: Tensor | None = None) -> Encoded:
         """Return a batch encoded as by `MixerModel.encode`, with characters for the linear expert."""
@@ -347,3 +338,8 @@ class Coder:
                 results = list(at_once.each(work, *given))
             for some, result in results:
                 yield rows[some], result
+
+
+def load_occcanine(path: str | Path, **settings: Any) -> Coder:
+    """Open a model in OccCANINE's form, which gives the outputs that OccCANINE gives; see `model_from_occcanine`."""
+    return Coder(model_from_occcanine(Path(path), **settings))

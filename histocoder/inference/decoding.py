@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocoder.formatters import build_formatter
-from histocoder.inference.combined import CombinedSearch
-from histocoder.inference.confidence import set_probability
-from histocoder.inference.greedy import greedy
+from histocoder.inference.combined import CombinedSearch, set_probability
 from histocoder.inference.predictions import Prediction
-from histocoder.inference.search import TrieSearch
-from histocoder.inference.trie import CodeTrie
-from histocoder.model import MixerModel, Prior
+from histocoder.inference.search import CodeTrie, TrieSearch, greedy
+from histocoder.inference.stepper import Source
+from histocoder.model import MixerModel
 
 
 class Encoded(NamedTuple):
@@ -55,14 +53,12 @@ class Decoding:
         self._model, self._computing = model, computing
         self.formatter = build_formatter(**model.config.formatter)
         self.codes = tuple(filter(None, model.config.codes))  # without OccCANINE's class for blank cells
+        self._named = np.array([*self.codes, None], dtype=object)  # by their indices in the key; -1 is none
+        self._is_code = [i for i, code in enumerate(model.config.codes) if code]
 
     @cached_property
     def _trie(self) -> CodeTrie:
-        return CodeTrie(self.codes, self.formatter).to(self._computing.linear_decoder.weight.device)
-
-    @cached_property
-    def _search(self) -> TrieSearch:
-        return TrieSearch(self._computing.decoder, self._trie)
+        return CodeTrie(self.codes, self.formatter, self._computing.linear_decoder.weight.device)
 
     def decode(
         self, batch: Encoded, mode: str, *, thresholds: Tensor | None = None, k: int = 5, constrain: bool = False
@@ -70,70 +66,60 @@ class Decoding:
         """Return the codes of a batch; see `Coder.predict_batch`."""
         if mode == "combined":
             return self.ranked(batch)[0]
-        flat_logits = self._computing.classify(batch.pooled)
         if mode == "flat":
-            return self._flat(flat_logits, thresholds)
-        prior = self._computing.prior(flat_logits)
-        if mode == "topk":
-            codes, best = self._search.top_k(batch.memory, batch.memory_mask, prior, k=k)
-            return Prediction(self._named(codes), _numpy(best), _numpy(best[:, 0]))
-        if mode == "full":
-            probs = _numpy(self._search.full(batch.memory, batch.memory_mask, prior))
-            return Prediction(np.empty((len(probs), 0), dtype=object), probs, probs.max(1))
+            best = self._flat(batch).topk(min(self.formatter.num_blocks, len(self.codes)))
+            if thresholds is None:
+                thresholds = torch.full_like(best.values[:, 0], self._model.config.default_threshold)
+            codes = self._named[best.indices.cpu().numpy()]
+            return Prediction.above(codes, _numpy(best.values), _numpy(thresholds))
+        source = self._source(batch)
         if mode == "greedy":
-            return self._greedy(batch, prior, constrain=constrain)
-        raise ValueError(f"there is no mode {mode!r}")
+            return self._greedy(source, constrain=constrain)
+        search = TrieSearch(self._computing.decoder, self._trie)
+        if mode == "topk":
+            indices, probs = search.top_k(source, k=k)
+            return Prediction(self._named[indices.cpu().numpy()], _numpy(probs), _numpy(probs[:, 0]))
+        of_all = _numpy(search.full(source))
+        return Prediction(np.empty((len(of_all), 0), dtype=object), of_all, of_all.max(1))
 
     def beliefs(self, batch: Encoded) -> dict[str, Tensor]:
         """Return the probabilities of the codes, each (B, num_codes), by the experts other than the decoder."""
-        flat_logits = self._computing.classify(batch.pooled)
-        beliefs = {"flat": self._real_classes(self._computing.class_probabilities(flat_logits))}
+        beliefs = {"flat": self._flat(batch)}
         if self._model.linear_expert is not None:
-            beliefs["linear"] = self._real_classes(self._model.linear_expert(batch.characters)).softmax(-1)
+            beliefs["linear"] = self._model.linear_expert(batch.characters)[:, self._is_code].softmax(-1)
         return beliefs
 
     def combined_search(self, batch: Encoded) -> CombinedSearch:
         """Return the search with the opinions of all the model's experts."""
-        prior = self._computing.prior(self._computing.classify(batch.pooled))
-        start = (self._computing.decoder, self._trie, batch.memory, batch.memory_mask, prior)
+        start = (self._computing.decoder, self._trie, self._source(batch), self.beliefs(batch))
         missing = self.formatter.missing_token(self.codes)
-        return CombinedSearch(*start, self.beliefs(batch), num_blocks=self.formatter.num_blocks, missing=missing)
+        return CombinedSearch(*start, num_blocks=self.formatter.num_blocks, missing=missing)
 
     def ranked(self, batch: Encoded) -> tuple[Prediction, Prediction]:
         """Return the answer of all experts together, and the first codes that they considered, the best first."""
         search = self.combined_search(batch)
         equal = dict.fromkeys(search.experts, 1 / len(search.experts))
         codes, probabilities, conf, ranked, shares = search.decode(self._model.config.experts or equal)
-        answer = Prediction(self._named(codes), _numpy(probabilities), _numpy(conf))
-        return answer, Prediction(self._named(ranked), _numpy(shares), _numpy(shares[:, 0]))
+        answer = Prediction(self._named[codes.cpu().numpy()], _numpy(probabilities), _numpy(conf))
+        return answer, Prediction(self._named[ranked.cpu().numpy()], _numpy(shares), _numpy(shares[:, 0]))
 
-    def _flat(self, flat_logits: Tensor, thresholds: Tensor | None) -> Prediction:
-        probabilities = self._real_classes(self._computing.class_probabilities(flat_logits))
-        if thresholds is None:
-            thresholds = probabilities.new_full((len(probabilities),), self._model.config.default_threshold)
-        best = probabilities.topk(min(self.formatter.num_blocks, len(self.codes)))
-        return Prediction.above(self._named(best.indices), _numpy(best.values), _numpy(thresholds))
+    def _flat(self, batch: Encoded) -> Tensor:
+        """Return the flat head's probabilities of the codes (B, num_codes)."""
+        return self._computing.class_probabilities(self._computing.classify(batch.pooled))[:, self._is_code]
 
-    def _greedy(self, batch: Encoded, prior: Prior | None, *, constrain: bool) -> Prediction:
+    def _source(self, batch: Encoded) -> Source:
+        prior = self._computing.prior(self._computing.classify(batch.pooled))
+        return Source(batch.memory, batch.memory_mask, prior)
+
+    def _greedy(self, source: Source, *, constrain: bool) -> Prediction:
         num_blocks, block_size = self.formatter.num_blocks, self.formatter.block_size
-        memory, mask, decoder = batch.memory, batch.memory_mask, self._computing.decoder
-        sizes = {"num_tokens": num_blocks * block_size, "block_size": block_size}
-        tokens, token_probs = greedy(decoder, memory, mask, prior, **sizes, trie=self._trie if constrain else None)
+        decoder, trie = self._computing.decoder, self._trie if constrain else None
+        tokens, probs = greedy(decoder, source, num_tokens=num_blocks * block_size, block_size=block_size, trie=trie)
         codes = self.formatter.decode(tokens.cpu().numpy())
-        probs = _numpy(token_probs.unflatten(1, (num_blocks, -1)).prod(-1))
         is_code = torch.from_numpy(~pd.isna(codes)).to(tokens.device)
-        conf = set_probability(decoder, memory, mask, tokens[:, 1:], token_probs, prior, is_code=is_code)
-        return Prediction(codes, np.where(pd.isna(codes), np.nan, probs), _numpy(conf))
-
-    def _real_classes(self, probabilities: Tensor) -> Tensor:
-        """Return the classes that are codes: the key of a published model may have a blank one."""
-        if len(self.codes) == self._model.config.num_classes:
-            return probabilities
-        return probabilities[:, [i for i, code in enumerate(self._model.config.codes) if code]]
-
-    def _named(self, indices: Tensor) -> np.ndarray:
-        """Return the codes at indices of the key; None for -1."""
-        return np.array([*self.codes, None], dtype=object)[indices.cpu().numpy()]
+        conf = set_probability(decoder, source, tokens[:, 1:], probs, is_code=is_code)
+        of_codes = probs.unflatten(1, (num_blocks, block_size)).prod(-1)
+        return Prediction(codes, np.where(pd.isna(codes), np.nan, _numpy(of_codes)), _numpy(conf))
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

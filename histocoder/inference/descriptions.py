@@ -1,15 +1,16 @@
-"""The distinct descriptions among those that a user gives."""
+"""The distinct descriptions among those that a user gives, and batches of them as a model reads them."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from histocoder.config import ALL_LANGUAGES, ModelConfig
 from histocoder.data.cells import MISSING_MARKS, spoilt
 from histocoder.data.languages import (
     Language,
@@ -17,22 +18,13 @@ from histocoder.data.languages import (
     not_in_table,
     with_nearest,
 )
-from histocoder.errors import Notice, UserError, shown, warn_user
+from histocoder.data.normalize import normalize
+from histocoder.errors import CountedNotice, Notice, UserError, shown, warn_user
+from histocoder.formatters.tokenizers import Tokenizer, join_language, lower_characters, tokenize
 
 _MARKS = MISSING_MARKS - {"None"}
 """Marks of missing values that are no descriptions: "None" says that a person had no occupation."""
-
-
-class UnknownLanguageWarning(Notice):
-    """Some languages are unknown to the model; to histocoder, if the model does not say which ones it knows."""
-
-    def __init__(self, languages: Sequence[str], known: Sequence[str]) -> None:
-        super().__init__(
-            f"The model does not know the language {', '.join(map(with_nearest, languages))} and treats it as unknown "
-            f"(unk); it knows {', '.join(known)}."
-            if known
-            else not_in_table(languages)
-        )
+_LIKE = 1.25  # maximum ratio of lengths within a batch, if there are enough descriptions
 
 
 class Descriptions(NamedTuple):
@@ -58,11 +50,7 @@ class Descriptions(NamedTuple):
         raised if a value is not text, or one language is given for all rows that is neither the model's nor in the
         table of languages.
         """
-        if not isinstance(texts, str | Iterable):
-            raise UserError(
-                f"Descriptions are of the type {type(texts).__name__}; give a string, or a list of strings."
-            )
-        values: list[object] = [texts] if isinstance(texts, str) else list(texts)
+        values: list[object] = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
         langs = [chosen_language(lang, languages)] * len(values) if isinstance(lang, str) else list(lang)
         if len(langs) != len(values):
             raise UserError(f"There are {len(values):,} descriptions, but {len(langs):,} languages.")
@@ -90,31 +78,91 @@ class DistinctDescriptions:
         """Return the new descriptions of a block, the shortest first; their indices follow those remembered."""
         self._read_languages(set(langs) - self._codes.keys())
         pairs = [(text, self._codes[lang]) for text, lang in zip(texts, langs, strict=True)]
-        unseen = set(pairs) - self._indices.keys()
-        new = sorted(
-            ((text, lang) for text, lang in unseen if isinstance(text, str) and text.strip()),
-            key=lambda pair: (len(pair[0]), pair),
-        )
-        indices: dict[tuple[object, str], int] = {pair: len(self._indices) + i for i, pair in enumerate(new)}
+        unseen = [pair for pair in set(pairs) - self._indices.keys() if isinstance(pair[0], str) and pair[0].strip()]
+        new = sorted(unseen, key=lambda pair: (len(str(pair[0])), pair))
+        new_texts = [str(text) for text, _ in new]
+        marks = sorted({text for text in new_texts if text in _MARKS or spoilt(text) == "an error"})
+        for text in marks:
+            warn_user(
+                Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank.")
+            )
+        if not self._indices and 2 * sum(map(bool, map(re.compile(r"[0-9\s]+").fullmatch, new_texts))) > len(new) > 1:
+            warn_user(Notice("Most descriptions are numbers. Check that their column is the right one."))
+        indices = {pair: len(self._indices) + i for i, pair in enumerate(new)}
         rows = np.array([self._indices.get(pair, indices.get(pair, -1)) for pair in pairs], dtype=np.int64)
-        _check([text for text, _ in new], is_first=not self._indices)
         if len(self._indices) < self._room:
             self._indices |= indices
-        return Descriptions([text for text, _ in new], [lang for _, lang in new], rows)
+        return Descriptions(new_texts, [lang for _, lang in new], rows)
 
     def _read_languages(self, langs: set[str]) -> None:
-        """Read languages that are new; a notice names those that the model does not know."""
-        codes = {lang: Language(lang if isinstance(lang, str) else "") for lang in langs}
-        known = {*map(Language, self._languages), Language()}
-        is_strange = (lambda code: code not in known) if self._languages else (lambda code: not code.is_known)
-        if strange := sorted(lang for lang, code in codes.items() if is_strange(code)):
-            warn_user(UnknownLanguageWarning(strange, self._languages))
-        self._codes |= codes
+        """Read languages that are new; a notice names those that the model, or if it knows all, the table lacks."""
+        known = self._languages
+        self._codes |= {lang: Language(lang if isinstance(lang, str) else "") for lang in langs}
+        own = {*map(Language, known), Language()}
+        is_strange = (lambda code: code not in own) if known else (lambda code: not code.is_known)
+        strange = sorted(lang for lang in langs if is_strange(self._codes[lang]))
+        if strange and not known:
+            warn_user(Notice(not_in_table(strange)))
+        elif strange:
+            warn_user(
+                Notice(
+                    f"The model does not know the language {', '.join(map(with_nearest, strange))} and treats it as "
+                    f"unknown (unk); it knows {', '.join(known)}."
+                )
+            )
 
 
-def _check(texts: Sequence[str], *, is_first: bool) -> None:
-    """Name texts that are probably no descriptions in notices."""
-    for text in sorted({text for text in texts if text in _MARKS or spoilt(text) == "an error"}):
-        warn_user(Notice(f"The description {text!r} is coded as a word. If it means a missing one, leave it blank."))
-    if is_first and 2 * sum(map(bool, map(re.compile(r"[0-9\s]+").fullmatch, texts))) > len(texts) > 1:
-        warn_user(Notice("Most descriptions are numbers. Check that their column is the right one."))
+def readings(
+    texts: Sequence[str],
+    langs: Sequence[str],
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    at_least: int,
+    at_most: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Yield descriptions as a model reads them, in batches of similar lengths, the shortest first.
+
+    Parameters
+    ----------
+    texts, langs : sequence of str, of n
+        Descriptions, and the codes of their languages; see `Language`.
+    at_least, at_most : int
+        Number of descriptions of a batch; at least so many, if there are, even if their lengths differ.
+
+    Yields
+    ------
+    rows : ndarray of int, of shape (B,)
+        Indices of the batch's descriptions.
+    ids : ndarray of int, of shape (B, S)
+        Token ids.
+    characters : ndarray of int, of shape (B, L), or None
+        Characters for the linear expert, if the model has one.
+    """
+    own = {lang: Language(lang).among(config.languages) for lang in set(langs)}
+    joined = join_language(normalize(texts, config.text_normalization), [own[lang] for lang in langs])
+    tokens = tokenize(joined, max_len=config.max_len, tokenizer=tokenizer)
+    if tokens.num_cut:
+        limit = f"longer than {config.max_len} {tokenizer.unit}."
+        one = f"description is truncated: with the language it is {limit}"
+        many = f"descriptions are truncated: with the language they are {limit}"
+        warn_user(CountedNotice(tokens.num_cut, one, many))
+    order = np.argsort(tokens.lengths, kind="stable")
+    lengths, start = tokens.lengths[order], 0
+    while start < len(order):
+        alike = int(np.searchsorted(lengths, _LIKE * lengths[start], side="right"))
+        rows = order[start : min(max(alike, start + at_least), start + at_most)]
+        ids = tokens.pad(rows, max_len=config.max_len, num_positions=config.pad_to)
+        characters = lower_characters([joined[row] for row in rows]) if config.num_linear_features else None
+        yield rows, ids, characters
+        start += len(rows)
+
+
+def thresholds_of(config: ModelConfig, langs: Sequence[str], given: float | None = None) -> np.ndarray:
+    """Return the threshold of each description, of shape (n,): the given one, its language's, or the default."""
+    if given is not None:
+        return np.full(len(langs), given, dtype=np.float32)
+    own: dict[str, float] = {Language(lang): threshold for lang, threshold in config.thresholds.items()}
+    default = own.get(ALL_LANGUAGES, config.default_threshold)
+    found = {lang: own.get(Language(Language(lang).among(config.languages)), default) for lang in set(langs)}
+    return np.array([found[lang] for lang in langs], dtype=np.float32)

@@ -1,26 +1,21 @@
-"""Coding with an exported model, with numpy and onnxruntime, without torch."""
+"""Coding with an exported model, with numpy, pandas and onnxruntime, without torch."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from histocoder.config import ModelConfig, PredictOptions
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import CHARACTERS, PretrainedTokenizer
+from histocoder.inference.descriptions import Descriptions, readings, thresholds_of
 from histocoder.inference.predictions import LEAST, NUM_CANDIDATES, Prediction
-from histocoder.inference.reading import readings, thresholds_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CONFIG_FILE, TOKENIZER_FOLDER = "config.json", "tokenizer"
 ENCODER_FILE, NGRAMS_FILE, LINEAR_FILE = "encoder.onnx", "linear_ngrams.onnx", "linear.npz"
@@ -59,20 +54,30 @@ class OnnxCoder:
     """
 
     def __init__(self, folder: str | Path, *, num_threads: int | None = None) -> None:
-        self._folder, self._num_threads = Path(folder), num_threads
-        self._session = cache(self._open_session)
-        if not (self._folder / ENCODER_FILE).is_file():
+        folder = Path(folder)
+        if not (folder / ENCODER_FILE).is_file():
             raise UserError(
                 f"{folder} holds no exported model: it has no {ENCODER_FILE}. Write one with histocoder export --model "
                 f"MODEL --onnx {folder}."
             )
         try:
-            values = json.loads((self._folder / CONFIG_FILE).read_text(encoding="utf-8"))
-            self._config = ModelConfig.from_dict(values)
-        except (OSError, ValueError, AttributeError) as error:
-            raise DamagedError(f"{self._folder / CONFIG_FILE} can't be read ({error}).") from error
-        self._session(ENCODER_FILE)  # raises an error now if it is damaged
-        tokenizer = self._folder / TOKENIZER_FOLDER
+            import onnxruntime
+        except ImportError as error:
+            raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if num_threads is not None:
+            options.intra_op_num_threads = num_threads
+        try:
+            self._config = ModelConfig.from_dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+            how = {"sess_options": options, "providers": ["CPUExecutionProvider"]}
+            self._encoder = onnxruntime.InferenceSession(folder / ENCODER_FILE, **how)
+            if self._config.num_linear_features:
+                self._ngrams = onnxruntime.InferenceSession(folder / NGRAMS_FILE, **how)
+                self._expert = dict(np.load(folder / LINEAR_FILE))
+        except Exception as error:  # onnxruntime has no class of its own for all of them
+            raise DamagedError(f"The model in {folder} can't be read ({str(error).splitlines()[0]}).") from error
+        tokenizer = folder / TOKENIZER_FOLDER
         self._tokenizer = PretrainedTokenizer.from_folder(tokenizer) if tokenizer.is_dir() else CHARACTERS
         self._num_blocks = build_formatter(**self._config.formatter).num_blocks
         self._is_code = np.array([bool(code) for code in self._config.codes])
@@ -99,7 +104,7 @@ class OnnxCoder:
         min_confidence: float = 0.0,
         batch_size: int = 64,
     ) -> pd.DataFrame:
-        """Code descriptions, and return a DataFrame; needs pandas.
+        """Code descriptions.
 
         Parameters
         ----------
@@ -109,79 +114,43 @@ class OnnxCoder:
 
         The other parameters and the result are those of `Coder.predict`.
         """
-        try:
-            import pandas as pd
-
-            from histocoder.inference.descriptions import Descriptions  # which needs pandas
-        except ImportError as error:
+        config, mode = self._config, mode or self.mode
+        PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)  # which checks them
+        if mode not in MODES:
             raise UserError(
-                "predict returns a table, which needs pandas. Install it, or use predict_arrays."
-            ) from error
-
-        distinct = Descriptions.of(texts, lang, languages=self._config.languages)
-        options = PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size)
-        prediction = self._code(distinct.texts, distinct.langs, options).take(distinct.rows)
+                f"The mode {mode} needs the decoder, which an exported model does not have; open the model itself "
+                "where PyTorch is installed."
+            )
+        distinct = Descriptions.of(texts, lang, languages=config.languages)
+        thresholds = thresholds_of(config, distinct.langs, threshold)
+        sizes = {"at_least": _AT_LEAST, "at_most": batch_size}
+        parts = []
+        for rows, ids, characters in readings(distinct.texts, distinct.langs, config, self._tokenizer, **sizes):
+            beliefs = self._beliefs(ids, characters if mode == "combined" else None)
+            if mode == "combined":
+                part = without_decoder(beliefs, config.experts, self.codes)
+            else:
+                order = np.argsort(-beliefs["flat"], axis=1, kind="stable")[:, : self._num_blocks]
+                probs = np.take_along_axis(beliefs["flat"], order, 1).astype(np.float64)
+                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds[rows])
+            parts.append((rows, part))
+        prediction = Prediction.join(parts, Prediction.empty(self._num_blocks)).take(distinct.rows)
         prediction.drop_unsure(min_confidence)
-        frame = prediction.frame(self._config)
+        frame = prediction.frame(config)
         return frame.set_axis(texts.index) if isinstance(texts, pd.Series) else frame
 
-    def predict_arrays(
-        self,
-        texts: Sequence[str],
-        langs: Sequence[str],
-        *,
-        mode: str | None = None,
-        threshold: float | None = None,
-        batch_size: int = 64,
-    ) -> Prediction:
-        """Code descriptions, one at a time, with numpy and onnxruntime alone.
-
-        Parameters
-        ----------
-        texts : sequence of str, of n descriptions
-        langs : sequence of str, of n
-            Codes of languages as the model knows them; "unk" is unknown.
-        mode, threshold, batch_size
-            See `predict`.
-
-        Returns
-        -------
-        Prediction
-            Codes (n, width), their probabilities and the confidence (n,), as arrays.
-        """
-        return self._code(texts, langs, PredictOptions(mode=mode, threshold=threshold, batch_size=batch_size))
-
-    def _code(self, texts: Sequence[str], langs: Sequence[str], options: PredictOptions) -> Prediction:
-        """Return the codes of n descriptions, none of them missing."""
-        options = replace(options, mode=options.mode or self.mode)  # which is checked with it
-        if options.mode not in MODES:
-            raise UserError(
-                f"The mode {options.mode} needs the decoder, which an exported model does not have; open the model "
-                "itself where PyTorch is installed."
-            )
-        parts, thresholds = [], thresholds_of(self._config, langs, options.threshold)
-        for rows, ids, characters in readings(
-            texts, langs, self._config, self._tokenizer, at_least=_AT_LEAST, at_most=options.batch_size
-        ):
-            (flat_logits,) = self._session(ENCODER_FILE).run(None, {"input_ids": ids.astype(np.int64)})
-            to_probabilities = _softmax if self._config.flat_loss == "softmax" else _sigmoid
-            probabilities = to_probabilities(flat_logits)[:, self._is_code]
-            if options.mode == "flat":
-                order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self._num_blocks]
-                probs = np.take_along_axis(probabilities, order, 1).astype(np.float64)
-                part = Prediction.above(np.array(self.codes, dtype=object)[order], probs, thresholds[rows])
-            else:
-                beliefs = {"flat": probabilities}
-                if characters is not None:
-                    beliefs["linear"] = _softmax(self._linear(characters)[:, self._is_code])
-                part = without_decoder(beliefs, self._config.experts, self.codes)
-            parts.append((rows, part))
-        return Prediction.join(parts, len(texts), width=self._num_blocks)
+    def _beliefs(self, ids: np.ndarray, characters: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Return the experts' probabilities of the codes, each (B, num_codes), the linear expert's from characters."""
+        (logits,) = self._encoder.run(None, {"input_ids": ids.astype(np.int64)})
+        flat = _softmax(logits) if self._config.flat_loss == "softmax" else 1 / (1 + np.exp(-logits))
+        if characters is None:
+            return {"flat": flat[:, self._is_code]}
+        return {"flat": flat[:, self._is_code], "linear": _softmax(self._linear(characters)[:, self._is_code])}
 
     def _linear(self, characters: np.ndarray) -> np.ndarray:
         """Return the log-odds of `LinearExpert` for characters (B, S), of shape (B, num_classes)."""
         known, idf, weight, bias = (self._expert[name] for name in ("buckets", "idf", "weight", "bias"))
-        (buckets,) = self._session(NGRAMS_FILE).run(None, {"characters": characters.astype(np.int64)})
+        (buckets,) = self._ngrams.run(None, {"characters": characters.astype(np.int64)})
         buckets = buckets.reshape(len(characters), -1)
         row, at = (buckets >= 0).nonzero()
         bucket = buckets[row, at]
@@ -194,28 +163,6 @@ class OnnxCoder:
         shares, starts = tfidf / norm[row], np.searchsorted(row, np.arange(len(characters) + 1))
         sums = [shares[a:b] @ weight[index[a:b]].astype(np.float32) for a, b in itertools.pairwise(starts)]
         return float(self._expert["sharpness"]) * (np.stack(sums) + bias)
-
-    @cached_property
-    def _expert(self) -> dict[str, np.ndarray]:
-        try:
-            with np.load(self._folder / LINEAR_FILE) as file:
-                return dict(file)
-        except (OSError, ValueError, EOFError) as error:
-            raise DamagedError(f"{self._folder / LINEAR_FILE} can't be read ({error}).") from error
-
-    def _open_session(self, name: str) -> Any:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise UserError("Exported models need onnxruntime. Install it: pip install 'histocoder[onnx]'.") from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if self._num_threads is not None:
-            options.intra_op_num_threads = self._num_threads
-        try:
-            return onnxruntime.InferenceSession(self._folder / name, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has no class of its own for all of them
-            raise DamagedError(f"{self._folder / name} can't be read ({str(error).splitlines()[0]}).") from error
 
 
 def without_decoder(
@@ -244,7 +191,3 @@ def without_decoder(
 def _softmax(x: np.ndarray) -> np.ndarray:
     powers = np.exp(x - x.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))

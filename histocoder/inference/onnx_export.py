@@ -18,23 +18,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from histocoder.checkpoints.model_files import CARD_FILE, save_config
-from histocoder.config import PredictOptions
-from histocoder.data.examples import Examples
 from histocoder.errors import UserError
 from histocoder.files import make_folder, temporary_folder, write_text
 from histocoder.formatters.tokenizers import join_language, lower_characters, tokenize
 from histocoder.inference.coder import Coder
-from histocoder.inference.descriptions import Descriptions
-from histocoder.inference.onnx_coder import (
-    ENCODER_FILE,
-    LINEAR_FILE,
-    MODES,
-    NGRAMS_FILE,
-    TOKENIZER_FOLDER,
-    OnnxCoder,
-    without_decoder,
-)
-from histocoder.inference.predictions import Prediction, code_columns
+from histocoder.inference.onnx_coder import ENCODER_FILE, LINEAR_FILE, NGRAMS_FILE, TOKENIZER_FOLDER, OnnxCoder
+from histocoder.inference.predictions import code_columns
 from histocoder.log import log
 from histocoder.model import MixerModel
 from histocoder.model.linear_expert import SHARPNESS, linear_ngrams
@@ -42,7 +31,6 @@ from histocoder.model.ngram import NgramEncoder, Ngrams
 
 _OPSET = 20
 _SAMPLE = ("wine and spirit merchant", "farmer", "boot & shoe maker (retired)")  # to record graphs with
-_NUM_COMPARED = 1000
 _TOLERANCE = 1e-4  # largest difference of probabilities
 
 
@@ -55,7 +43,7 @@ def check_installed() -> None:
         )
 
 
-def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | None = None) -> None:
+def export(coder: Coder, folder: Path, texts: list[str], langs: list[str], *, int8: bool = False) -> None:
     """Write a model as ONNX graphs, whole or not at all; `OnnxCoder` runs them.
 
     Parameters
@@ -64,10 +52,10 @@ def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | 
         Model in fp32, on the CPU.
     folder : Path
         Folder that does not exist yet.
-    examples : Examples
+    texts, langs : list of str
         Descriptions on which the graphs are compared with the model.
-    max_loss : float, optional
-        Points of accuracy that may be lost by keeping weights in 8 bits; by default they stay in fp32.
+    int8 : bool
+        Whether to keep the encoder's weights in 8 bits.
     """
     make_folder(folder.absolute().parent)
     with temporary_folder(folder) as temporary:
@@ -75,75 +63,21 @@ def export(coder: Coder, folder: Path, examples: Examples, *, max_loss: float | 
         save_config(temporary, coder.model.config)
         coder.model.tokenizer.save(temporary / TOKENIZER_FOLDER)
         write_text(temporary / CARD_FILE, coder.card)
-        exported = OnnxCoder(temporary)
-        log.info(_comparison(coder, exported, examples.take(np.arange(min(_NUM_COMPARED, len(examples))))))
-        if max_loss is not None:
-            before = _accuracy(exported, examples)
+        model, graphs = (one.predict(texts, langs, mode="flat") for one in (coder, OnnxCoder(temporary)))
+        difference = float((model["conf"] - graphs["conf"]).abs().max())
+        if difference > _TOLERANCE:
+            raise UserError(f"The graphs do not match the model: probabilities differ by up to {difference:.0e}.")
+        if int8:
             quantize(temporary)
-            after = _accuracy(OnnxCoder(temporary), examples)
-            said = f"{before:.1f} % in fp32, {after:.1f} % in int8"
-            log.info(f"Accuracy in the mode {exported.mode} on {len(examples):,} rows: {said}.")
-            if before - after > max_loss:
-                raise UserError(
-                    f"In int8 the model loses {before - after:.1f} points of accuracy, more than --max-loss "
-                    f"{max_loss:g}; nothing was written. Export it without --int8."
-                )
+        exported = OnnxCoder(temporary)
+        ours, theirs = coder.predict(texts, langs, progress=False), exported.predict(texts, langs)
+        pairs = zip(*(table[[*code_columns(table)]].to_numpy(dtype=object) for table in (ours, theirs)), strict=True)
+        same = np.mean([set(pd.Series(one).dropna()) == set(pd.Series(other).dropna()) for one, other in pairs])
+        log.info(
+            f"In the mode {exported.mode}, {100 * same:.1f} % of {len(texts):,} descriptions get the codes that the "
+            f"model with its decoder gives in the mode {coder.mode}."
+        )
         os.replace(temporary, folder)
-
-
-def _comparison(coder: Coder, exported: OnnxCoder, examples: Examples) -> str:
-    """Return how graphs compare with their model on examples; raise a UserError if they give other codes."""
-    most = 0.0
-    answers = {mode: exported.predict(examples.texts, examples.langs, mode=mode) for mode in MODES}
-    for mode, theirs in answers.items():
-        ours = predict_without_decoder(coder, examples, mode=mode)
-        codes = list(code_columns(ours))
-        probs = [name for name in ours if name.startswith("prob_") or name == "conf"]
-        num_others = int((ours[codes].fillna("") != theirs[codes].fillna("")).any(axis=1).sum())
-        difference = float((ours[probs] - theirs[probs]).abs().max().max())
-        if num_others or difference > _TOLERANCE:
-            raise UserError(
-                f"The graphs do not match the model: in the mode {mode}, codes differ for {num_others:,} of "
-                f"{len(examples):,} descriptions, and probabilities by up to {difference:.0e}. Nothing was written."
-            )
-        most = max(most, difference)
-    whole = coder.predict(examples.texts, examples.langs, progress=False)
-    same = [a == b for a, b in zip(_code_sets(whole), _code_sets(answers[exported.mode]), strict=True)]
-    return (
-        f"Same codes as the model without its decoder for {len(examples):,} descriptions; probabilities differ by "
-        f"{most:.0e} at most. With the decoder, in the mode {coder.mode}, {100 * np.mean(same):.1f} % of the codes are "
-        "the same."
-    )
-
-
-def predict_without_decoder(coder: Coder, examples: Examples, *, mode: str) -> pd.DataFrame:
-    """Return what an exported model has to predict, by the model itself."""
-    if mode == "flat":
-        return coder.predict(examples.texts, examples.langs, mode="flat", progress=False)
-    config = coder.model.config
-
-    @torch.inference_mode()
-    def work(ids: Tensor, _thresholds: Tensor, characters: Tensor | None) -> Prediction:
-        beliefs = coder.decoding.beliefs(coder.encode(ids, characters))
-        return without_decoder({name: x.numpy() for name, x in beliefs.items()}, config.experts, coder.codes)
-
-    texts, langs, rows = Descriptions.of(examples.texts, examples.langs, languages=config.languages)
-    parts = list(coder.each_batch(work, texts, langs, PredictOptions()))
-    return Prediction.join(parts, len(texts), width=1).take(rows).frame(config)
-
-
-def _accuracy(exported: OnnxCoder, examples: Examples) -> float:
-    """Return the percentage of rows that get exactly their codes."""
-    ours = _code_sets(exported.predict(examples.texts, examples.langs))
-    return 100 * float(np.mean([a == b for a, b in zip(ours, _sets(examples.codes), strict=True)]))
-
-
-def _code_sets(prediction: pd.DataFrame) -> list[set[str]]:
-    return _sets(prediction[list(code_columns(prediction))])
-
-
-def _sets(codes: pd.DataFrame) -> list[set[str]]:
-    return [{code for code in row if isinstance(code, str)} for row in codes.to_numpy(dtype=object)]
 
 
 def quantize(folder: Path) -> None:

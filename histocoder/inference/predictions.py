@@ -32,17 +32,18 @@ class Prediction(NamedTuple):
     """Confidence in the whole prediction, of shape (n,)."""
 
     @classmethod
-    def join(cls, parts: Sequence[tuple[np.ndarray, Prediction]], num_rows: int, *, width: int) -> Prediction:
-        """Put batches, each with the indices of its rows, in order; `width` is that of no batches."""
-        code_width = max((part.codes.shape[1] for _, part in parts), default=width)
-        prob_width = max((part.probs.shape[1] for _, part in parts), default=width)
-        codes = np.full((num_rows, code_width), None, dtype=object)
-        probs, conf = np.full((num_rows, prob_width), np.nan), np.full(num_rows, np.nan)
-        for rows, part in parts:
-            codes[rows, : part.codes.shape[1]] = part.codes
-            probs[rows, : part.probs.shape[1]] = part.probs
-            conf[rows] = part.conf
-        return cls(codes, probs, conf)
+    def empty(cls, width: int, *, has_codes: bool = True) -> Prediction:
+        """Return the prediction for no descriptions."""
+        return cls(np.empty((0, width if has_codes else 0), dtype=object), np.empty((0, width)), np.empty(0))
+
+    @classmethod
+    def join(cls, parts: Sequence[tuple[np.ndarray, Prediction]], empty: Prediction) -> Prediction:
+        """Put batches, each with the indices of its rows, in the order of these; return `empty` if there are none."""
+        if not parts:
+            return empty
+        indices, found = zip(*parts, strict=True)
+        order = np.argsort(np.concatenate(indices))
+        return cls(*(np.concatenate(arrays)[order] for arrays in zip(*found, strict=True)))
 
     def take(self, rows: np.ndarray) -> Prediction:
         """Return the predictions at some indices; -1 stands for a missing description, which has no codes."""
@@ -52,39 +53,43 @@ class Prediction(NamedTuple):
     @classmethod
     def above(cls, codes: np.ndarray, probs: np.ndarray, thresholds: np.ndarray) -> Prediction:
         """Keep the first code of each row, and others with probabilities above its threshold (n,), in place."""
-        conf, left_out = probs[:, 0].copy(), probs <= thresholds[:, None]
+        left_out = probs <= thresholds[:, None]
         left_out[:, 0] = False
         codes[left_out], probs[left_out] = None, np.nan
-        width = int((~left_out).sum(1).max())
-        return cls(codes[:, :width], probs[:, :width], conf)
+        return cls(codes, probs, probs[:, 0].copy())
 
     def drop_unsure(self, min_confidence: float) -> None:
         """Make the codes of rows with less `conf` missing, in place."""
         unsure = self.conf < min_confidence
         self.codes[unsure], self.probs[unsure] = None, np.nan
 
-    def frame(self, config: ModelConfig) -> pd.DataFrame:
-        """Return the columns of `Coder.predict`, named as `column_names` names them."""
+    def frame(self, config: ModelConfig, *, has_alternatives: bool = False) -> pd.DataFrame:
+        """Return the columns of `Coder.predict`: codes as in the training data, `prob_1`, `desc_1`, …, `conf`.
+
+        If all codes but the first are alternatives to it, as of mode topk in a file, their columns begin with `alt_`.
+        """
         import pandas as pd
 
-        if self.codes.shape[1] < self.probs.shape[1]:
+        width = self.codes.shape[1]
+        if width < self.probs.shape[1]:
             return pd.DataFrame(self.probs, columns=list(filter(None, config.codes)))
-        columns: list[np.ndarray] = []
-        for codes, probs in zip(self.codes.T, self.probs.T, strict=True):
-            columns += [codes, probs]
+        columns: dict[str, np.ndarray] = {}
+        for i, name in enumerate(config.code_columns(width)):
+            alt = "alt_" if has_alternatives and i else ""
+            columns |= {f"{alt}{name}": self.codes[:, i], f"{alt}prob_{i + 1}": self.probs[:, i]}
             if config.descriptions:
-                columns.append(np.array([config.descriptions.get(code) for code in codes], dtype=object))
-        return pd.DataFrame(dict(zip(column_names(config, self.codes.shape[1]), [*columns, self.conf], strict=True)))
-
-
-def column_names(config: ModelConfig, width: int) -> list[str]:
-    """Return the names of the columns of so many codes, of their probabilities and meanings, and of the confidence."""
-    more = ("prob", "desc") if config.descriptions else ("prob",)
-    names = enumerate(config.code_columns(width), 1)
-    return [*(name for i, code in names for name in (code, *(f"{one}_{i}" for one in more))), "conf"]
+                meanings = [config.descriptions.get(code) for code in self.codes[:, i]]
+                columns[f"{alt}desc_{i + 1}"] = np.array(meanings, dtype=object)
+        return pd.DataFrame({**columns, "conf": self.conf})
 
 
 def code_columns(names: Iterable[str]) -> dict[str, str]:
-    """Return the columns of codes among `column_names`, or names with prefixes -> those of their probabilities."""
+    """Return the columns of codes among those of `Prediction.frame`, with or without prefixes -> their probabilities'.
+
+    Examples
+    --------
+    >>> code_columns(["hisco_1", "prob_1", "desc_1", "conf"])
+    {'hisco_1': 'prob_1'}
+    """
     pairs = itertools.pairwise(names)
     return {code: prob for code, prob in pairs if re.search(r"prob_[0-9]+$", prob)}

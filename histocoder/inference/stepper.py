@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,12 +15,18 @@ from histocoder.model.prior import Prior, PriorSteps
 _WORTH_COPYING = 0.75  # memory of rows that have ended is dropped if no more than this share remains
 
 
-def select_rows(
-    rows: Tensor | slice, memory: Tensor, memory_mask: Tensor | None, prior: Prior | None
-) -> tuple[Tensor, Tensor | None, Prior | None]:
-    """Return some rows of what a batch is decoded from."""
-    mask = None if memory_mask is None else memory_mask[rows]
-    return memory[rows], mask, None if prior is None else prior.rows(rows)
+class Source(NamedTuple):
+    """Encoded rows that are decoded; see `Decoder.forward`."""
+
+    memory: Tensor  # of shape (B, S, dim)
+    memory_mask: Tensor | None = None  # of shape (B, S)
+    prior: Prior | None = None
+
+    def rows(self, rows: Tensor | slice) -> Source:
+        mask, prior = self.memory_mask, self.prior
+        return Source(
+            self.memory[rows], None if mask is None else mask[rows], None if prior is None else prior.rows(rows)
+        )
 
 
 class Stepper:
@@ -29,25 +37,24 @@ class Stepper:
 
     Parameters
     ----------
-    decoder, memory, memory_mask, prior
-        See `Decoder.forward`; used without dropout.
+    decoder : Decoder
+        Used without dropout.
+    source : Source
 
     Examples
     --------
     >>> decoder = Decoder(8, 4, num_heads=2).eval()
-    >>> stepper = Stepper(decoder, torch.zeros(2, 3, 4))
+    >>> stepper = Stepper(decoder, Source(torch.zeros(2, 3, 4)))
     >>> stepper.step(torch.tensor([[2], [2]])).shape
     torch.Size([2, 1, 8])
     """
 
-    def __init__(
-        self, decoder: Decoder, memory: Tensor, memory_mask: Tensor | None = None, prior: Prior | None = None
-    ) -> None:
+    def __init__(self, decoder: Decoder, source: Source) -> None:
         self._decoder = decoder
-        memory, memory_mask = seen_memory(memory, memory_mask)
+        memory, memory_mask = seen_memory(source.memory, source.memory_mask)
         self._mask = None if memory_mask is None else memory_mask[:, None, None, :]
         self._layers = [_Layer(layer, memory) for layer in decoder.decoder.layers]  # type: ignore[arg-type]
-        self._prior = None if prior is None else PriorSteps(prior)
+        self._prior = None if source.prior is None else PriorSteps(source.prior)
         self._batch = len(memory)
         self._rows = torch.arange(self._batch, device=memory.device)  # those that have nodes still
         self._index = torch.zeros_like(self._rows)[:, None]  # of the previous level's nodes in the cache, (B, W)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from histocoder import __version__
 from histocoder.checkpoints.hub import local_folder
 from histocoder.config import PredictConfig
 from histocoder.data.languages import Language, chosen_language
@@ -33,31 +31,26 @@ class TableCoder:
 
     Attributes
     ----------
-    names : list of str
-        Columns of `Coder.predict`, and of `Known.code`.
     schema : pa.Schema
-        The columns as they are appended.
-    num_known : int, optional
-        Number of rows that got the codes of hand-coded descriptions, if there are any.
+        Columns of codes that are appended.
+    num_known : int
+        Number of rows that got the codes of hand-coded descriptions.
     block_rows : int
         Number of rows of a block that has room in memory.
     """
 
     def __init__(self, coder: Coder, config: PredictConfig, *, known: Known | None = None) -> None:
-        self._coder, self._config, self._known = coder, config, known
-        column_names = coder.column_names if known is None else partial(known.column_names, coder)
-        self.names = column_names(config.mode, k=config.k)
-        kinds = [pa.float64() if _is_number(name, config) else pa.string() for name in self.names]
-        self.schema = pa.schema(list(zip(config.output_names(self.names), kinds, strict=True)))
-        self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // len(self.names)))
-        self._room = min(REMEMBERED, REMEMBERED_CELLS // len(self.names))
+        self._coder, self._config, self._known, self.num_known = coder, config, known, 0
+        self._remembered = self.code([], [])
+        self.schema, width = self._remembered.schema, self._remembered.num_columns
+        self.block_rows = min(_BLOCK_ROWS, -(-_BLOCK_CELLS // width))
+        self._room = min(REMEMBERED, REMEMBERED_CELLS // width)
         self._distinct = DistinctDescriptions(coder.model.config.languages, room=self._room)
-        self._remembered = self.schema.empty_table()
-        self.num_known = None if known is None else 0
 
     def find(self, block: pa.Table) -> Descriptions:
         """Return a block's descriptions that no earlier block has, and the index of each row's."""
-        texts, *langs = (strings(block[name], f"The column {name!r}").to_pylist() for name in self._config.input_cols)
+        columns = self._config.settings_of_columns
+        texts, *langs = (strings(block[name], f"The column {name!r}").to_pylist() for name in columns)
         return self._distinct.add(texts, langs[0] if langs else [self._config.language] * len(block))
 
     def code(
@@ -69,21 +62,16 @@ class TableCoder:
         cancel: Callable[[], bool] | None = None,
     ) -> pa.Table:
         """Return the columns of codes of distinct descriptions."""
-
+        how: dict[str, Any] = {"progress": progress, "cancel": cancel}
         if self._known is None:
-            found = self._coder.code_distinct(texts, langs, self._config, progress=progress, cancel=cancel)
-            frame = found.frame(self._coder.model.config)
+            found = self._coder.code_distinct(texts, langs, self._config, **how)
+            frame = found.frame(self._coder.model.config, has_alternatives=self._config.mode == "topk")
         else:
-            frame = self._known.code(self._coder, texts, langs, self._config, progress=progress, cancel=cancel)
-        columns = []
-        for name, kind in zip(self.names, self.schema.types, strict=True):
-            if name not in frame:  # flat may have found fewer codes
-                columns.append(pa.nulls(len(frame), kind))
-            else:
-                cells = frame[name].to_numpy()
-                cells = np.round(cells, _DECIMALS) if pa.types.is_floating(kind) else cells
-                columns.append(pa.array(cells, kind, from_pandas=True))
-        return pa.Table.from_arrays(columns, schema=self.schema)
+            frame = self._known.code(self._coder, texts, langs, self._config, **how)
+        frame = frame.round(_DECIMALS).add_prefix(self._config.columns)
+        kinds = [pa.float64() if kind.kind == "f" else pa.string() for kind in frame.dtypes]
+        schema = pa.schema(list(zip(frame.columns, kinds, strict=True)))
+        return pa.Table.from_pandas(frame, schema, preserve_index=False).replace_schema_metadata()
 
     def append(self, block: pa.Table, codes: pa.Table, rows: np.ndarray) -> pa.Table:
         """Return a block with its language, if one was given for all rows, and the columns of codes behind its own.
@@ -101,14 +89,9 @@ class TableCoder:
             block = block.append_column(name, pa.repeat(str(Language(self._config.language)), len(block)))
         for name, column in zip(self.schema.names, codes.take(pa.array(rows, mask=rows < 0)).columns, strict=True):
             block = block.append_column(name, column)
-        if self.num_known is not None:
+        if self._known is not None:
             self.num_known += pc.sum(pc.equal(block[-1], KNOWN), min_count=0).as_py()
         return block
-
-
-def _is_number(name: str, config: PredictConfig) -> bool:
-    """Return whether a column of `Coder.predict` holds numbers."""
-    return config.mode == "full" or name == "conf" or name.startswith(("prob_", "alt_prob_"))
 
 
 @dataclass(frozen=True)
@@ -119,7 +102,6 @@ class BlockCoder:
     config: PredictConfig
     device: str
     precision: str
-    version: str = __version__
 
     @classmethod
     def of(cls, model: str | Path, header: Sequence[str], *, device: str, precision: str, **options: Any) -> BlockCoder:
@@ -128,10 +110,10 @@ class BlockCoder:
         coder = Coder.from_pretrained(folder, "cpu")
         config = PredictConfig(**{"input": "The table", **options})
         config = replace(config, mode=config.mode or coder.mode)
-        for column in config.input_cols:
+        for column in config.settings_of_columns:
             if column not in header:
                 raise UserError(f"{config.input} has no column {column!r}; it has: {', '.join(header)}.")
-        config.output_names(coder.column_names(config.mode, k=config.k), taken=header)
+        config.check_free(TableCoder(coder, config).schema.names, taken=header)
         chosen_language(config.language, coder.model.config.languages)
         return cls(folder, config, device, precision)
 
@@ -146,12 +128,5 @@ class BlockCoder:
 
 @cache
 def _open(job: BlockCoder) -> TableCoder:
-    """Open a model, once in a process; raise a UserError where the workers are not alike."""
-    if job.version != __version__:
-        raise UserError(
-            f"{socket.gethostname()} has histocoder {__version__}, and another machine {job.version}. Install one "
-            "version on all machines."
-        )
-    if not Path(job.model).is_dir():
-        raise UserError(f"{socket.gethostname()} does not see {job.model}. Name a folder that all machines see.")
+    """Open a model, once in a process."""
     return TableCoder(Coder.from_pretrained(job.model, job.device, precision=job.precision), job.config)

@@ -9,7 +9,8 @@ from histocoder.config import NUM_GREEDY, TrainConfig
 from histocoder.data.dataset import Batch, OccupationDataset
 from histocoder.data.samplers import SequentialSampler
 from histocoder.formatters.systems import EOS, PAD
-from histocoder.inference.greedy import greedy
+from histocoder.inference.search import greedy
+from histocoder.inference.stepper import Source
 from histocoder.model import MixerModel
 from histocoder.training import losses
 
@@ -79,9 +80,8 @@ def _batch_sums(model: MixerModel, batch: Batch, freely: Tensor, *, num_blocks: 
         memory = memory.to(model.decoder.head.weight.dtype)
         prior = None if prior is None else prior.rows(freely)
         length = true.shape[1]
-        tokens, _ = greedy(
-            model.decoder, memory[freely], mask, prior, num_tokens=length, block_size=length // num_blocks
-        )
+        source = Source(memory[freely], mask, prior)
+        tokens, _ = greedy(model.decoder, source, num_tokens=length, block_size=length // num_blocks)
         right[freely] = exact_set(true[freely], tokens[:, 1:], num_blocks=num_blocks)
     flat_right = flat_exact_set(
         model.class_probabilities(flat_logits), batch.class_ids, threshold=model.config.default_threshold

@@ -20,10 +20,9 @@ from histocoder.config import ModelConfig, PrepareConfig
 from histocoder.data.example_files import ExampleFiles
 from histocoder.data.languages import NAMES, Language
 from histocoder.data.prepare import prepare
-from histocoder.errors import UserError
+from histocoder.errors import Notice, UserError
 from histocoder.formatters import build_formatter
-from histocoder.inference.descriptions import Descriptions, UnknownLanguageWarning
-from histocoder.inference.reading import thresholds_of
+from histocoder.inference.descriptions import Descriptions, thresholds_of
 from histocoder.inference.table_coder import BlockCoder
 
 SWEDISH = ["se", "sv", "SV", "Swedish", " swedish ", "sv-SE", "sv_FI"]
@@ -49,9 +48,9 @@ def test_a_model_is_given_the_code_it_knows(known: str):
     assert found.langs == ["se"] and found.rows.tolist() == [0] * len(SWEDISH)
     assert [Language("se").among(("da", known)), Language("se").among(())] == [known, "se"]  # () of a published model
     assert [Language("xx").among(("da", known)), Language("xx").among(())] == ["unk", "xx"]
-    with pytest.warns(UnknownLanguageWarning, match="does not know the language 'xx'.* as unknown"):
+    with pytest.warns(Notice, match="does not know the language 'xx'.* as unknown"):
         Descriptions.of(["x"], ["xx"], languages=("da", known))
-    with pytest.warns(UnknownLanguageWarning, match="histocoder does not know: 'xx'"):
+    with pytest.warns(Notice, match="histocoder does not know: 'xx'"):
         Descriptions.of(["x"], ["xx"], languages=())
     config = {**tiny_model().config.to_dict(), "languages": ["da", known, "unk"], "thresholds": {known: 0.3, "*": 0.6}}
     thresholds = thresholds_of(ModelConfig.from_dict(config), ("sv", "se", "da"))
@@ -104,7 +103,7 @@ def test_unknown_languages_of_a_column_are_named(tmp_path: Path, logged: list[st
     table.write_text(table.read_text().replace(",en,", ",Danisch,", 9))
     prepare(PrepareConfig(str(table), ("hisco_1",), language_col="lang"), tmp_path / "out")
     assert any("'Danisch' (did you mean Danish, da?)" in text and "languages of their own" in text for text in logged)
-    with pytest.warns(UnknownLanguageWarning, match="'Danisch' .did you mean Danish, da?.* treats it as unknown"):
+    with pytest.warns(Notice, match="'Danisch' .did you mean Danish, da?.* treats it as unknown"):
         tiny_coder(languages=("en", "unk")).predict(["cook"], ["Danisch"])
 
 

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 
 from histocoder import Coder
 from histocoder.checkpoints.model_files import load_model, save_model
+from histocoder.checkpoints.occcanine import save_occcanine
 from histocoder.checkpoints.training_state import list_checkpoints, verify_checkpoint
 from histocoder.data.augment import Augmenter, WordList
 from histocoder.data.dataset import OccupationDataset
@@ -30,7 +31,6 @@ from histocoder.data.samplers import SequentialSampler, Share
 from histocoder.errors import DamagedError, UserError
 from histocoder.formatters import build_formatter
 from histocoder.formatters.tokenizers import tokenize
-from histocoder.inference.convert_occcanine import save_occcanine
 from histocoder.model import CHARACTERS, Tokenizer, load_encoder, load_tokenizer
 from histocoder.model.encoder import encoder_from_config
 from histocoder.training.frozen import use_encodings
