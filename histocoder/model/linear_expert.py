@@ -34,7 +34,7 @@ class LinearExpert(nn.Module):
 
     @torch.no_grad()
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the log-odds (B, num_classes) of texts (B, S), as `formatters.tokenizers.lower_characters` gives them."""
+        """Return the log-odds (B, num_classes) of texts (B, S), as `tokenizers.lower_characters` gives them."""
         row, bucket = ngram_rows(characters)
         feature = torch.searchsorted(self.buckets, bucket).clamp(max=len(self.buckets) - 1)
         known = self.buckets[feature] == bucket
