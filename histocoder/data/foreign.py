@@ -3,6 +3,7 @@
 import itertools
 import re
 import warnings
+import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -21,6 +22,8 @@ from histocoder.errors import UserError, shown
 
 MAX_ROWS = 1_048_575  # largest number of rows of a sheet, below its header
 _MAX_CHARACTERS = 32_767  # largest number of characters of a cell
+_MAX_BYTES, _MAX_RATIO, _SMALL = 2 << 30, 200, 64 << 20
+"""Limits of a workbook's unpacked size: in bytes, and as a multiple of its packed size, unless it is small."""
 _ZEROS = re.compile(r"0+")
 _LONGEST_NAME = {".dta": 32, ".sav": 64}
 _LONGEST_TEXT = 2045  # number of characters from which Stata needs its type strL
@@ -33,9 +36,17 @@ def read_workbook(path: Path, sheet: str | None, columns: Collection[str]) -> tu
     Returns the table, in which columns with one type of value keep it and others are text; notices to the user; and
     Excel's number of the first row below the header.
 
-    Raises UserError if the file is damaged or protected by a password, or several sheets could be meant.
+    Raises UserError if the file is damaged, too large when unpacked or protected by a password, or several sheets
+    could be meant.
     """
     try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > _MAX_BYTES or size > max(_SMALL, _MAX_RATIO * path.stat().st_size):
+            raise UserError(
+                f"{path} would unpack to {size / 2**30:,.1f} GiB, far more than a workbook of its size holds. If this "
+                "is intended, save the sheet as CSV (UTF-8)."
+            )
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
             found = _choose(path, book, sheet, columns)
