@@ -26,8 +26,7 @@ def run(config: ServeFlags) -> None:
     _check(config)
     import uvicorn
 
-    from histocoder.desk.app import create_app
-    from histocoder.desk.desk import Desk
+    from histocoder.desk.app import Desk, create_app
 
     device = distributed.start(device=config.device)
     model = local_folder(config.model)
@@ -75,7 +74,7 @@ def _check(config: ServeFlags) -> None:
     missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"histocoder serve needs {' and '.join(missing)}: pip install 'histocoder[serve]'.")
-    from histocoder.desk.security import is_loopback
+    from histocoder.desk.app import is_loopback
 
     if not is_loopback(config.host) and not config.token:
         raise UserError(f"At {config.host} others can reach the server, too. Set a secret with --token.")

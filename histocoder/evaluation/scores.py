@@ -1,6 +1,7 @@
-"""Score predicted codes, as sets, against true ones; over tables, where `training.metrics` is over tensors.
+"""Score predicted codes, as sets, against true ones.
 
-A table of code sets has the columns `row` and `code`, and a line for each code of a row's set.
+Sets of codes are a DataFrame with the columns `row`, from 0, and `code`, and a line for each code of a row's set; see
+`code_sets`.
 """
 
 from collections.abc import Sequence
@@ -14,22 +15,12 @@ from histocoder.formatters import MISSING
 
 THRESHOLDS = np.arange(1, 100) / 100  # candidates for the threshold of the flat head's probabilities
 _NUM_BINS = 10  # number of bins of confidence, of equal width
-SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
+_SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
 
 
 def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
-    """Return each row's set of codes.
-
-    Parameters
-    ----------
-    codes : DataFrame or ndarray of str, of shape (n, k)
-        A missing code counts as none; a code that a row has twice counts once.
-
-    Returns
-    -------
-    DataFrame
-        `row`, from 0, and `code`.
+    """Return the sets of codes (str) of shape (n, k): a missing code counts as none, and a repeated one once.
 
     Examples
     --------
@@ -45,12 +36,6 @@ def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
 
 def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> pd.DataFrame:
     """Return the scores of each row.
-
-    Parameters
-    ----------
-    truth, predicted : DataFrame
-        See `code_sets`.
-    num_rows : int
 
     Returns
     -------
@@ -73,16 +58,7 @@ def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> p
 
 
 def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.DataFrame:
-    """Cut codes to their first digits; special codes, such as -1, stay whole.
-
-    Parameters
-    ----------
-    sets : DataFrame
-        See `code_sets`.
-    digits : int
-    separator : str
-        Separator of the digits of a code; "" where each character is one.
-    """
+    """Cut codes to their first digits, which `separator` separates; special codes, such as -1, stay whole."""
 
     def cut(code: str) -> str:
         if code.startswith("-"):
@@ -95,31 +71,18 @@ def cut_codes(sets: pd.DataFrame, digits: int, *, separator: str = "") -> pd.Dat
 
 def seen_groups(times: pd.Series) -> pd.Series:
     """Group numbers of times: 0, 1, 2-5, 6-20, 21-100, >100."""
-    return pd.cut(times, _SEEN_EDGES, labels=SEEN_GROUPS)
+    return pd.cut(times, _SEEN_EDGES, labels=_SEEN_GROUPS)
 
 
-def first_true_rank(truth: pd.DataFrame, ranked: pd.DataFrame | np.ndarray) -> np.ndarray:
-    """Return the rank, from 1, of the first true code among ranked codes.
+def first_true_rank(truth: pd.DataFrame, ranked: np.ndarray) -> np.ndarray:
+    """Return the rank, from 1, of the first true code among ranked codes of shape (n, k), the most probable first.
 
-    Parameters
-    ----------
-    truth : DataFrame
-        See `code_sets`.
-    ranked : DataFrame or ndarray of str, of shape (n, k)
-        The most probable first.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        inf where no true code is among them; NaN for rows without true codes.
+    Of shape (n,): inf where no true code is among them; NaN for rows without true codes.
     """
-    codes = np.asarray(ranked, dtype=object)
-    rows, columns = np.indices(codes.shape)
-    long = pd.DataFrame(
-        {"row": rows.ravel(), "code": pd.Series(codes.ravel(), dtype=object), "rank": columns.ravel() + 1}
-    )
-    first = long.merge(truth, on=["row", "code"]).groupby("row")["rank"].min()
-    ranks = np.full(len(codes), np.nan)
+    found = code_sets(ranked)
+    found["rank"] = found.groupby("row").cumcount() + 1
+    first = found.merge(truth, on=["row", "code"]).groupby("row")["rank"].min()
+    ranks = np.full(len(ranked), np.nan)
     ranks[truth["row"]] = np.inf
     ranks[first.index] = first
     return ranks
@@ -203,52 +166,36 @@ def best_thresholds(
         Language, and "*" for all rows together, -> `threshold` (the middle one of several equally good), `f1` with it,
         and `n`, its rows.
     """
-    num_true = _count(truth, len(langs))
+    num_rows, sizes = len(langs), langs.value_counts()
+    large = sizes.index[sizes >= min_rows]
+    num_true, is_best_one = _count(truth, num_rows), is_best(probable)
     is_true = probable.merge(truth.assign(hit=True), on=["row", "code"], how="left")["hit"].notna().to_numpy()
-    rows, probs = probable["row"].to_numpy(), probable["prob"].to_numpy()
-    lang_of_row, names = pd.factorize(langs)
-    sizes = np.bincount(lang_of_row)
-    f1 = np.empty((len(THRESHOLDS), len(sizes) + 1))
-    best_of_row = is_best(probable).to_numpy()
-    for i, threshold in enumerate(THRESHOLDS):
-        above = (probs > threshold) | best_of_row
-        hits = np.bincount(rows[above & is_true], minlength=len(langs))
-        row_f1 = _f1(hits, num_true, np.bincount(rows[above], minlength=len(langs)))
-        f1[i] = [row_f1.mean(), *(np.bincount(lang_of_row, weights=row_f1) / sizes)]
+    means = {}  # of F1, by threshold and language
+    for threshold in THRESHOLDS:
+        above = (probable["prob"] > threshold) | is_best_one
+        hits, given = (_count(probable[mask], num_rows) for mask in (above & is_true, above))
+        f1 = pd.Series(_f1(hits, num_true, given))
+        means[threshold] = {ALL_LANGUAGES: f1.mean(), **f1.groupby(langs).mean()[large]}
     found = {}
-    for j, (name, size) in enumerate(zip([ALL_LANGUAGES, *names], [len(langs), *sizes], strict=True)):
-        if j == 0 or size >= min_rows:
-            best = np.flatnonzero(np.isclose(f1[:, j], f1[:, j].max(), rtol=0, atol=1e-12))
-            middle = best[len(best) // 2]
-            found[str(name)] = {"threshold": float(THRESHOLDS[middle]), "f1": float(f1[middle, j]), "n": int(size)}
+    for name, f1 in pd.DataFrame(means).T.items():
+        best = np.flatnonzero(np.isclose(f1, f1.max(), rtol=0, atol=1e-12))
+        middle = best[len(best) // 2]
+        scores = {"threshold": float(THRESHOLDS[middle]), "f1": float(f1.iloc[middle])}
+        found[str(name)] = {**scores, "n": int(sizes.get(name, num_rows))}
     return found
 
 
 def is_best(probable: pd.DataFrame) -> pd.Series:
-    """Return whether a class is the most probable one of its row, which the flat head always gives.
-
-    Parameters
-    ----------
-    probable : DataFrame
-        `row`, `code` and `prob`.
-    """
+    """Return whether a class (`row`, `code`, `prob`) is its row's most probable, which the flat head always gives."""
     return probable["prob"] == probable.groupby("row")["prob"].transform("max")
 
 
 def confusions(
     truth: pd.DataFrame, predicted: pd.DataFrame, texts: Sequence[str], *, limit: int = 50
 ) -> list[dict[str, Any]]:
-    """Return the pairs of a true and a predicted code that cost most rows.
+    """Return the pairs of a true and a predicted code that cost most rows, at most `limit`.
 
-    The first missed code of a row is paired with its first wrong one, and so on.
-
-    Parameters
-    ----------
-    truth, predicted : DataFrame
-        See `code_sets`.
-    texts : sequence of str, of shape (n,)
-    limit : int
-        Maximum number of pairs.
+    The first missed code of a row is paired with its first wrong one, and so on; `texts` are the rows' descriptions.
 
     Returns
     -------
@@ -279,11 +226,6 @@ def confusions(
 def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how well each true code is found, the commonest first.
 
-    Parameters
-    ----------
-    truth, predicted : DataFrame
-        See `code_sets`.
-
     Returns
     -------
     list of dict
@@ -291,8 +233,7 @@ def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[st
         given to none), `recall` and `f1`.
     """
     both = truth.merge(predicted, on=["row", "code"])
-    given, hits = (sets["code"].value_counts().to_dict() for sets in (predicted, both))
-    counts = truth["code"].value_counts().to_dict()
+    counts, given, hits = (sets["code"].value_counts().to_dict() for sets in (truth, predicted, both))
     found = []
     for code, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         hit, num_given = hits.get(code, 0), given.get(code, 0)
@@ -309,8 +250,7 @@ def mean_scores(scores: pd.DataFrame) -> dict[str, float]:
 
 def mean_scores_by(scores: pd.DataFrame, groups: pd.Series) -> dict[str, dict[str, float]]:
     """Return `mean_scores` of each group that has rows, in the groups' order."""
-    found = scores.groupby(groups, observed=True)
-    return {str(name): mean_scores(part) for name, part in found}
+    return {str(name): mean_scores(part) for name, part in scores.groupby(groups, observed=True)}
 
 
 def _without(sets: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:

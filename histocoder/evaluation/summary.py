@@ -6,8 +6,6 @@ from typing import Any
 from histocoder.errors import counted
 
 TARGET_ACCURACY = 0.95  # wanted accuracy of automatically coded rows; the summary says how many may be coded so
-_MIN_ROWS = 30  # minimum number of rows of a language that is named as best or worst
-_NUMBERS = {1: "one code", 2: "two codes", 3: "three codes", 4: "four codes", 5: "five codes", 0: "no code"}
 
 Metrics = Mapping[str, Any]  # `Evaluation.metrics`, or a part of it
 
@@ -27,20 +25,6 @@ def summary(metrics: Metrics) -> list[str]:
         f"The most probable code is right for {percent(topk['1'])} of them; one of the {last} most probable is right "
         f"for {percent(topk[last])}."
     )
-    by_codes = answer["by_num_codes"]
-    if len(by_codes) > 1:
-        parts = [
-            f"{percent(s['accuracy'])} with {_NUMBERS.get(int(number), f'{number} codes')}"
-            for number, s in by_codes.items()
-        ]
-        lines.append(f"Exactly right by number of true codes: {_and(parts)}.")
-    large = {lang: s["accuracy"] for lang, s in answer["by_language"].items() if s["n"] >= _MIN_ROWS}
-    if len(large) > 1:
-        best, worst = max(large, key=lambda lang: large[lang]), min(large, key=lambda lang: large[lang])
-        lines.append(
-            f"Among languages with {_MIN_ROWS} descriptions or more, “{best}” has the highest accuracy "
-            f"({percent(large[best])}) and “{worst}” the lowest ({percent(large[worst])})."
-        )
     gap = overall["conf"] - overall["accuracy"]
     leaning = "about as confident as it is accurate"
     if abs(gap) > 0.02:
@@ -168,7 +152,3 @@ def percent(share: float | None) -> str:
     '63.8\xa0%'
     """
     return "\u2013" if share is None else f"{100 * share:.1f}\u00a0%"
-
-
-def _and(parts: list[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -257,7 +257,7 @@ def test_evaluate_takes_labels_as_training_does(general: Path, data: Path, capsy
 
 def test_evaluate_compares_with_simple_methods(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = write_table(tmp_path / "t.csv")
-    assert "data_train.csv. Add --train-data FILE." in refused(capsys, *evaluation(model, data, "--baselines"))
+    assert "Add --train-data FILE." in refused(capsys, *evaluation(model, data, "--baselines"))
     for flags, has_linear in (((), False), (("--baselines",), True)):
         evaluate(model, data, "--train-data", data, "--language", "en", *flags)
         said = capsys.readouterr().out

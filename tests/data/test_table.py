@@ -14,7 +14,7 @@ from histocoder.data.examples import ExampleFiles
 from histocoder.data.key import read_key
 from histocoder.data.table import fingerprint, open_table
 from histocoder.errors import Notice, UserError
-from histocoder.evaluation.review import review
+from histocoder.evaluation.review_file import review
 from histocoder.formatters import build_formatter
 
 NOTE = '"note (a, b, c, d, e, f, g)"'

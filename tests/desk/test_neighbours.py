@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,13 +12,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 from histocoder.data.examples import Examples
-from histocoder.desk.neighbours import Neighbours
+from histocoder.desk.coding import Code, Neighbours
 
 
 class Encoder:
     """Encodes numbers at random."""
 
     num_encoded = 0
+    model = SimpleNamespace(encoder=SimpleNamespace(config=SimpleNamespace(hidden_size=16)))
 
     def embed(self, texts: list[str], _langs: list[str]) -> np.ndarray:
         self.num_encoded += len(texts)
@@ -38,6 +40,6 @@ def test_neighbours_are_those_of_a_full_sort(tmp_path: Path):
         assert search.describe().endswith("among 8,195 descriptions of the training data; 0% are encoded")
         search.encode(coder, threading.Event())
         assert search.describe() == "exact search among 8,195 descriptions of the training data"
-        for row, found in enumerate(search.find(wanted)):
-            assert [int(one.text) for one, _ in found] == ([] if row == 7 else expected[row].tolist())
+        for row, found in enumerate(search.find(wanted, lambda code: Code(code=code))):
+            assert [int(one.text) for one in found] == ([] if row == 7 else expected[row].tolist())
     assert coder.num_encoded == 2 * 8195

@@ -12,7 +12,8 @@ from sklearn.preprocessing import MultiLabelBinarizer
 
 from histocoder.data.examples import Examples
 from histocoder.errors import UserError
-from histocoder.evaluation.evaluate import evaluate, times_seen
+from histocoder.evaluation.baselines import Baselines
+from histocoder.evaluation.evaluator import evaluate
 from histocoder.evaluation.scores import (
     best_thresholds,
     calibration,
@@ -27,6 +28,7 @@ from histocoder.evaluation.scores import (
     seen_groups,
     top_k_accuracy,
 )
+from histocoder.inference.known import Known
 
 CELLS = st.sampled_from([None, "?", "-1", "61110", "61115", "80110"])
 TABLES = st.integers(1, 12).flatmap(
@@ -151,8 +153,10 @@ def test_confusions_by_hand():
 
 def test_evaluation_of_a_model():
     coder, examples = tiny_coder(), few_examples()
-    seen = {"texts_seen": {"farmer": 3}, "codes_seen": pd.Series({"61110": 30, "61115": 200, "80110": 1})}
-    evaluation = evaluate(coder, examples, **seen)
+    trained = Baselines(examples, Known(), max_size=0)
+    for text, code, times in (("farmer", "61110", 3), ("other", "61110", 27), ("y", "61115", 200), ("z", "80110", 1)):
+        trained.add(Examples([text] * times, ["en"] * times, pd.DataFrame({"hisco_1": [code] * times})))
+    evaluation = evaluate(coder, examples, trained=trained)
     metrics, rows = evaluation.metrics, evaluation.rows
     json.dumps(metrics, allow_nan=False)
     assert (metrics["num_rows"], metrics["num_texts"]) == (6, 5)
@@ -194,13 +198,6 @@ def test_descriptions_that_all_have_no_code():
     json.dumps(evaluation.metrics, allow_nan=False)
     right = [evaluation.metrics[head]["overall"]["accuracy"] for head in ("answer", "flat")]
     assert right[0] == evaluation.rows["right"].mean() and evaluation.metrics["num_rows"] == 2
-
-
-def test_times_seen_in_training_data():
-    whole = few_examples()
-    texts, codes = times_seen((whole.take(np.arange(4)), whole.take(np.arange(4, 6))), ["farmer", "cobbler", "miner"])
-    assert texts == {"farmer": 2, "cobbler": 1}
-    assert codes == {"61110": 2, "80110": 2, "61115": 1, "77610": 1}
 
 
 def test_the_flat_head_takes_the_models_own_thresholds():

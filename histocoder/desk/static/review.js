@@ -257,9 +257,9 @@ async function trust(sources) {
     el("p", {}, el("span", { class: "figure" }, `${count(now.rows_settled)} of ${count(now.rows)}`), `rows settled, with ${count(now.cards_settled)} of ${count(now.cards)} descriptions`,
       now.cards_unsure ? `; ${count(now.cards_unsure)} unsure` : ""),
     bar(now.rows ? now.rows_settled / now.rows : 0, "Settled", true),
-    now.rest ? el("p", {}, el("span", { class: "figure" }, percent(now.rest.mean)), `of the ${count(now.rows_open)} rows that are not decided are right, by ${count(now.random_cards)} cards drawn at random; 95 % interval ${percent(now.rest.low)} to ${percent(now.rest.high)}`)
-      : now.rows_open && now.random_cards_needed ? el("p", { class: "quiet" },
-        `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the other rows are right: ${count(now.random_cards)} so far.`) : null,
+    now.right ? el("p", {}, el("span", { class: "figure" }, percent(now.right.mean)), `of the file's rows are right as the model coded them, by ${count(now.random_cards)} cards drawn at random; 95 % interval ${percent(now.right.low)} to ${percent(now.right.high)}`)
+      : now.random_cards_needed ? el("p", { class: "quiet" },
+        `Every third card is drawn at random. After ${now.random_cards_needed} of them, this shows how many of the file's rows are right: ${count(now.random_cards)} so far.`) : null,
     el("p", {}, el("a", { href: "/api/corrections.csv", download: true }, "Export settled descriptions (CSV)")),
     el("dl", { class: "keys" }, KEYS.flatMap(([name, meaning]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, meaning)])),
     el("label", { class: "inline" }, keys, " Use these keys"),

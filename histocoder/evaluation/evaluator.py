@@ -5,8 +5,7 @@ Barrier, https://arxiv.org/abs/2402.13604.
 """
 
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
 from histocoder.errors import Notice, UserError
+from histocoder.evaluation.baselines import Baselines, difference_interval, shares
 from histocoder.evaluation.scores import (
     THRESHOLDS,
     best_thresholds,
@@ -64,17 +64,12 @@ class Evaluation:
 
 
 def evaluate(
-    coder: Coder,
-    examples: Examples,
-    *,
-    texts_seen: Mapping[str, int] | None = None,
-    codes_seen: Mapping[str, int] | None = None,
-    batch_size: int = 256,
+    coder: Coder, examples: Examples, *, trained: Baselines | None = None, batch_size: int = 256
 ) -> Evaluation:
     """Let a model code descriptions whose codes are known, and count what it gets right.
 
-    `texts_seen` and `codes_seen` (see `times_seen`) say how often each description, by its key (see
-    `description_keys`), and each code occur in the training data. Raise UserError where there are no rows.
+    `trained` has been given all training rows, if there are any; the model is compared with it. Raise UserError where
+    there are no rows.
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
@@ -94,7 +89,7 @@ def evaluate(
     thresholds = thresholds_of(coder.model.config, examples.langs)
     flat = probable[(probable["prob"] > thresholds[probable["row"]]) | is_best(probable)]
     ranks = first_true_rank(truth, ranked.codes)
-    groups = _groups(examples, truth, texts_seen, codes_seen)
+    groups = _groups(examples, truth, trained)
     measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)
     num_true_outside, num_outside = (
         int(sets.loc[~sets["code"].isin(coder.codes), "row"].nunique()) for sets in (truth, answer)
@@ -120,6 +115,8 @@ def evaluate(
     written = decoded.frame(coder.model.config).drop(columns="conf").add_prefix("predicted_")
     rows = rows.join([true_codes, written])
     right = score_sets(truth, answer, len(examples))["accuracy"]
+    if trained is not None:
+        metrics["baselines"] = trained.compare(right.to_numpy())
     joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(range(len(examples)))
     return Evaluation(metrics, rows.assign(right=right, conf=conf, flat=joined))
 
@@ -131,15 +128,43 @@ def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, pro
     return score_sets(truth, answer, len(examples))["accuracy"].to_numpy(dtype=bool)
 
 
-def times_seen(chunks: Iterable[Examples], texts: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Count how often each description (by its key) and each code occurs in the training data, for `evaluate`."""
-    wanted = set(description_keys(list(texts)))
-    texts_seen: Counter[str] = Counter()
-    codes_seen: Counter[str] = Counter()
-    for examples in chunks:
-        texts_seen.update(key for key in description_keys(examples.texts) if key in wanted)
-        codes_seen.update(code_sets(examples.codes)["code"].value_counts().to_dict())
-    return dict(texts_seen), dict(codes_seen)
+def gain(
+    before: Coder, after: Coder, validation: Examples, held_out: Examples | None, *, right: np.ndarray
+) -> dict[str, Any]:
+    """Compare a model that was trained on corrections with the one that they correct.
+
+    Parameters
+    ----------
+    before, after : Coder
+    validation : Examples
+        Validation data, without any corrected description.
+    held_out : Examples, optional
+        Corrections that `after` has not been trained on.
+    right : ndarray of bool, of shape (n,)
+        Where `after` gives exactly the true codes of `validation`.
+
+    Returns
+    -------
+    dict
+        Plain values, for JSON: `validation` and, where there is one, `held_out`, each with `num_rows`, `before` and
+        `after` (see `shares`), and their `difference` (see `difference_interval`). `before_has_seen` says whether the
+        model before was trained on validation data, so that the comparison favours it.
+    """
+
+    def compared(examples: Examples, right_after: np.ndarray) -> dict[str, Any]:
+        texts, right_before = examples.texts, right_rows(before, examples)
+        return {
+            "num_rows": len(examples),
+            "before": shares(right_before, texts),
+            "after": shares(right_after, texts),
+            "difference": difference_interval(right_after, right_before, texts),
+        }
+
+    found: dict[str, Any] = {"before_has_seen": before.model.config.fitted_to_validation}
+    found["validation"] = compared(validation, right)
+    if held_out is not None:
+        found["held_out"] = compared(held_out, right_rows(after, held_out))
+    return found
 
 
 def head_metrics(
@@ -181,21 +206,19 @@ def head_metrics(
     }
 
 
-def _groups(
-    examples: Examples, truth: pd.DataFrame, texts_seen: Mapping[str, int] | None, codes_seen: Mapping[str, int] | None
-) -> dict[str, pd.Series]:
+def _groups(examples: Examples, truth: pd.DataFrame, trained: Baselines | None) -> dict[str, pd.Series]:
     """Return each row's language, number of true codes, and how often its description and its rarest code were seen."""
     num_rows = len(examples)
     groups = {
         "language": pd.Series(examples.langs, dtype=object),
         "num_codes": pd.Series(np.bincount(truth["row"], minlength=num_rows)),
     }
-    if codes_seen is not None:
-        times = truth["code"].map(dict(codes_seen)).fillna(0)
+    if trained is not None:
+        times = truth["code"].map(dict(trained.codes_seen)).fillna(0)
         groups["code_seen"] = seen_groups(times.groupby(truth["row"]).min().reindex(range(num_rows)))
-    if texts_seen is not None:
-        times = pd.Series([texts_seen.get(key, 0) for key in description_keys(examples.texts)])
-        groups["text_seen"] = seen_groups(times)
+        groups["text_seen"] = seen_groups(
+            pd.Series([trained.texts_seen[key] for key in description_keys(examples.texts)])
+        )
     return groups
 
 
