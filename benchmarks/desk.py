@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from accuracy import CODE, ROOT, TABLES, TEXT, read, split
-from histocoder.desk.cards import order_of_review, share_right
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from histocoder import Coder
+from histocoder.desk.cards import order_of_review, share_right
 from histocoder.evaluation.baselines import difference_interval, shares
 
 _PATIENCE = 900.0

@@ -3,14 +3,11 @@
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from histocoder import distributed
 from histocoder.checkpoints.hub import local_folder
-from histocoder.checkpoints.model_files import change_config
 from histocoder.checkpoints.run_folder import LOG_FILE, METRICS_FILE, REPORT_FILE, run_of
-from histocoder.checkpoints.training_state import is_checkpoint
 from histocoder.cli.flags import EvaluateFlags
 from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
@@ -48,24 +45,17 @@ def run(config: EvaluateFlags) -> None:
     report = write_report(Path(config.output), found, coder, title=title, logs=run_of(folder) / LOG_FILE)
     for line in summary(found.metrics):
         log.info(line)
-    if config.save_thresholds:
-        change_config(folder, replace(coder.model.config, thresholds=found.thresholds()))
-        log.info(f"Saved the flat head's thresholds in {folder / 'config.json'}.")
     log.info(f"Wrote the report to {report}.")
 
 
 def _check(config: EvaluateFlags) -> None:
-    """Raise a UserError if the data can't be read, or the report or the thresholds may not be written."""
+    """Raise a UserError if the data can't be read, or the report may not be written."""
     open_table(config.data, {config.input_col: "input_col"}, sheet=config.sheet)
-    output, model = Path(config.output), Path(config.model)
+    output = Path(config.output)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; name a folder for the report with --output.")
     if not config.overwrite and any((output / name).exists() for name in (METRICS_FILE, REPORT_FILE)):
         raise UserError(f"{output} already has a report. Add --overwrite to replace it, or choose another --output.")
-    if config.save_thresholds and not model.is_dir():
-        raise UserError(f"--save-thresholds: there is no folder {model}. Save a model from the hub to a folder first.")
-    if config.save_thresholds and is_checkpoint(model):
-        raise UserError(f"{model} is a checkpoint, which is never changed. Name its run's folder, or best/.")
 
 
 def _coded_rows(config: EvaluateFlags, coder: Coder, rules: LabelRules) -> Examples:

@@ -84,17 +84,10 @@ def _check(config: ServeFlags) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family)
-        if os.name != "nt":  # there it would let two servers share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()  # so that a browser that is quicker than the server waits
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise UserError(
-            f"Can't listen on {host}, port {port}: {error.strerror or error}. Choose another --port."
-        ) from error
-    return listener
+        reason = error.strerror or error
+        raise UserError(f"Can't listen on {host}, port {port}: {reason}. Choose another --port.") from error
 
 
 def _kept_token(path: Path) -> str:

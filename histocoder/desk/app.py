@@ -63,18 +63,9 @@ class About(BaseModel):
 class Desk:
     """The parts of a desk, with the decisions and files that its folder holds.
 
-    Parameters
-    ----------
-    coder : Coder
-    folder : Path
-    model : str
-        Name of the model as the user gave it.
-    model_folder, run : Path
-        Folders of the model's files, and of the run that it comes from.
-    may_train : bool
-        Whether the server may start a training.
-    data : Path, optional
-        Coded file to review, with the columns `input_col` and `language_col`.
+    `model` is the model's name as the user gave it, `model_folder` that of its files, and `run` that of the run that it
+    comes from. `may_train` says whether the server may start a training; `data` is a coded file to review, with the
+    columns `input_col` and `language_col`.
     """
 
     def __init__(
@@ -152,7 +143,7 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
         lifespan=desk.lifespan,
     )
     app.middleware("http")(Guard(token=token, host=host, port=port))
-    _add_errors(app)
+    _add_errors(app, desk.uploads.as_sent)
     _add_page(app)
     coding, uploads, cards, improve = desk.coding, desk.uploads, desk.cards, desk.improve
     app.get("/api/about", tags=["code"])(desk.about)
@@ -181,15 +172,15 @@ def create_app(desk: Desk, *, token: str, host: str = "127.0.0.1", port: int = 8
     return app
 
 
-def _add_errors(app: FastAPI) -> None:
-    """Answer errors with a sentence."""
+def _add_errors(app: FastAPI, as_sent: Callable[[str], str]) -> None:
+    """Answer errors with a sentence, in which files are named `as_sent`."""
 
     def problems(error: RequestValidationError) -> str:
         """Return what is wrong with each field, without its content, which JSON can't always hold."""
         return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors())
 
     app.add_exception_handler(RequestValidationError, lambda _, error: _answer(422, problems(error)))
-    app.add_exception_handler(UserError, lambda _, error: _answer(422, str(error)))
+    app.add_exception_handler(UserError, lambda _, error: _answer(422, as_sent(str(error))))
     app.add_exception_handler(KeyError, lambda _, __: _answer(404, "Not found."))
     app.add_exception_handler(Conflict, lambda _, error: _answer(409, str(error), card=error.card.model_dump()))
 

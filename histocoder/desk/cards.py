@@ -298,20 +298,10 @@ class Cards:
 def order_of_review(times: np.ndarray, seed: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Draw a random sample of a file's rows, and put its cards among the others.
 
-    Rows are drawn with replacement, so that cards are drawn with probabilities proportional to their frequency. Every
-    third card of the review is the next one drawn that has no earlier place; the others stay in their order.
-
-    Parameters
-    ----------
-    times : array of shape (n,)
-        Number of rows of each card.
-
-    Returns
-    -------
-    cards : list of n int
-        Index of the card at each place of the review.
-    draws : list of (due, card)
-        Each draw, in order: the place of the review from which it counts, and the card.
+    Rows are drawn with replacement, so that cards are drawn with probabilities proportional to their frequency, `times`
+    of shape (n,). Every third card of the review is the next one drawn that has no earlier place; the others stay in
+    their order. Return the index of the card at each place of the review; and each draw, in order: the place from which
+    it counts, and the index of its card.
     """
     drawn = iter(np.random.default_rng(seed).choice(len(times), _DRAWS, p=times / times.sum()).tolist())
     others = iter(range(len(times)))

@@ -6,9 +6,7 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +33,7 @@ _SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".pq", ".
 _WAITING = ("queued", "running")
 _RECORD = "file.json"  # what is known of a file, in its folder
 _PREVIEW_ROWS, _PREVIEW_CHARACTERS = 8, 120
+_NAME_CHARACTERS = 80  # maximum number of characters of a file's name, which may have 255 bytes on disk
 
 
 class Options(BaseModel):
@@ -74,10 +73,6 @@ class File(BaseModel):
     rows_per_second: float | None = None
     message: str = ""
 
-    @property
-    def coded_name(self) -> str:
-        return f"{self.name[: -len(self.suffix)]}_coded{self.suffix}"
-
 
 class Uploads:
     """The files of a desk, each in a folder of its own; `input_col` and `language_col` are those of the model's run."""
@@ -109,7 +104,8 @@ class Uploads:
         self, request: Request, name: Annotated[str, Field(max_length=300)], sheet: str | None = None
     ) -> File:
         """Send a file as the body of the request; `name` tells its form by its suffix, `sheet` one of a workbook."""
-        name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable())
+        name = "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable() and char not in ':*?"<>|')
+        name = name[-_NAME_CHARACTERS:]
         suffix = next((suffix for suffix in reversed(_SUFFIXES) if name.lower().endswith(suffix)), None)
         if suffix is None:
             raise UserError(f"{name} can't be read as a table; send a file that ends in {', '.join(_SUFFIXES)}.")
@@ -143,10 +139,9 @@ class Uploads:
         """Return the first rows."""
         sent = self.get(file)
         input_col, language_col = self._columns
-        with self._named(sent):
-            wanted = [*filter(None, self._columns), "occ1", "lang"]
-            table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
-            chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
+        wanted = [*filter(None, self._columns), "occ1", "lang"]
+        table = open_table(self._path(sent), (), optional=wanted, sheet=sent.sheet)
+        chunk = next(iter(table.chunks(chunk_rows=_PREVIEW_ROWS)))
         cells = [[_shortened(cell or "") for cell in strings(column).to_pylist()] for column in chunk.columns]
         likely = table.column(input_col) if input_col and table.has(input_col) else descriptions_in(table.header)
         langs = [table.column(name) for name in (language_col, "lang", "language") if name and table.has(name)]
@@ -155,13 +150,13 @@ class Uploads:
             rows=[list(row) for row in zip(*cells, strict=True)],
             input_col=likely,
             language_col=langs[0] if langs else None,
-            notices=[self._as_sent(notice, sent) for notice in table.notices],
+            notices=[self.as_sent(notice) for notice in table.notices],
         )
 
     def code(self, file: str, options: Options) -> File:
         """Code a file as `histocoder predict` does, after those that wait already."""
         sent = self.get(file)
-        with self._named(sent), self._lock:
+        with self._lock:
             if sent.state in _WAITING:
                 raise UserError(f"{sent.name} is already being coded.")
             self._config(sent, options)  # raises an error if the options do not fit the file
@@ -189,39 +184,31 @@ class Uploads:
 
     def result(self, file: str) -> FileResponse:
         """Download the coded file, in the form of the one that was sent."""
-        sent = self._coded(file)
-        return FileResponse(self._path(sent, "coded"), filename=sent.coded_name)
+        return FileResponse(path := self._coded(file), filename=path.name)
 
     def to_review(self, file: str) -> Source:
         """Make cards of a coded file."""
-        sent = self._coded(file)
-        assert sent.options is not None
-        target_cols = self._coding.coder.model.config.target_cols
-        columns = Columns(sent.options.input_col, sent.options.language_col, target_cols)
-        with self._named(sent):
-            return self._cards.add_source(self._path(sent, "coded"), sent.coded_name, columns)
+        path, options = self._coded(file), self.get(file).options
+        assert options is not None
+        columns = Columns(options.input_col, options.language_col, self._coding.coder.model.config.target_cols)
+        return self._cards.add_source(path, path.name, columns)
 
-    def _coded(self, file: str) -> File:
+    def _path(self, file: File) -> Path:
+        return self._folder / file.id / file.name
+
+    def _coded(self, file: str) -> Path:
+        """Return the path of a coded file; raise a UserError if it is not coded yet."""
         sent = self.get(file)
         if sent.state != "done":
             raise UserError(f"{sent.name} is not coded yet.")
-        return sent
+        return self._output(sent)
 
-    def _path(self, file: File, stem: Literal["input", "coded"] = "input") -> Path:
-        return self._folder / file.id / f"{stem}{file.suffix}"
+    def _output(self, file: File) -> Path:
+        return self._folder / file.id / f"{file.name[: -len(file.suffix)]}_coded{file.suffix}"
 
-    def _as_sent(self, message: str, file: File) -> str:
-        """Return a message that names a file, or the coded one, as the user does."""
-        coded, sent = self._path(file, "coded"), self._path(file)
-        return message.replace(str(coded), file.coded_name).replace(str(sent), file.name)
-
-    @contextmanager
-    def _named(self, file: File) -> Iterator[None]:
-        """Let the messages of errors name the file as the user does."""
-        try:
-            yield
-        except UserError as error:
-            raise UserError(self._as_sent(str(error), file)) from error
+    def as_sent(self, message: str) -> str:
+        """Return a message that names files as the user does, without the folders in which they are kept."""
+        return re.sub(rf"{re.escape(str(self._folder))}[/\\]\w+[/\\]", "", message)
 
     def _put(self, file: File, **changes: Any) -> None:
         """Change what is known of a file, on disk too; code it if it is queued now."""
@@ -243,7 +230,7 @@ class Uploads:
         chosen_language(options.language, coder.model.config.languages)  # raises an error if it is not one
         config = PredictConfig(
             input=str(self._path(file)),
-            output=str(self._path(file, "coded")),
+            output=str(self._output(file)),
             mode=coder.mode,
             **options.model_dump(exclude={"known"}),
         )
@@ -283,11 +270,11 @@ class Uploads:
                 progress=count,
                 cancel=lambda: self._is_stopping or file.id in self._cancelled,
             )
-            end = {"state": "done", "message": self._as_sent("\n".join(said), file), "rows_done": file.num_rows}
+            end = {"state": "done", "message": self.as_sent("\n".join(said)), "rows_done": file.num_rows}
         except Cancelled:
             end = {"state": "running" if self._is_stopping else "cancelled"}
         except UserError as error:
-            end: dict[str, Any] = {"state": "failed", "message": self._as_sent(str(error), file)}
+            end = {"state": "failed", "message": self.as_sent(str(error))}
         finally:
             self._put(file, **end)
 

@@ -20,15 +20,7 @@ from histocoder.data.examples import ExampleFiles, Examples
 from histocoder.data.labels import LabelRules
 from histocoder.data.normalize import description_keys
 from histocoder.data.prepare import HELD_OUT_FILE, TRAIN_FILE, VAL_FILE
-from histocoder.data.store import (
-    EXAMPLES_FILE,
-    EXAMPLES_VERSION,
-    HELD_OUT,
-    TRAIN,
-    VAL,
-    StoredExamples,
-    read_prepared,
-)
+from histocoder.data.store import EXAMPLES_FILE, EXAMPLES_VERSION, HELD_OUT, TRAIN, VAL, StoredExamples, read_prepared
 from histocoder.evaluation.scores import code_sets, score_sets
 from histocoder.files import sha256
 from histocoder.inference.coder import Coder
@@ -102,20 +94,12 @@ class Baselines:
             self._parts.append(chunk)
 
     def compare(self, right: np.ndarray) -> dict[str, Any]:
-        """Compare both methods with a model.
+        """Compare both methods with a model, which is exactly right where `right`, of shape (n,), is True.
 
-        Parameters
-        ----------
-        right : ndarray of bool, of shape (n,)
-            Where the model gives exactly the true set of codes.
-
-        Returns
-        -------
-        dict
-            Plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of `rows` and of
-            distinct `texts` that are exactly right. The methods have their `difference` (model - method) in both (see
-            `difference_interval`). `exact_match` has the shares of rows that are `answered`, and of these that are
-            right. Where there is no `svc`, `notice` says why.
+        Return plain values, for JSON: `model`, `exact_match` and `svc`, each with its share of `rows` and of distinct
+        `texts` that are exactly right. The methods have their `difference` (model - method) in both (see
+        `difference_interval`). `exact_match` has the shares of rows that are `answered`, and of these that are right.
+        Where there is no `svc`, `notice` says why.
         """
         examples, texts = self._examples, self._examples.texts
         answers = self._known.find(texts, examples.langs)
@@ -125,13 +109,10 @@ class Baselines:
         def compared(method: np.ndarray) -> dict[str, Any]:
             return {**shares(method, texts), "difference": difference_interval(right, method, texts)}
 
+        right_share = float(exact[answered].mean()) if answered.any() else None
         found: dict[str, Any] = {
             "model": shares(right, texts),
-            "exact_match": {
-                **compared(exact),
-                "answered": float(answered.mean()),
-                "answered_right": float(exact[answered].mean()) if answered.any() else None,
-            },
+            "exact_match": compared(exact) | {"answered": float(answered.mean()), "answered_right": right_share},
         }
         if notice := self._notice():
             return {**found, "notice": notice}
@@ -208,17 +189,9 @@ def shares(right: np.ndarray, texts: list[str]) -> dict[str, float]:
 def difference_interval(right: np.ndarray, other: np.ndarray, texts: list[str]) -> dict[str, dict[str, float]]:
     """Return the difference of two methods' shares of right rows and of right distinct texts, with 95 % intervals.
 
-    Parameters
-    ----------
-    right, other : ndarray of bool, of shape (n,)
-    texts : list of str, of shape (n,)
-        Descriptions. Rows of one text are drawn together: the intervals are the percentiles of a bootstrap over
-        distinct texts (Efron and Tibshirani 1993, An Introduction to the Bootstrap).
-
-    Returns
-    -------
-    dict
-        `rows` and `texts`: `mean`, `low` and `high`.
+    `right`, `other` and `texts`, the descriptions, are of shape (n,). Rows of one text are drawn together: the
+    intervals are the percentiles of a bootstrap over distinct texts (Efron and Tibshirani 1993, An Introduction to the
+    Bootstrap). Return `rows` and `texts`, each with `mean`, `low` and `high`.
     """
     gain = right.astype(float) - other.astype(float)
     by_text = pd.Series(gain).groupby(description_keys(texts)).agg(["sum", "size", "mean"]).to_numpy()

@@ -7,7 +7,6 @@ Barrier, https://arxiv.org/abs/2402.13604.
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,11 @@ from histocoder.data.normalize import description_keys
 from histocoder.errors import Notice, UserError
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
 from histocoder.evaluation.scores import (
-    THRESHOLDS,
-    best_thresholds,
     calibration,
     code_sets,
     confusions,
     cut_codes,
     first_true_rank,
-    is_best,
     mean_scores,
     mean_scores_by,
     production_curve,
@@ -35,15 +31,13 @@ from histocoder.evaluation.scores import (
     seen_groups,
     top_k_accuracy,
 )
-from histocoder.formatters import CODE_SEP, Labels
+from histocoder.formatters import Labels
 from histocoder.formatters.systems import CodeSystem
 from histocoder.inference.coder import Coder
 from histocoder.inference.ranked import predict_ranked
-from histocoder.inference.reading import thresholds_of
 
 _MAX_DIGITS = 5
 _TOP = 5  # maximum k of top-k accuracy
-_FLAT_ROWS = 2048  # rows whose many probable classes are held as a table at once
 
 
 @dataclass
@@ -51,16 +45,11 @@ class Evaluation:
     """Result of `evaluate`."""
 
     metrics: dict[str, Any]
-    """Plain values, for JSON. `answer` (in the model's own `mode`) and `flat` (the flat head at its thresholds) hold
-    the result of `head_metrics`; `topk`, `thresholds`, `confusions` and `by_code` are those of the functions in
-    `scores`."""
+    """Plain values, for JSON. `answer`, in the model's own `mode`, holds the result of `answer_metrics`; `topk`,
+    `confusions` and `by_code` are those of the functions in `scores`."""
     rows: pd.DataFrame
     """One line for each description: its `text` and `lang`, its `true_…` and `predicted_…` columns, whether these are
-    `right`, `conf`, and the flat head's codes, `flat`."""
-
-    def thresholds(self) -> dict[str, float]:
-        """Return the flat head's best threshold by language, as `ModelConfig.thresholds` takes it."""
-        return {lang: best["threshold"] for lang, best in self.metrics["thresholds"].items()}
+    `right`, and `conf`."""
 
 
 def evaluate(
@@ -82,15 +71,10 @@ def evaluate(
         if coder.mode != "combined":
             options = PredictOptions(mode="topk", k=_TOP, batch_size=batch_size)
             ranked = coder.code(examples.texts, examples.langs, options)
-        probable, flat_conf = _probable_classes(coder, examples, batch_size=batch_size)
-
     langs, conf = pd.Series(examples.langs, dtype=object), np.nan_to_num(decoded.conf)
     truth, answer = code_sets(examples.codes), code_sets(decoded.codes)
-    thresholds = thresholds_of(coder.model.config, examples.langs)
-    flat = probable[(probable["prob"] > thresholds[probable["row"]]) | is_best(probable)]
     ranks = first_true_rank(truth, ranked.codes)
     groups = _groups(examples, truth, trained)
-    measured = partial(head_metrics, truth, groups=groups, system=coder.formatter.system)
     num_true_outside, num_outside = (
         int(sets.loc[~sets["code"].isin(coder.codes), "row"].nunique()) for sets in (truth, answer)
     )
@@ -100,13 +84,11 @@ def evaluate(
         "num_true_outside_key": num_true_outside,
         "num_outside_key": num_outside,
         "mode": coder.mode,
-        "answer": measured(answer, conf),
-        "flat": measured(flat, flat_conf),
+        "answer": answer_metrics(truth, answer, conf, groups=groups, system=coder.formatter.system),
         "topk": {
             "overall": top_k_accuracy(ranks, k=_TOP),
             "by_language": {lang: top_k_accuracy(ranks[langs == lang], k=_TOP) for lang in sorted(set(langs))},
         },
-        "thresholds": best_thresholds(truth, probable, langs),
         "confusions": confusions(truth, answer, examples.texts),
         "by_code": scores_by_code(truth, answer),
     }
@@ -117,8 +99,7 @@ def evaluate(
     right = score_sets(truth, answer, len(examples))["accuracy"]
     if trained is not None:
         metrics["baselines"] = trained.compare(right.to_numpy())
-    joined = flat.groupby("row")["code"].agg(CODE_SEP.join).reindex(range(len(examples)))
-    return Evaluation(metrics, rows.assign(right=right, conf=conf, flat=joined))
+    return Evaluation(metrics, rows.assign(right=right, conf=conf))
 
 
 def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, progress: bool = True) -> np.ndarray:
@@ -131,24 +112,12 @@ def right_rows(coder: Coder, examples: Examples, *, mode: str | None = None, pro
 def gain(
     before: Coder, after: Coder, validation: Examples, held_out: Examples | None, *, right: np.ndarray
 ) -> dict[str, Any]:
-    """Compare a model that was trained on corrections with the one that they correct.
+    """Compare a model that was trained on corrections, `after`, with the one that they correct.
 
-    Parameters
-    ----------
-    before, after : Coder
-    validation : Examples
-        Validation data, without any corrected description.
-    held_out : Examples, optional
-        Corrections that `after` has not been trained on.
-    right : ndarray of bool, of shape (n,)
-        Where `after` gives exactly the true codes of `validation`.
-
-    Returns
-    -------
-    dict
-        Plain values, for JSON: `validation` and, where there is one, `held_out`, each with `num_rows`, `before` and
-        `after` (see `shares`), and their `difference` (see `difference_interval`). `before_has_seen` says whether the
-        model before was trained on validation data, so that the comparison favours it.
+    `validation` has no corrected description, and `right`, of shape (n,), says where `after` is right on it; `after`
+    has not been trained on `held_out`. Return plain values, for JSON: `validation` and, where there is one, `held_out`,
+    each with `num_rows`, `before` and `after` (see `shares`), and their `difference` (see `difference_interval`).
+    `before_has_seen` says whether the model before was trained on validation data, so that the comparison favours it.
     """
 
     def compared(examples: Examples, right_after: np.ndarray) -> dict[str, Any]:
@@ -167,7 +136,7 @@ def gain(
     return found
 
 
-def head_metrics(
+def answer_metrics(
     truth: pd.DataFrame,
     predicted: pd.DataFrame,
     conf: np.ndarray,
@@ -175,20 +144,11 @@ def head_metrics(
     groups: Mapping[str, pd.Series],
     system: CodeSystem,
 ) -> dict[str, Any]:
-    """Compute the metrics of one way of predicting, from sets of codes (see `code_sets`).
+    """Compute the metrics of predictions, from sets of codes (see `code_sets`).
 
-    Parameters
-    ----------
-    groups : mapping
-        Group of each row, by the name of the grouping.
-    system : CodeSystem
-        Classification of the codes; it says what their digits are.
-
-    Returns
-    -------
-    dict
-        `overall`, `by_{name}` of each grouping, and `by_digits`: `n` and the means of `score_sets`; `calibration` and
-        `production`: see the functions `calibration` and `production_curve`.
+    `groups` are each row's group by the name of the grouping; `system` says what the digits of codes are. Return
+    `overall`, `by_{name}` of each grouping, and `by_digits`: `n` and the means of `score_sets`; `calibration` and
+    `production`: see the functions `calibration` and `production_curve`.
     """
     scores = score_sets(truth, predicted, len(conf))
     right = scores["accuracy"].to_numpy()
@@ -220,19 +180,3 @@ def _groups(examples: Examples, truth: pd.DataFrame, trained: Baselines | None) 
             pd.Series([trained.texts_seen[key] for key in description_keys(examples.texts)])
         )
     return groups
-
-
-def _probable_classes(coder: Coder, examples: Examples, *, batch_size: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the flat head's classes above the lowest threshold (`row`, `code`, `prob`), and each row's best one."""
-    options = PredictOptions(mode="flat", threshold=float(THRESHOLDS[0]), batch_size=batch_size)
-    order = np.argsort(np.array(examples.texts, dtype=object), kind="stable")  # like texts are coded together
-    texts, langs = (np.array(values, dtype=object) for values in (examples.texts, examples.langs))
-    parts, conf = [], np.zeros(len(order))
-    for start in range(0, len(order), _FLAT_ROWS):
-        rows = order[start : start + _FLAT_ROWS]
-        found = coder.code(texts[rows], langs[rows], options)
-        where, index = np.nonzero(pd.notna(found.codes))
-        probs = found.probs[where, index]
-        parts.append(pd.DataFrame({"row": rows[where], "code": found.codes[where, index], "prob": probs}))
-        conf[rows] = np.nan_to_num(found.conf)
-    return pd.concat(parts, ignore_index=True), conf

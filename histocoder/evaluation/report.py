@@ -23,7 +23,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from histocoder import __version__
 from histocoder.checkpoints.run_folder import FIGURES_FOLDER, METRICS_FILE, REPORT_FILE
-from histocoder.config import ALL_LANGUAGES
 from histocoder.evaluation.evaluator import Evaluation
 from histocoder.evaluation.summary import Metrics, num_descriptions, percent, summary
 from histocoder.files import make_folder, replacing
@@ -35,7 +34,6 @@ _MAX_CODES, _MAX_ERRORS = 100, 30  # maximum number of rows of tables
 _DPI, _WIDTH = 170, 8.0  # width in inches
 _BLUE, _ORANGE, _GREEN, _PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 _INK, _GREY, _PALE = "#222222", "#8A8A8A", "#E3E3E3"
-_HEADS = {"answer": ("answer", _BLUE), "flat": ("flat head", _ORANGE)}  # part of the metrics -> its name and colour
 _ACCURACIES = {
     "greedy_seq_acc": ("decoder", _BLUE, "-", "o"),
     "flat_acc": ("flat head", _ORANGE, "-.", "s"),
@@ -69,7 +67,6 @@ def write_report(folder: Path, evaluation: Evaluation, coder: Coder, *, title: s
         descriptions=num_descriptions(metrics),
         summary=summary(metrics),
         max_codes=_MAX_CODES,
-        all_languages=ALL_LANGUAGES,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         versions=f"histocoder {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
@@ -90,8 +87,8 @@ def _figures(metrics: Metrics, logs: Path | None) -> Iterator[tuple[str, Figure]
     log = pd.read_csv(logs) if logs is not None and logs.exists() else pd.DataFrame()
     if len(log):
         yield "training", _training_curves(log)
-    yield "production", _production_curve(metrics)
-    yield "calibration", _reliability(metrics)
+    yield "production", _production_curve(metrics["answer"]["production"])
+    yield "calibration", _reliability(metrics["answer"]["calibration"])
     for name, (part, label) in _GROUPS.items():
         if len(metrics["answer"].get(part, ())) > 1:
             yield name, bars(metrics["answer"][part], label)
@@ -127,17 +124,15 @@ def _line(axes: Axes, log: pd.DataFrame, column: str, *, marker: str, **style: A
         axes.plot(known["step"], known[column], linewidth=1.8, marker=marker if len(known) <= 30 else "", **style)
 
 
-def _reliability(metrics: Metrics) -> Figure:
+def _reliability(calibration: Metrics) -> Figure:
     """Draw accuracy by confidence, and below how many descriptions have it; see `scores.calibration`."""
     figure, (upper, lower) = _figure(height=5.6, rows=2, height_ratios=(3, 1), sharex=True)
     upper.plot([0, 100], [0, 100], color=_GREY, linestyle="--", linewidth=1, label="perfect calibration")
-    for i, (head, (name, colour)) in enumerate(_HEADS.items()):
-        found = metrics[head]["calibration"]
-        bins = pd.DataFrame(found["bins"])
-        label = f"{name} (calibration error {100 * found['ece']:.1f} %)"
-        known = 100 * bins[bins["count"] > 0][["conf", "accuracy"]].astype(float)
-        upper.plot(known["conf"], known["accuracy"], color=colour, marker="o", clip_on=False, label=label)
-        lower.bar(100 * bins["low"] + 4 * i + 1, bins["count"], width=4, align="edge", color=colour)
+    bins = pd.DataFrame(calibration["bins"])
+    known = 100 * bins[bins["count"] > 0][["conf", "accuracy"]].astype(float)
+    label = f"this model (calibration error {100 * calibration['ece']:.1f} %)"
+    upper.plot(known["conf"], known["accuracy"], color=_BLUE, marker="o", clip_on=False, label=label)
+    lower.bar(100 * bins["low"] + 1, bins["count"], width=8, align="edge", color=_BLUE)
     upper.set(ylabel="exactly right", xlim=(0, 100), ylim=(0, 100))
     _legend(upper, loc="upper left")
     lower.set(xlabel="confidence", ylabel="descriptions", xticks=range(0, 101, 10))
@@ -147,17 +142,15 @@ def _reliability(metrics: Metrics) -> Figure:
     return figure
 
 
-def _production_curve(metrics: Metrics) -> Figure:
+def _production_curve(production: Metrics) -> Figure:
     """Draw accuracy of what is coded automatically, by the share left to a person; see `scores.production_curve`."""
     figure, (axes,) = _figure(height=3.8)
-    for head, (name, colour) in _HEADS.items():
-        curve = pd.DataFrame(metrics[head]["production"]).astype(float)
-        axes.plot(100 * (1 - curve["share"]), 100 * curve["accuracy"], color=colour, label=name, linewidth=2)
+    curve = pd.DataFrame(production).astype(float)
+    axes.plot(100 * (1 - curve["share"]), 100 * curve["accuracy"], color=_BLUE, linewidth=2)
     axes.set(xlabel="descriptions left to a person, least certain first", ylabel="others exactly right")
     axes.set(xlim=(0, 100), ylim=(None, 100.8))
     _percent(axes.xaxis)
     _percent(axes.yaxis)
-    _legend(axes, loc="lower right")
     return figure
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from histocoder.config import ALL_LANGUAGES
 from histocoder.formatters import MISSING
 
-THRESHOLDS = np.arange(1, 100) / 100  # candidates for the threshold of the flat head's probabilities
 _NUM_BINS = 10  # number of bins of confidence, of equal width
 _SEEN_GROUPS = ("0", "1", "2-5", "6-20", "21-100", ">100")
 _SEEN_EDGES = (-1, 0, 1, 5, 20, 100, np.inf)
@@ -35,14 +33,11 @@ def code_sets(codes: pd.DataFrame | np.ndarray) -> pd.DataFrame:
 
 
 def score_sets(truth: pd.DataFrame, predicted: pd.DataFrame, num_rows: int) -> pd.DataFrame:
-    """Return the scores of each row.
+    """Return the scores of each row, of shape (num_rows, 4).
 
-    Returns
-    -------
-    DataFrame of shape (num_rows, 4)
-        `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true; `recall`, the
-        share of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are
-        predicted (all 1), else wrong (all 0).
+    `accuracy`, whether the sets are equal; `precision`, the share of predicted codes that are true; `recall`, the share
+    of true codes that are predicted; `f1`, their harmonic mean. A row without codes is right where none are predicted
+    (all 1), else wrong (all 0).
     """
     hits = _count(truth.merge(predicted, on=["row", "code"]), num_rows)
     num_true, num_predicted = _count(truth, num_rows), _count(predicted, num_rows)
@@ -97,16 +92,9 @@ def top_k_accuracy(ranks: np.ndarray, *, k: int) -> dict[str, float]:
 def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """Return how far confidence is from accuracy: Guo et al. (2017), On Calibration of Modern Neural Networks.
 
-    Parameters
-    ----------
-    conf : ndarray of shape (n,), from 0 to 1
-    right : ndarray of bool, of shape (n,)
-
-    Returns
-    -------
-    dict
-        `ece`, the mean distance of confidence and accuracy over bins weighted by their rows; `bins`, each with its
-        edges `low` and `high`, `count`, and the means `conf` and `accuracy` (None where it is empty).
+    `conf`, from 0 to 1, and `right` are of shape (n,). Return `ece`, the mean distance of confidence and accuracy over
+    bins weighted by their rows; and `bins`, each with its edges `low` and `high`, `count`, and the means `conf` and
+    `accuracy` (None where it is empty).
     """
     edges = np.arange(_NUM_BINS + 1) / _NUM_BINS
     bin_of_row = np.searchsorted(edges[1:-1], conf)
@@ -120,18 +108,9 @@ def calibration(conf: np.ndarray, right: np.ndarray) -> dict[str, Any]:
 def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 101) -> dict[str, list[float | None]]:
     """Return the accuracy of what is coded automatically when the least certain rows are left to a person.
 
-    Parameters
-    ----------
-    conf, right : ndarray of shape (n,)
-    num_shares : int
-        Number of shares, from 0 to 1.
-
-    Returns
-    -------
-    dict
-        Lists of equal length: `share` that is coded automatically, its `accuracy` (that to be expected where equally
-        certain rows stand on both sides of the line), and the `conf` of its least certain row. The last two are None
-        where no row is coded automatically.
+    `conf` and `right` are of shape (n,). Return lists of `num_shares` values: the `share` that is coded automatically,
+    from 0 to 1, its `accuracy` (that to be expected where equally certain rows stand on both sides of the line), and
+    the `conf` of its least certain row. The last two are None where no row is coded automatically.
     """
     order = np.argsort(-conf, kind="stable")
     expected = pd.Series(right.astype(float)).groupby(conf).transform("mean").to_numpy()
@@ -145,63 +124,14 @@ def production_curve(conf: np.ndarray, right: np.ndarray, *, num_shares: int = 1
     }
 
 
-def best_thresholds(
-    truth: pd.DataFrame, probable: pd.DataFrame, langs: pd.Series, *, min_rows: int = 100
-) -> dict[str, dict[str, float]]:
-    """Return the threshold of the flat head with the best mean F1, for each language.
-
-    Parameters
-    ----------
-    truth : DataFrame
-        See `code_sets`.
-    probable : DataFrame
-        `row`, `code` and `prob` of all classes above the lowest of `THRESHOLDS`.
-    langs : Series of str, of shape (n,)
-    min_rows : int
-        Languages with fewer rows have no threshold of their own, since it would be chance.
-
-    Returns
-    -------
-    dict
-        Language, and "*" for all rows together, -> `threshold` (the middle one of several equally good), `f1` with it,
-        and `n`, its rows.
-    """
-    num_rows, sizes = len(langs), langs.value_counts()
-    large = sizes.index[sizes >= min_rows]
-    num_true, is_best_one = _count(truth, num_rows), is_best(probable)
-    is_true = probable.merge(truth.assign(hit=True), on=["row", "code"], how="left")["hit"].notna().to_numpy()
-    means = {}  # of F1, by threshold and language
-    for threshold in THRESHOLDS:
-        above = (probable["prob"] > threshold) | is_best_one
-        hits, given = (_count(probable[mask], num_rows) for mask in (above & is_true, above))
-        f1 = pd.Series(_f1(hits, num_true, given))
-        means[threshold] = {ALL_LANGUAGES: f1.mean(), **f1.groupby(langs).mean()[large]}
-    found = {}
-    for name, f1 in pd.DataFrame(means).T.items():
-        best = np.flatnonzero(np.isclose(f1, f1.max(), rtol=0, atol=1e-12))
-        middle = best[len(best) // 2]
-        scores = {"threshold": float(THRESHOLDS[middle]), "f1": float(f1.iloc[middle])}
-        found[str(name)] = {**scores, "n": int(sizes.get(name, num_rows))}
-    return found
-
-
-def is_best(probable: pd.DataFrame) -> pd.Series:
-    """Return whether a class (`row`, `code`, `prob`) is its row's most probable, which the flat head always gives."""
-    return probable["prob"] == probable.groupby("row")["prob"].transform("max")
-
-
 def confusions(
     truth: pd.DataFrame, predicted: pd.DataFrame, texts: Sequence[str], *, limit: int = 50
 ) -> list[dict[str, Any]]:
     """Return the pairs of a true and a predicted code that cost most rows, at most `limit`.
 
-    The first missed code of a row is paired with its first wrong one, and so on; `texts` are the rows' descriptions.
-
-    Returns
-    -------
-    list of dict
-        `true` and `predicted` codes, None where one has no counterpart; `count` of rows; `of`, the rows that have the
-        true code (None without one); and an `example`, the commonest description among them.
+    The first missed code of a row is paired with its first wrong one, and so on; `texts` are the rows' descriptions. A
+    pair has `true` and `predicted` codes, None where one has no counterpart; `count` of rows; `of`, the rows that have
+    the true code (None without one); and an `example`, the commonest description among them.
     """
     missed, extra = _without(truth, predicted), _without(predicted, truth)
     pairs = missed.merge(extra, on=["row", "index"], how="outer", suffixes=("_true", "_predicted")).fillna("")
@@ -226,11 +156,8 @@ def confusions(
 def scores_by_code(truth: pd.DataFrame, predicted: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how well each true code is found, the commonest first.
 
-    Returns
-    -------
-    list of dict
-        `code`; `n` and `predicted`, the rows that have it and those that are given it; `precision` (None where it is
-        given to none), `recall` and `f1`.
+    Each has `code`; `n` and `predicted`, the rows that have it and those that are given it; `precision` (None where it
+    is given to none), `recall` and `f1`.
     """
     both = truth.merge(predicted, on=["row", "code"])
     counts, given, hits = (sets["code"].value_counts().to_dict() for sets in (truth, predicted, both))

@@ -52,28 +52,38 @@ def summary(metrics: Metrics) -> list[str]:
                 + f" not occur in the training data; of these, {percent(unseen['accuracy'])} are exactly right."
             )
     if "baselines" in metrics:
-        lines += [*comparison(metrics), would_answer(metrics)]
+        lines += comparison(metrics)
     return [*lines, *gain_in_words(metrics)]
 
 
 def comparison(metrics: Metrics) -> list[str]:
     """Compare the model with simple methods (see `Baselines.compare`), and suggest what to try if it is behind."""
-    found = metrics["baselines"]
+    found, num_rows = metrics["baselines"], metrics["num_rows"]
     exact, svc = found["exact_match"], found.get("svc")
-    name, other = ("the linear model", svc) if svc else ("exact match", exact)
-    shares = [(f"this model ({metrics['mode']})", found["model"]), ("exact match with the training data", exact)]
+    shares = {f"this model ({metrics['mode']})": found["model"], "exact match with the training data": exact}
     if svc:
-        shares.insert(1, ("character n-grams with a linear model", svc))
-    parts = [f"{method} {percent(s['rows'])} / {percent(s['texts'])}" for method, s in shares]
-    lines = [f"Exactly right, of rows / of distinct descriptions: {', '.join(parts)}. {_difference(name, other)}"]
+        shares["character n-grams with a linear model"] = svc
+    parts = [f"{method} {percent(s['rows'])} / {percent(s['texts'])}" for method, s in shares.items()]
+    behind = (svc or exact)["difference"]["texts"]
+    mean, low, high = (100 * behind[end] for end in ("mean", "low", "high"))
+    lines = [
+        f"Exactly right, of rows / of distinct descriptions: {', '.join(parts)}. On distinct descriptions the model is "
+        f"{abs(mean):.1f} percentage points {'ahead of' if mean > 0 else 'behind'} "
+        f"{'the linear model' if svc else 'exact match'}{', which may be chance' if low <= 0 <= high else ''} "
+        f"(95\u00a0% confidence interval of the difference: {low:+.1f} to {high:+.1f})."
+    ]
     if "notice" in found:
         lines.append(found["notice"])
-    behind = other["difference"]["texts"]
-    if behind["mean"] < 0:
+    if mean < 0:
         lines.append(
-            f"A simple method {'does' if behind['high'] < 0 else 'may do'} better than this model. Try more epochs "
+            f"A simple method {'does' if high < 0 else 'may do'} better than this model. Try more epochs "
             "(--num-epochs), another encoder (--encoder), or more training data."
         )
+    right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
+    lines.append(
+        f"histocoder predict --known would take the codes of {round(exact['answered'] * num_rows):,} of the "
+        f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
+    )
     return lines
 
 
@@ -97,29 +107,6 @@ def gain_in_words(metrics: Metrics) -> list[str]:
             "The earlier model was trained on that validation data as well, so its accuracy there is too high."
         )
     return lines
-
-
-def would_answer(metrics: Metrics) -> str:
-    """Return how many rows a dictionary of the training data answers."""
-    exact, num_rows = metrics["baselines"]["exact_match"], metrics["num_rows"]
-    right = f"; of these, {percent(exact['answered_right'])} are exactly right" if exact["answered"] else ""
-    return (
-        f"histocoder predict --known would take the codes of {round(exact['answered'] * num_rows):,} of the "
-        f"{num_rows:,} descriptions ({percent(exact['answered'])}) from the training data{right}."
-    )
-
-
-def _difference(name: str, other: Metrics) -> str:
-    """Return a sentence on how far the model is from a method."""
-    mean, low, high = (100 * other["difference"]["texts"][end] for end in ("mean", "low", "high"))
-    where = f"{abs(mean):.1f} percentage points {'ahead of' if mean > 0 else 'behind'}"
-    if abs(mean) < 0.05:
-        where = "level with"
-    sure = "" if low > 0 or high < 0 or where == "level with" else ", which may be chance"
-    return (
-        f"On distinct descriptions the model is {where} {name}{sure} (95\u00a0% confidence interval of the difference: "
-        f"{low:+.1f} to {high:+.1f})."
-    )
 
 
 def _target(production: Metrics) -> str:

@@ -15,7 +15,6 @@ from histocoder.errors import UserError
 from histocoder.evaluation.baselines import Baselines
 from histocoder.evaluation.evaluator import evaluate
 from histocoder.evaluation.scores import (
-    best_thresholds,
     calibration,
     code_sets,
     confusions,
@@ -125,19 +124,6 @@ def test_production_curve_ends_at_accuracy_whatever_the_order(rows, random):
     )
 
 
-def test_thresholds_by_hand():
-    truth = code_sets(array([("a", None), ("b", None), ("a", "b")]))
-    probable = pd.DataFrame(
-        {"row": [0, 0, 1, 2, 2], "code": list("abbab"), "prob": [0.805, 0.305, 0.605, 0.405, 0.205]}
-    )
-    langs = pd.Series(["x", "x", "y"])
-    found = best_thresholds(truth, probable, langs, min_rows=2)
-    assert found["x"] == {"threshold": 0.65, "f1": 1, "n": 2}  # the middle of 0.31 … 0.99: the best class always counts
-    assert "y" not in found and found["*"]["n"] == 3
-    assert found["*"]["f1"] == pytest.approx((1 + 1 + 2 / 3) / 3)
-    assert best_thresholds(truth, probable, langs, min_rows=1)["y"] == {"threshold": 0.11, "f1": 1, "n": 1}
-
-
 def test_confusions_by_hand():
     truth = code_sets(array([("a", None), ("a", None), ("a", None), ("a", "b"), ("c", None), ("d", None)]))
     guess = code_sets(array([("x", None), ("x", None), ("a", None), ("a", None), ("c", "y"), ("d", None)]))
@@ -162,15 +148,13 @@ def test_evaluation_of_a_model():
     assert (metrics["num_rows"], metrics["num_texts"]) == (6, 5)
     top = list(metrics["topk"]["overall"].values())
     assert len(top) == 5 and top == sorted(top)
-    for head in ("answer", "flat"):
-        found = metrics[head]
-        assert found["production"]["accuracy"][-1] == pytest.approx(found["overall"]["accuracy"])
-        assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
-        assert {lang: s["n"] for lang, s in found["by_language"].items()} == {"da": 2, "en": 4}
-        assert {group: s["n"] for group, s in found["by_text_seen"].items()} == {"0": 4, "2-5": 2}
-        assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {"0": 1, "1": 2, "21-100": 2}
-        assert {group: s["n"] for group, s in found["by_num_codes"].items()} == {"0": 1, "1": 4, "2": 1}
-    assert list(evaluation.thresholds()) == ["*"]
+    found = metrics["answer"]
+    assert found["production"]["accuracy"][-1] == pytest.approx(found["overall"]["accuracy"])
+    assert found["by_digits"]["5"]["accuracy"] == found["overall"]["accuracy"]
+    assert {lang: s["n"] for lang, s in found["by_language"].items()} == {"da": 2, "en": 4}
+    assert {group: s["n"] for group, s in found["by_text_seen"].items()} == {"0": 4, "2-5": 2}
+    assert {group: s["n"] for group, s in found["by_code_seen"].items()} == {"0": 1, "1": 2, "21-100": 2}
+    assert {group: s["n"] for group, s in found["by_num_codes"].items()} == {"0": 1, "1": 4, "2": 1}
     decoded = coder.predict(examples.texts, examples.langs, progress=False)
     assert rows["predicted_hisco_1"].isna().equals(decoded["hisco_1"].isna())
     np.testing.assert_allclose(rows["conf"], decoded["conf"])
@@ -196,15 +180,10 @@ def test_unknown_languages_are_told_once(recwarn: pytest.WarningsRecorder):
 def test_descriptions_that_all_have_no_code():
     evaluation = evaluate(tiny_coder(), few_examples().take(np.array([5, 5])))
     json.dumps(evaluation.metrics, allow_nan=False)
-    right = [evaluation.metrics[head]["overall"]["accuracy"] for head in ("answer", "flat")]
-    assert right[0] == evaluation.rows["right"].mean() and evaluation.metrics["num_rows"] == 2
-
-
-def test_the_flat_head_takes_the_models_own_thresholds():
-    examples = few_examples()
-    low = evaluate(tiny_coder(thresholds={"*": 0.01, "da": 0.99}), examples)
-    counts = low.rows["flat"].str.split("&").str.len()
-    assert counts.tolist() == [1 if lang == "da" else 2 for lang in examples.langs]
+    assert (
+        evaluation.metrics["answer"]["overall"]["accuracy"] == evaluation.rows["right"].mean()
+        and evaluation.metrics["num_rows"] == 2
+    )
 
 
 def test_nothing_to_evaluate_on_is_said():
