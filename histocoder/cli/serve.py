@@ -39,17 +39,10 @@ def run(config: ServeFlags) -> None:
     ):
         port = listener.getsockname()[1]
         coder = Coder.from_pretrained(model, str(device), precision=config.precision, verify=not config.no_verify)
-        desk = Desk(
-            coder,
-            folder,
-            model=config.model,
-            model_folder=model,
-            run=run_folder,
-            may_train=config.allow_training,
-            data=Path(config.data) if config.data else None,
-            input_col=config.input_col,
-            language_col=config.language_col,
-        )
+        may_train = config.allow_training
+        desk = Desk(coder, folder, model=config.model, model_folder=model, run=run_folder, may_train=may_train)
+        if config.data:
+            desk.review(Path(config.data), input_col=config.input_col, language_col=config.language_col)
         token = config.token or _kept_token(folder / "token")
         app = create_app(desk, token=token, host=config.host, port=port)
         name = f"[{config.host}]" if ":" in config.host else config.host

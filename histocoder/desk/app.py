@@ -54,7 +54,6 @@ class About(BaseModel):
     most_codes: int  # maximum number of codes of a description
     no_occupation: Code | None
     languages: list[Language]
-    has_known: bool
     neighbours: str  # state of the search for the nearest descriptions
     may_train: bool
     upload_bytes: int  # maximum size of a file
@@ -64,8 +63,7 @@ class Desk:
     """The parts of a desk, with the decisions and files that its folder holds.
 
     `model` is the model's name as the user gave it, `model_folder` that of its files, and `run` that of the run that it
-    comes from. `may_train` says whether the server may start a training; `data` is a coded file to review, with the
-    columns `input_col` and `language_col`.
+    comes from. `may_train` says whether the server may start a training.
     """
 
     def __init__(
@@ -77,9 +75,6 @@ class Desk:
         model_folder: Path,
         run: Path,
         may_train: bool = False,
-        data: Path | None = None,
-        input_col: str | None = None,
-        language_col: str | None = None,
     ) -> None:
         make_folder(folder / "files")
         self.name = run.name if Path(model).exists() else model  # as the page shows it
@@ -88,13 +83,15 @@ class Desk:
         self.coding = Coding(coder, run=run, folder=folder, model_id=model_id)
         self.cards = Cards(folder / "desk.sqlite", self.coding)
         self.improve = Improve(self.cards, folder, model=model, run=run, target_cols=target_cols, may_train=may_train)
-        settings = self.improve.settings
-        text_col, lang_col = input_col or settings.get("input_col"), language_col or settings.get("language_col")
-        self.uploads = Uploads(folder / "files", self.coding, self.cards, input_col=text_col, language_col=lang_col)
-        self._source: Source | None = None  # file that the server was started with
-        if data is not None:
-            columns = Columns(text_col or "occ1", language_col, target_cols)
-            self._source = self.cards.add_source(data, data.name, columns)
+        columns = {name: self.improve.settings.get(name) for name in ("input_col", "language_col")}
+        self.uploads = Uploads(folder / "files", self.coding, self.cards, **columns)
+        self._source: Source | None = None  # file to review first
+
+    def review(self, data: Path, *, input_col: str | None = None, language_col: str | None = None) -> None:
+        """Make cards of a coded file, which is reviewed first; see `Columns`."""
+        text_col = input_col or self.improve.settings.get("input_col") or "occ1"
+        columns = Columns(text_col, language_col, self.coding.coder.model.config.target_cols)
+        self._source = self.cards.add_source(data, data.name, columns)
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -120,7 +117,6 @@ class Desk:
             most_codes=coder.formatter.num_blocks,
             no_occupation=self.coding.no_occupation,
             languages=self.coding.languages,
-            has_known=self.coding.known is not None,
             neighbours=near.describe() if near else "not available, since there are no training data next to the model",
             may_train=self.improve.may_train,
             upload_bytes=UPLOAD_BYTES,

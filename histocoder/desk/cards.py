@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+from fastapi import Body
 from pydantic import BaseModel, Field
 
 from histocoder.data.checked import CHECKED_COL
@@ -68,14 +69,7 @@ class Decision(BaseModel):
 
     who: Who
     version: int  # version of the card that the reviewer saw
-    action: Literal["settle", "no occupation", "unsure"] = "settle"
-    codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] = []
-
-
-class Reviewer(BaseModel):
-    """The person who asks."""
-
-    who: Who
+    codes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] | None  # None: unsure
 
 
 class Source(BaseModel):
@@ -212,13 +206,7 @@ class Cards:
 
     def decide(self, card: Number, decision: Decision) -> Card:
         """Decide on a card. Status 409: another reviewer has in the meantime; `card` is its present state."""
-        codes = None
-        if decision.action == "no occupation":
-            if self._coding.no_occupation is None:
-                raise UserError("This classification has no code for no occupation.")
-            codes = [self._coding.no_occupation.code]
-        elif decision.action == "settle":
-            codes = self._coding.check_codes(decision.codes)
+        codes = None if decision.codes is None else self._coding.check_codes(decision.codes)
         with self._lock:
             before = self._card(card)
             if before.version != decision.version:
@@ -227,21 +215,21 @@ class Cards:
             status = "unsure" if codes is None else "settled"
             return self._write(before, who=decision.who, action=action, status=status, codes=codes)
 
-    def undo(self, source: Number, reviewer: Reviewer) -> Evidence:
+    def undo(self, source: Number, who: Annotated[Who, Body(embed=True)]) -> Evidence:
         """Undo this reviewer's last decision. Status 409: somebody else has decided on that card since."""
         standing = "d.undone = 0 AND d.action != 'undone'"
         last = f"""SELECT d.* FROM decisions d JOIN cards c ON c.id = d.card
                    WHERE c.source = ? AND d.who = ? AND {standing} ORDER BY d.id DESC LIMIT 1"""
         later = f"SELECT 1 FROM decisions d WHERE d.card = ? AND d.id > ? AND d.who != ? AND {standing}"
         with self._lock:
-            found = self._rows(last, source, reviewer.who)
+            found = self._rows(last, source, who)
             if not found:
                 raise UserError("There is nothing to undo.")
             decision, card = found[0], self._card(found[0]["card"])
-            if self._rows(later, card.id, decision["id"], reviewer.who):
+            if self._rows(later, card.id, decision["id"], who):
                 raise Conflict(card)
             before = json.loads(decision["before"])
-            card = self._write(card, who=reviewer.who, action="undone", undoes=decision["id"], **before)
+            card = self._write(card, who=who, action="undone", undoes=decision["id"], **before)
         return self._with_evidence([card])[0]
 
     def _write(

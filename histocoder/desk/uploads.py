@@ -248,12 +248,16 @@ class Uploads:
                 return
             self._put(file, state="running", rows_done=0, rows_per_second=None)
         assert file.options is not None
-        start = time.monotonic()
+        first: tuple[float, float] | None = None  # time and rows of the first batch, which may be coded already
         said: list[str] = []
 
         def count(num_rows: float, total: int) -> None:
+            nonlocal first
             file.num_rows, file.rows_done = total, file.rows_done + num_rows
-            file.rows_per_second = file.rows_done / (time.monotonic() - start)
+            now = (time.monotonic(), file.rows_done)
+            first = first or now
+            if now[0] > first[0]:
+                file.rows_per_second = (now[1] - first[1]) / (now[0] - first[0])
 
         end: dict[str, Any] = {
             "state": "failed",

@@ -4,7 +4,6 @@ Accuracy, precision, recall and F1 of an observation are those of Dahl, Johansen
 Barrier, https://arxiv.org/abs/2402.13604.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import pandas as pd
 from histocoder.config import PredictOptions
 from histocoder.data.examples import Examples
 from histocoder.data.normalize import description_keys
-from histocoder.errors import Notice, UserError
+from histocoder.errors import UserError
 from histocoder.evaluation.baselines import Baselines, difference_interval, shares
 from histocoder.evaluation.scores import (
     calibration,
@@ -62,15 +61,7 @@ def evaluate(
     """
     if len(examples) == 0:
         raise UserError("There are no descriptions with codes to evaluate on.")
-    if coder.mode == "combined":
-        decoded, ranked, _ = predict_ranked(coder, examples.texts, examples.langs, batch_size=batch_size)
-    else:
-        decoded = coder.code(examples.texts, examples.langs, PredictOptions(batch_size=batch_size))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # `decoded` has issued the same ones
-        if coder.mode != "combined":
-            options = PredictOptions(mode="topk", k=_TOP, batch_size=batch_size)
-            ranked = coder.code(examples.texts, examples.langs, options)
+    decoded, ranked, _ = predict_ranked(coder, examples.texts, examples.langs, batch_size=batch_size)
     langs, conf = pd.Series(examples.langs, dtype=object), np.nan_to_num(decoded.conf)
     truth, answer = code_sets(examples.codes), code_sets(decoded.codes)
     ranks = first_true_rank(truth, ranked.codes)

@@ -63,9 +63,13 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Coder, Path]:
 
 
 @contextmanager
-def served(coder: tuple[Coder, Path], folder: Path, **options: Any) -> Iterator[TestClient]:
+def served(
+    coder: tuple[Coder, Path], folder: Path, data: Path | None = None, *, may_train: bool = False, **columns: str
+) -> Iterator[TestClient]:
     model, run = coder
-    desk = Desk(model, folder, model=str(run), model_folder=run, run=run, **options)
+    desk = Desk(model, folder, model=str(run), model_folder=run, run=run, may_train=may_train)
+    if data is not None:
+        desk.review(data, **columns)
     with TestClient(create_app(desk, token=TOKEN), base_url="http://127.0.0.1:8000", headers=HEADERS) as client:
         yield client
 
@@ -187,7 +191,7 @@ REFUSED = [
     ("review/cards/1", f'{{"who": "Anna", "version": 0, "codes": [{SURROGATE}]}}'),
     ("review/cards/1", '{"who": "Anna", "version": NaN, "codes": ["61110"]}'),
     (f"review/{LARGE}/undo", '{"who": "Anna"}'),
-    (f"review/cards/{LARGE}", '{"who": "Anna", "version": 0}'),
+    (f"review/cards/{LARGE}", '{"who": "Anna", "version": 0, "codes": null}'),
     (f"review/1/cards?who=Anna&after={LARGE}", None),
 ]
 
@@ -325,7 +329,7 @@ def test_decisions_are_on_disk_at_once(client: TestClient, tmp_path: Path):
     first, second, *_ = cards(client)
     assert (first["text"], first["times"]) == ("baker", 2)  # as `histocoder review` orders them
     assert decide(client, first, codes=["77610"]).json()["status"] == "settled"
-    assert decide(client, second, action="no occupation").json()["codes"] == ["-1"]
+    assert decide(client, second, codes=["-1"]).json()["codes"] == ["-1"]
     with sqlite3.connect(tmp_path / "desk" / "desk.sqlite") as db:
         kept = db.execute("SELECT who, action, before, after FROM decisions ORDER BY id").fetchall()
     db.close()
@@ -353,7 +357,7 @@ def test_reviewers_never_overwrite_silently(client: TestClient):
 
 def test_corrections_are_those_that_training_reads(client: TestClient, tmp_path: Path, logged: list[str]):
     for card in cards(client):
-        given = {"=1+1": {"codes": ["95410"]}, "smith": {"action": "unsure"}}
+        given = {"=1+1": {"codes": ["95410"]}, "smith": {"codes": None}}
         decide(client, card, **given.get(card["text"], {"codes": ["61115", "77610"]}))
     exported = tmp_path / "corrections.csv"
     exported.write_text(client.get("/api/corrections.csv?raw=true").text)

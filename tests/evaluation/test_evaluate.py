@@ -112,18 +112,6 @@ def test_production_curve_by_hand():
     assert curve["conf"] == [None, 0.9, 0.5, 0.5, 0.1]
 
 
-@given(CONFIDENCES, st.randoms())
-def test_production_curve_ends_at_accuracy_whatever_the_order(rows, random):
-    def curve(rows):
-        return production_curve(*(np.array(column) for column in zip(*rows, strict=True)))
-
-    shuffled = random.sample(rows, len(rows))
-    assert curve(rows)["accuracy"][-1] == pytest.approx(np.mean([right for _, right in rows]))
-    np.testing.assert_allclose(
-        np.array(curve(rows)["accuracy"], dtype=float), np.array(curve(shuffled)["accuracy"], dtype=float)
-    )
-
-
 def test_confusions_by_hand():
     truth = code_sets(array([("a", None), ("a", None), ("a", None), ("a", "b"), ("c", None), ("d", None)]))
     guess = code_sets(array([("x", None), ("x", None), ("a", None), ("a", None), ("c", "y"), ("d", None)]))

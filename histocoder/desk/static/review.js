@@ -95,9 +95,9 @@ function draw() {
     el("ul", { class: "chosen" }, chosen.length ? chosen.map((code) => el("li", {}, codeWithBar(code),
       el("button", { class: "plain", "aria-label": `Remove ${code.code}`, onclick: () => toggle(code, true) }, "×"))) : el("li", { class: "none" }, "none chosen")),
     el("div", { class: "row actions" },
-      el("button", { class: "primary", onclick: doing(() => decide("settle")) }, "Accept", el("kbd", {}, "↵")),
-      el("button", { onclick: doing(() => decide("no occupation")), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
-      el("button", { onclick: doing(() => decide("unsure")) }, "Unsure", el("kbd", {}, "?")),
+      el("button", { class: "primary", onclick: doing(() => decide(own())) }, "Accept", el("kbd", {}, "↵")),
+      el("button", { onclick: doing(() => decide([about.no_occupation.code])), disabled: !about.no_occupation, title: about.no_occupation ? null : "This classification has no code for it" }, "No occupation", el("kbd", {}, "0")),
+      el("button", { onclick: doing(() => decide(null)) }, "Unsure", el("kbd", {}, "?")),
       el("button", { onclick: doing(undo) }, "Undo", el("kbd", {}, "u")),
       el("button", { "aria-label": "Previous", onclick: doing(() => move(-1)), disabled: at === 0 }, "←"),
       el("button", { "aria-label": "Next, without a decision", onclick: doing(() => move(1)) }, "→")),
@@ -164,13 +164,15 @@ async function alone(action) {
   }
 }
 
-const decide = (action) => alone(async () => {
+const own = () => chosen.map((code) => code.code);
+
+// Decide on codes; null is unsure.
+const decide = (codes) => alone(async () => {
   const one = present();
   if (!one) return;
-  if (action === "settle" && !chosen.length) return say("No code is chosen. Choose one, or press 0 for no occupation or ? for unsure.");
-  const codes = chosen.map((code) => code.code);
+  if (codes && !codes.length) return say("No code is chosen. Choose one, or press 0 for no occupation or ? for unsure.");
   try {
-    one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, action, codes } });
+    one.card = await api(`review/cards/${one.card.id}`, { json: { who: who(), version: one.card.version, codes } });
   } catch (error) {
     if (!(error instanceof Refused && error.status === 409)) throw error;
     one.card = error.body.card;
@@ -220,7 +222,7 @@ function key(event) {
   if (event.repeat) return; // a key that is held down decides once
   const digit = event.code.match(/^(?:Digit|Numpad)([1-9])$/);
   const other = digit && present() && alternatives(present())[digit[1] - 1];
-  const actions = { Enter: () => decide("settle"), 0: () => decide("no occupation"), "?": () => decide("unsure"), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
+  const actions = { Enter: () => decide(own()), 0: () => decide([about.no_occupation.code]), "?": () => decide(null), u: undo, ArrowLeft: () => move(-1), ArrowRight: () => move(1), "/": () => get("search")?.focus() };
   const action = event.key === "/" || event.key === "?" ? actions[event.key] : other ? () => toggle(other, event.shiftKey) : actions[event.key];
   if (!action || (event.key === "0" && !about.no_occupation)) return;
   event.preventDefault();
